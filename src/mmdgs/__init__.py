@@ -1,0 +1,63 @@
+"""mmdgs: from a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.
+
+Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
+"""
+
+from mmdgs import data, losses, metrics, networks, samplers, targets, training
+from mmdgs.denoisers import (
+    Denoiser,
+    clean_denoiser,
+    energy_denoiser,
+    noise_denoiser,
+    score_denoiser,
+    velocity_denoiser,
+)
+from mmdgs.errors import CovarianceTooLargeError, NonFiniteError, UsageError
+from mmdgs.moments import (
+    DiagonalMoments,
+    ExactMoments,
+    FullMoments,
+    IsotropicMoments,
+    LearnedMoments,
+    Moments,
+)
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Streams
+from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
+from mmdgs.version import __version__
+
+__all__ = [
+    "CLEAN",
+    "CovarianceTooLargeError",
+    "Denoiser",
+    "DiagonalMoments",
+    "ExactGibbs",
+    "ExactMoments",
+    "FullMoments",
+    "Gaussian",
+    "Gibbs",
+    "IsotropicMoments",
+    "LearnedMoments",
+    "Moments",
+    "NoiseLevel",
+    "NonFiniteError",
+    "Streams",
+    "UsageError",
+    "__version__",
+    "add_noise",
+    "clean_denoiser",
+    "data",
+    "energy_denoiser",
+    "gibbs_chain",
+    "losses",
+    "metrics",
+    "networks",
+    "noise_denoiser",
+    "run",
+    "samplers",
+    "score_denoiser",
+    "targets",
+    "training",
+    "velocity_denoiser",
+]

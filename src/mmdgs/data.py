@@ -1,0 +1,91 @@
+"""The paper's 2-D data sets, and the densities they are drawn from.
+
+Each set is scikit-learn's, scaled as the authors did, with its law written as a Gaussian mixture: exact for
+the mixture of Gaussians, and for rings and roll a mixture along the curve, spaced far below the width of the
+noise, so that exact posteriors are known for all three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from sklearn.datasets import make_circles, make_swiss_roll
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+from mmdgs.randomness import seeded
+from mmdgs.targets import GaussianMixture
+
+MOG_MEANS = [[-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [1.0, -1.0]]
+MOG_STD = 0.2
+RINGS_SCALE, RINGS_NOISE, RINGS_FACTOR = 1.3, 0.05, 0.5
+ROLL_SCALE, ROLL_NOISE = 0.1, 0.5
+CURVE_POINTS = 400  # components along a curve: at most 0.7 noise widths apart, a ripple below 1e-8
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A 2-D set: `sample(n, seed)` draws (n, 2) points, `density()` is their law, chains start at N(start, 0.1^2)."""
+
+    name: str
+    title: str
+    sample: Callable[[int, int], Tensor]
+    density: Callable[[], GaussianMixture]
+    start: tuple[float, float] = (0.0, 0.0)
+    modes: Tensor | None = None
+
+
+def mog_density() -> GaussianMixture:
+    """Four Gaussians of standard deviation 0.2 at (+-1, +-1), equal weights (the paper's section 2.4)."""
+    return GaussianMixture([0.25] * 4, MOG_MEANS, MOG_STD)
+
+
+def rings_density() -> GaussianMixture:
+    """Two circles of radius 1.3 and 0.65, with Gaussian noise of standard deviation 0.065."""
+    angle = torch.arange(CURVE_POINTS // 2, dtype=torch.float64) * (4 * math.pi / CURVE_POINTS)
+    circle = RINGS_SCALE * torch.stack([angle.cos(), angle.sin()], dim=1)
+    return _along(torch.cat([circle, RINGS_FACTOR * circle]), RINGS_SCALE * RINGS_NOISE)
+
+
+def roll_density() -> GaussianMixture:
+    """The spiral t (cos t, sin t) / 10 with t uniform on (1.5 pi, 4.5 pi), and noise of standard deviation 0.05."""
+    u = (torch.arange(CURVE_POINTS, dtype=torch.float64) + 0.5) / CURVE_POINTS
+    t = 1.5 * math.pi * (1 + 2 * u)
+    return _along(ROLL_SCALE * torch.stack([t * t.cos(), t * t.sin()], dim=1), ROLL_SCALE * ROLL_NOISE)
+
+
+def _along(points: Tensor, std: float) -> GaussianMixture:
+    points = points.to(torch.float32)
+    return GaussianMixture(torch.full((len(points),), 1 / len(points)), points, std)
+
+
+def _mog(n: int, seed: int) -> Tensor:
+    return mog_density().sample((n,), generator=seeded(seed))
+
+
+def _rings(n: int, seed: int) -> Tensor:
+    points, _ = make_circles(n, noise=RINGS_NOISE, factor=RINGS_FACTOR, random_state=seed)
+    return torch.tensor(RINGS_SCALE * points, dtype=torch.float32)
+
+
+def _roll(n: int, seed: int) -> Tensor:
+    points, _ = make_swiss_roll(n, noise=ROLL_NOISE, random_state=seed)
+    return torch.tensor(ROLL_SCALE * points[:, [0, 2]], dtype=torch.float32)
+
+
+TOYS = {
+    # The authors start the chain of the mixture inside one mode, the others at the origin.
+    "mog": Toy("mog", "MoG", _mog, mog_density, start=(1.0, 1.0), modes=torch.tensor(MOG_MEANS)),
+    "rings": Toy("rings", "Rings", _rings, rings_density),
+    "roll": Toy("roll", "Roll", _roll, roll_density),
+}
+
+
+def toy(name: str) -> Toy:
+    """A 2-D set by name."""
+    if name not in TOYS:
+        raise UsageError(f"unknown 2-D data set {name!r}; choose one of {', '.join(TOYS)}")
+    return TOYS[name]

@@ -1,0 +1,162 @@
+"""The Denoiser protocol, and adapters that turn any network trained to remove noise into one.
+
+A denoiser is a differentiable function D(x_t, level) = E[x | x_t]. With x_t = alpha x + sigma e:
+
+    energy f     score = -grad f,  then as score
+    score s      D = (x_t + sigma^2 s) / alpha                 (Tweedie; the paper's eq. mean:function)
+    noise eps    D = (x_t - sigma eps) / alpha
+    clean x0     D = x0
+    velocity v   D = (alpha x_t - sigma v) / (alpha^2 + sigma^2),     v = alpha e - sigma x
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmdgs.noise import NoiseLevel
+
+Network = Callable[..., Tensor]
+
+
+class Denoiser(Protocol):
+    """Anything that gives E[x | x_t]: x_t (B, ...) -> (B, ...), rows independent, differentiable in x_t."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor: ...
+
+
+@runtime_checkable
+class KnowsJacobian(Protocol):
+    """A denoiser that may know D and its Jacobian (B, d, d) without being differentiated; None where it does not."""
+
+    def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None: ...
+
+
+def takes_level(network: Callable[..., Any]) -> bool:
+    """Whether a network is called as net(x_t, level) rather than net(x_t).
+
+    It is when its second positional parameter has no default or is called `level`.
+    """
+    function = network.forward if isinstance(network, nn.Module) else network
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        return False
+    return positional[1].default is inspect.Parameter.empty or positional[1].name == "level"
+
+
+@dataclass(frozen=True)
+class _NetworkDenoiser:
+    """What the adapters share: how the network is called, and a check of what it returns."""
+
+    network: Network
+    with_level: bool
+
+    def predict(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        out = self.network(x_t, level) if self.with_level else self.network(x_t)
+        if out.shape != x_t.shape:
+            raise ValueError(
+                f"the network must return a tensor of its input's shape {tuple(x_t.shape)}, got {tuple(out.shape)}"
+            )
+        return out
+
+
+@dataclass(frozen=True)
+class EnergyDenoiser(_NetworkDenoiser):
+    """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        differentiable = torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = x_t if x_t.requires_grad else x_t.detach().requires_grad_(True)
+            energy = self.network(x, level) if self.with_level else self.network(x)
+            if energy.ndim == 0 or energy.shape[0] != len(x):
+                raise ValueError(
+                    f"an energy must return one value, or several to be summed, per row: a tensor "
+                    f"({len(x)}, ...), got shape {tuple(energy.shape)}"
+                )
+            if not energy.requires_grad:
+                raise ValueError("the energy does not depend on x_t through autograd: does it run under no_grad?")
+            (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=differentiable)
+        return (x_t - level.sigma**2 * gradient) / level.alpha
+
+    def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
+        """D and dD/dx_t (B, d, d) where the network knows its gradient and Hessian in closed form, else None."""
+        closed_form = getattr(self.network, "gradient_and_hessian", None)
+        if closed_form is None or self.with_level or x_t.ndim != 2:
+            return None
+        gradient, hessian = closed_form(x_t)
+        jacobian = hessian.mul_(-(level.sigma**2) / level.alpha)
+        jacobian.diagonal(dim1=1, dim2=2).add_(1 / level.alpha)
+        return torch.add(x_t, gradient, alpha=-(level.sigma**2)) / level.alpha, jacobian
+
+
+@dataclass(frozen=True)
+class ScoreDenoiser(_NetworkDenoiser):
+    """D = (x_t + sigma^2 s(x_t)) / alpha."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return (x_t + level.sigma**2 * self.predict(x_t, level)) / level.alpha
+
+
+@dataclass(frozen=True)
+class NoiseDenoiser(_NetworkDenoiser):
+    """D = (x_t - sigma eps(x_t)) / alpha."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return (x_t - level.sigma * self.predict(x_t, level)) / level.alpha
+
+
+@dataclass(frozen=True)
+class CleanDenoiser(_NetworkDenoiser):
+    """D = x0(x_t)."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return self.predict(x_t, level)
+
+
+@dataclass(frozen=True)
+class VelocityDenoiser(_NetworkDenoiser):
+    """D = (alpha x_t - sigma v(x_t)) / (alpha^2 + sigma^2)."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        v = self.predict(x_t, level)
+        return (level.alpha * x_t - level.sigma * v) / (level.alpha**2 + level.sigma**2)
+
+
+def energy_denoiser(f: Network) -> EnergyDenoiser:
+    """The denoiser of an energy f(x_t) -> (B,), or any (B, ...) that is summed; the density is exp(-f)."""
+    return EnergyDenoiser(f, takes_level(f))
+
+
+def score_denoiser(s: Network) -> ScoreDenoiser:
+    """The denoiser of a score network s(x_t) = grad log p(x_t)."""
+    return ScoreDenoiser(s, takes_level(s))
+
+
+def noise_denoiser(eps: Network) -> NoiseDenoiser:
+    """The denoiser of a network that predicts the noise e."""
+    return NoiseDenoiser(eps, takes_level(eps))
+
+
+def clean_denoiser(x0: Network) -> CleanDenoiser:
+    """The denoiser of a network that predicts the clean x."""
+    return CleanDenoiser(x0, takes_level(x0))
+
+
+def velocity_denoiser(v: Network) -> VelocityDenoiser:
+    """The denoiser of a network that predicts the velocity v = alpha e - sigma x."""
+    return VelocityDenoiser(v, takes_level(v))
+
+
+def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    """The score of the noised density that a denoiser implies: (alpha D - x_t) / sigma^2."""
+    return (level.alpha * denoiser(x_t, level) - x_t) / level.sigma**2

@@ -1,0 +1,29 @@
+"""The exceptions of mmdgs, each with a message that names the value, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class UsageError(ValueError):
+    """A request that cannot be carried out as it was made (command line: exit status 2)."""
+
+
+class CovarianceTooLargeError(UsageError, MemoryError):
+    """A dense covariance that would not fit in memory."""
+
+
+class NonFiniteError(ArithmeticError):
+    """A mean, covariance or state that became NaN or infinite.
+
+    `chains` holds the rows of the batch it happened in; `step` is filled in by the driver.
+    """
+
+    def __init__(self, what: str, chains: list[int], step: int | None = None) -> None:
+        self.what = what
+        self.chains = chains
+        self.step = step
+        shown = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
+        where = f"chain {shown}" if step is None else f"step {step}, chain {shown}"
+        super().__init__(
+            f"the {what} is not finite at {where}; check the network for NaN weights and that the noise level "
+            "is the one it was trained at"
+        )

@@ -1,0 +1,146 @@
+"""Covariance operators: what a posterior needs of its covariance C, and no more.
+
+Each operator acts on a batch: vectors are tensors (B, ...) of any event shape with d numbers, and
+
+    diagonal()        diag C                    (B, ...)
+    dense()           C                         (B, d, d)
+    root(z)           C^(1/2) z                 (B, ...)     symmetric root: samples are continuous in C
+    mahalanobis(r)    r' C^-1 r                 (B,)
+    logdet()          log det C                 (B,)
+    affine(a, b)      a C + b I                 an operator of the same kind
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmdgs.errors import CovarianceTooLargeError, NonFiniteError
+
+
+class Covariance(ABC):
+    """A batch of symmetric positive definite matrices, seen through its actions."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor: ...
+
+    @abstractmethod
+    def dense(self) -> Tensor: ...
+
+    @abstractmethod
+    def root(self, z: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def mahalanobis(self, r: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def logdet(self) -> Tensor: ...
+
+    @abstractmethod
+    def affine(self, scale: float, shift: float) -> Covariance: ...
+
+
+@dataclass(frozen=True)
+class Diagonal(Covariance):
+    """diag(variances), variances (B, ...). An expanded tensor serves for isotropic covariances."""
+
+    variances: Tensor
+
+    def diagonal(self) -> Tensor:
+        return self.variances
+
+    def dense(self) -> Tensor:
+        return torch.diag_embed(self.variances.flatten(1))
+
+    def root(self, z: Tensor) -> Tensor:
+        return self.variances.sqrt() * z
+
+    def mahalanobis(self, r: Tensor) -> Tensor:
+        return (r.square() / self.variances).flatten(1).sum(1)
+
+    def logdet(self) -> Tensor:
+        return self.variances.log().flatten(1).sum(1)
+
+    def affine(self, scale: float, shift: float) -> Diagonal:
+        return Diagonal(scale * self.variances + shift)
+
+
+@dataclass(frozen=True)
+class Dense(Covariance):
+    """V diag(values) V', with values (B, d), orthonormal columns V (B, d, d), for vectors of `event_shape`."""
+
+    values: Tensor
+    vectors: Tensor
+    event_shape: torch.Size
+
+    @classmethod
+    def from_matrix(cls, matrix: Tensor, event_shape: torch.Size) -> Dense:
+        """Decompose symmetric matrices (B, d, d)."""
+        if not torch.isfinite(matrix.sum()):
+            raise_non_finite("covariance", matrix)
+        values, vectors = torch.linalg.eigh(matrix)
+        return cls(values, vectors, event_shape)
+
+    def diagonal(self) -> Tensor:
+        return (self.vectors.square() @ self.values[..., None]).reshape(-1, *self.event_shape)
+
+    def dense(self) -> Tensor:
+        return (self.vectors * self.values[:, None, :]) @ self.vectors.mT
+
+    def root(self, z: Tensor) -> Tensor:
+        inner = self.vectors.mT @ z.reshape(len(z), -1, 1)
+        return (self.vectors @ (self.values.sqrt()[..., None] * inner)).reshape(z.shape)
+
+    def mahalanobis(self, r: Tensor) -> Tensor:
+        inner = (self.vectors.mT @ r.reshape(len(r), -1, 1)).squeeze(-1)
+        return (inner.square() / self.values).sum(1)
+
+    def logdet(self) -> Tensor:
+        return self.values.log().sum(1)
+
+    def affine(self, scale: float, shift: float) -> Dense:
+        return Dense(scale * self.values + shift, self.vectors, self.event_shape)
+
+
+def floored(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Lift values (B, ...) to at least `floor`; also the fraction (B,) of each row that was lifted.
+
+    Non-finite values are left as they are, so that whoever checks for them still finds them.
+    """
+    low = (values < floor) & (values > -math.inf)
+    return torch.where(low, floor, values), low.flatten(1).to(values.dtype).mean(1)
+
+
+def raise_non_finite(what: str, tensor: Tensor) -> None:
+    """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if there are any."""
+    bad = (~torch.isfinite(tensor)).flatten(1).any(1)
+    if bad.any():
+        raise NonFiniteError(what, bad.nonzero().flatten().tolist())
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes free on the device, or None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in names:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return None
+
+
+def require_room_for_dense(rows: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a batch of dense d x d covariances that would not fit, saying what it would need."""
+    copies = 4  # the Jacobian, its symmetric part, the eigenvectors and the solver's workspace
+    need = copies * rows * d * d * torch.empty((), dtype=dtype).element_size()
+    free = available_memory(device)
+    if free is not None and need > free:
+        raise CovarianceTooLargeError(
+            f"full covariances of {rows} x {d} x {d} {str(dtype).removeprefix('torch.')} need about "
+            f"{need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}; "
+            "use DiagonalMoments(denoiser, probes=10), or fewer rows at a time"
+        )

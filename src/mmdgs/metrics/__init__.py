@@ -1,0 +1,7 @@
+"""Numbers that say how good samples are."""
+
+from mmdgs.metrics.chains import ModeStatistics, effective_sample_size, mode_statistics
+from mmdgs.metrics.densities import kl_divergence
+from mmdgs.metrics.mmd import mmd
+
+__all__ = ["ModeStatistics", "effective_sample_size", "kl_divergence", "mmd", "mode_statistics"]

@@ -1,0 +1,64 @@
+"""Gaussian(mean, cov): the denoising posterior q(x | x_t) as a distribution, and its bridge to other levels.
+
+Bridge: if x | x_t is Gaussian with moments (m, C), then at a cleaner level s, with (a, b) the forward
+kernel from s to t (noise.py), x_s | x_t is Gaussian with
+
+    mean  g m + (a sigma_s^2 / sigma_t^2) x_t,      g = alpha_s b^2 / sigma_t^2
+    cov   (sigma_s^2 b^2 / sigma_t^2) I + g^2 C.
+
+At s = clean it is the posterior itself (single-level Gibbs); with alpha = 1 it is the paper's
+q(x_t | x_{t+1}) of Algorithm 2; with variance-preserving levels it is ancestral sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.linalg import Covariance
+from mmdgs.noise import CLEAN, NoiseLevel, transition
+from mmdgs.randomness import Generator, randn
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A batch of Gaussians over x: mean (B, ...), a covariance operator, and what had to be repaired.
+
+    `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below the
+    floor and were lifted to it; None where the covariance cannot need repair.
+    """
+
+    mean: Float[Tensor, "batch ..."]
+    cov: Covariance
+    repaired: Float[Tensor, " batch"] | None = None
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
+        """Draw mean + C^(1/2) z; (*shape, B, ...)."""
+        rows, count = len(self.mean), math.prod(shape)
+        # Rows come first in every draw, so that each row can have a random stream of its own.
+        z = randn((rows, count, *self.mean.shape[1:]), self.mean, generator)
+        if shape == ():
+            return self.mean + self.cov.root(z[:, 0])
+        draws = torch.stack([self.mean + self.cov.root(z[:, i]) for i in range(count)])
+        return draws.reshape(*shape, *self.mean.shape)
+
+    def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
+        """log N(x; mean, C), summed over the event; (B,)."""
+        if x.shape != self.mean.shape:
+            raise ValueError(f"x must have the posterior's shape {tuple(self.mean.shape)}, got {tuple(x.shape)}")
+        d = math.prod(self.mean.shape[1:])
+        return -0.5 * (self.cov.mahalanobis(x - self.mean) + self.cov.logdet() + d * math.log(2 * math.pi))
+
+    def bridge(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel) -> Gaussian:
+        """The law of x_s | x_t at the cleaner level s, given that this is the law of x | x_t at `level`."""
+        if cleaner == CLEAN:
+            return self
+        a, b = transition(cleaner, level)
+        gain = cleaner.alpha * b**2 / level.sigma**2
+        mean = gain * self.mean + (a * cleaner.sigma**2 / level.sigma**2) * x_t
+        cov = self.cov.affine(gain**2, (cleaner.sigma * b / level.sigma) ** 2)
+        return Gaussian(mean, cov, self.repaired)

@@ -1,0 +1,167 @@
+"""Explicit randomness: every draw takes a `torch.Generator` or a `Streams`, never the global generator.
+
+`Streams` gives every row of a batch (every chain) a random stream of its own. It is counter based: number
+`j` of row `r` is a pure function of (seed, r, j), the Philox4x32-10 generator of Salmon et al. (2011,
+"Parallel random numbers: as easy as 1, 2, 3"). So a chain's numbers do not depend on how many chains run
+beside it, on which process or device runs it, or on where a run was cut in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+# Philox4x32: the two multipliers and the two key increments of Salmon et al. (2011), table 2.
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+# Streams are evaluated ahead of need, this many numbers at a time over all rows: it amortises the
+# hundred tensor operations of Philox over many short draws, and changes no number.
+AHEAD = 1 << 15
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10: four 32-bit words from a counter of four words and a key of two (int64 tensors)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # The 64-bit products wrap around in int64 without losing a bit.
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & WORD) ^ c1 ^ k0,
+            p1 & WORD,
+            ((p0 >> 32) & WORD) ^ c3 ^ k1,
+            p0 & WORD,
+        )
+        k0, k1 = (k0 + INCREMENTS[0]) & WORD, (k1 + INCREMENTS[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def _normals(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """Box-Muller: pairs of 32-bit words (..., 4) to standard normals (..., 4)."""
+    uniform = (words.to(dtype) + 1) * 2.0**-32  # in (0, 1]
+    radius = (-2 * uniform[..., :2].log()).sqrt()
+    angle = (2 * math.pi) * uniform[..., 2:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+
+
+def _signs(words: Tensor, dtype: torch.dtype) -> Tensor:
+    return (words & 1).to(dtype) * 2 - 1
+
+
+def _uniforms(words: Tensor, dtype: torch.dtype) -> Tensor:
+    # 24 bits, so that float32 holds the number exactly and never rounds it up to 1.
+    return (words >> 8).to(dtype) * 2.0**-24
+
+
+class _Lane:
+    """One kind of number drawn from all rows in turn: a cursor into the streams, and what was made ahead."""
+
+    def __init__(self, number: int, convert: Callable[[Tensor, torch.dtype], Tensor]) -> None:
+        self.number = number
+        self.convert = convert
+        self.position = 0  # the next number each row will get
+        self.start = 0  # the position of the buffer's first column
+        self.buffer: Tensor | None = None
+
+
+class Streams:
+    """One random stream per row of a batch.
+
+    With one integer seed row `r` gets stream `(seed, first_row + r)`; with a sequence of seeds, one per
+    row, row `r` gets stream `(seeds[r], 0)`. So `Streams(7, 1)` and `Streams([7], 1)` are the same.
+    """
+
+    def __init__(self, seed: int | Sequence[int], rows: int, first_row: int = 0) -> None:
+        if isinstance(seed, int):
+            seeds, indices = [seed] * rows, range(first_row, first_row + rows)
+        else:
+            seeds, indices = [int(s) for s in seed], range(1)
+            if len(seeds) != rows:
+                raise ValueError(f"seed must be one integer or one per chain: got {len(seeds)} seeds for {rows} chains")
+        if rows < 1:
+            raise ValueError(f"Streams needs at least one row, got {rows}")
+        keys = torch.tensor([[s & WORD, (s >> 32) & WORD] for s in seeds])
+        self.rows = rows
+        self._key = keys[:, None, :]
+        self._row = torch.tensor(list(indices)).expand(rows)[:, None]
+        self._lanes = {"normal": _Lane(0, _normals), "sign": _Lane(1, _signs), "uniform": _Lane(2, _uniforms)}
+
+    def draw(self, kind: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The next `count` numbers of every row, (rows, count)."""
+        lane = self._lanes[kind]
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        buffer = lane.buffer
+        if buffer is None or buffer.dtype != work or buffer.device != device:
+            lane.start = lane.position // 4 * 4  # Philox makes four words at a time
+            buffer = torch.empty(self.rows, 0, dtype=work, device=device)
+        offset = lane.position - lane.start
+        missing = offset + count - buffer.shape[1]
+        if missing > 0:
+            end = lane.start + buffer.shape[1]  # always a multiple of four
+            ahead = max(missing, min(AHEAD // self.rows, 4096))
+            blocks = torch.arange(end // 4, (end + ahead + 3) // 4, device=device)
+            buffer = torch.cat([buffer[:, offset:], self._evaluate(lane, blocks, work)], dim=1)
+            lane.start, offset = lane.position, 0
+        lane.buffer = buffer
+        lane.position += count
+        return buffer[:, offset : offset + count].to(dtype)
+
+    def _evaluate(self, lane: _Lane, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+        key, row = self._key.to(blocks.device), self._row.to(blocks.device)
+        low, high = (blocks & WORD)[None], (blocks >> 32)[None]
+        shape = (self.rows, blocks.shape[0])
+        counter = (low.expand(shape), high.expand(shape), row.expand(shape), torch.full_like(low, lane.number).expand(shape))
+        words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
+        return lane.convert(words, dtype).flatten(1)
+
+
+Generator = torch.Generator | Streams
+
+
+def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    if generator is None:
+        raise TypeError("this draw needs generator=: a torch.Generator, or mmdgs.Streams for one stream per chain")
+    if isinstance(generator, Streams):
+        if shape[0] != generator.rows:
+            raise ValueError(f"the generator has {generator.rows} streams but the batch has {shape[0]} rows")
+        count = math.prod(shape[1:])
+        return generator.draw(kind, count, like.dtype, like.device).reshape(shape)
+    # Draw where the generator lives: a CPU generator then gives the same numbers for every device.
+    options = {"dtype": like.dtype, "device": generator.device}
+    if kind == "normal":
+        drawn = torch.randn(*shape, generator=generator, **options)  # type: ignore[arg-type]
+    elif kind == "uniform":
+        drawn = torch.rand(*shape, generator=generator, **options)  # type: ignore[arg-type]
+    else:
+        drawn = torch.randint(0, 2, tuple(shape), generator=generator, device=generator.device).to(like.dtype) * 2 - 1
+    return drawn.to(like.device)
+
+
+def randn(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    """Standard normals of the given shape, rows first, in the dtype and on the device of `like`."""
+    return _draw("normal", shape, like, generator)
+
+
+def randn_like(x: Tensor, generator: Generator) -> Tensor:
+    """Standard normals of the shape, dtype and device of x."""
+    return _draw("normal", x.shape, x, generator)
+
+
+def signs(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    """Rademacher numbers, +1 or -1 with equal probability."""
+    return _draw("sign", shape, like, generator)
+
+
+def uniforms(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+    """Uniform numbers in [0, 1)."""
+    return _draw("uniform", shape, like, generator)
+
+
+def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch.Generator on `device`, seeded."""
+    return torch.Generator(device=device).manual_seed(seed)

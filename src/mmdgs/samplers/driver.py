@@ -1,0 +1,135 @@
+"""The one driver: runs any kernel along a path of level pairs, with progress, burn-in, thinning and a callback."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from mmdgs.errors import NonFiniteError
+from mmdgs.moments import Moments, require_batch
+from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.randomness import Streams
+from mmdgs.samplers.gibbs import Gibbs
+from mmdgs.samplers.kernel import Info, Kernel, State
+from mmdgs.threads import threads
+
+logger = logging.getLogger("mmdgs")
+
+Path = Sequence[tuple[NoiseLevel, NoiseLevel]]
+"""What a run walks along: (level, following) pairs. A single-level chain is [(level, CLEAN)] * steps."""
+
+SMALL_STATE = 64
+"""A state of at most this many numbers is run on one CPU thread: sharing out such small work costs more."""
+
+BAR_DELAY = 1.0
+"""Seconds of work before a progress bar appears."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves: kept samples (kept, chains, ...), the last state, and per-chain averages of the info."""
+
+    samples: Float[Tensor, "kept chains ..."]
+    state: State
+    info: dict[str, Float[Tensor, " chains"]]
+    seconds: float
+
+    @property
+    def repaired(self) -> float:
+        """The fraction of covariance eigenvalues (or variances) that were repaired, over steps and chains."""
+        return self.info["repaired"].mean().item() if "repaired" in self.info else 0.0
+
+
+def run(
+    kernel: Kernel,
+    x0: Float[Tensor, "chains ..."],
+    path: Path,
+    *,
+    seed: int | Sequence[int] = 0,
+    first_chain: int = 0,
+    burn_in: int = 0,
+    thin: int = 1,
+    callback: Callable[[int, State, Info], None] | None = None,
+    progress: str | None = "sampling",
+) -> Run:
+    """Run a kernel from x0 along a path; keep every `thin`-th state after the first `burn_in` steps.
+
+    Chain c draws from its own stream: (seed, first_chain + c), or (seed[c], 0) where a seed is given for
+    each chain. `callback(step, state, info)` is called after each step, steps counted from 0. `progress`
+    names the bar, which stays quiet off a terminal; None switches it off.
+    """
+    require_batch(x0)
+    if not torch.isfinite(x0).all():
+        raise ValueError("x0 holds values that are not finite")
+    if not 0 <= burn_in < len(path) or thin < 1:
+        raise ValueError(f"need 0 <= burn_in < steps and thin >= 1, got {burn_in=}, steps={len(path)}, {thin=}")
+    streams = Streams(seed, len(x0), first_chain)
+    samples = x0.new_empty((len(path) - burn_in) // thin, *x0.shape)
+    totals: dict[str, Tensor] = {}
+    state = State(x0.detach())
+    started = time.perf_counter()
+    bar = tqdm(total=len(path), desc=progress, unit="step", delay=BAR_DELAY, leave=False, disable=not progress or None)
+    small = x0.device.type == "cpu" and x0.numel() <= SMALL_STATE
+    with bar, torch.no_grad(), threads(1 if small else None):
+        for step, (level, following) in enumerate(path):
+            try:
+                state, info = kernel.step(state, level, following, generator=streams)
+            except NonFiniteError as error:
+                raise NonFiniteError(error.what, [first_chain + c for c in error.chains], step) from error
+            for name, value in info.items():
+                totals[name] = totals[name] + value if name in totals else value
+            kept, rest = divmod(step + 1 - burn_in, thin)
+            if kept > 0 and rest == 0:
+                samples[kept - 1] = state.x
+            if callback is not None:
+                callback(step, state, info)
+            bar.update()
+    averages = {name: total / len(path) for name, total in totals.items()}
+    return Run(samples, state, averages, time.perf_counter() - started)
+
+
+def gibbs_chain(
+    post: Moments,
+    x0: Float[Tensor, "chains ..."],
+    level: NoiseLevel,
+    *,
+    steps: int,
+    seed: int | Sequence[int] = 0,
+    burn_in: int = 0,
+    thin: int = 1,
+    callback: Callable[[int, State, Info], None] | None = None,
+    progress: str | None = "sampling",
+) -> Float[Tensor, "steps chains ..."]:
+    """Single-level pseudo-Gibbs chains from x0 (chains, ...): the clean samples, (steps, chains, ...).
+
+    Says on the "mmdgs" log what fraction of the covariance had to be repaired, if any; `run` with a
+    `Gibbs` kernel returns that number too.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    result = run(
+        Gibbs(post),
+        x0,
+        [(level, CLEAN)] * steps,
+        seed=seed,
+        burn_in=burn_in,
+        thin=thin,
+        callback=callback,
+        progress=progress,
+    )
+    if result.repaired > 0:
+        logger.warning(
+            "%.3g%% of the covariance's eigenvalues or variances lay below the floor and were lifted to it "
+            "(%d chains, %d steps)",
+            100 * result.repaired,
+            len(x0),
+            steps,
+        )
+    return result.samples

@@ -1,0 +1,53 @@
+"""Gibbs kernels: noise up, then sample the denoising posterior down (the paper's eq. gibbs:procedure).
+
+A step at the pair (t, s) draws x_t ~ p(x_t | x_s) by the forward kernel and x_s ~ q(x_s | x_t) by the
+posterior's bridge. With s = clean this is single-level Gibbs; along a path of levels it is Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmdgs.linalg import raise_non_finite
+from mmdgs.moments import Moments
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.randomness import Generator
+from mmdgs.samplers.kernel import Info, State
+from mmdgs.targets import GaussianMixture
+
+
+@dataclass(frozen=True)
+class Gibbs:
+    """Pseudo-Gibbs with a Gaussian approximation of p(x | x_t), from any moments estimator."""
+
+    moments: Moments
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+    ) -> tuple[State, Info]:
+        x_t = add_noise(state.x, level, generator=generator, start=following)
+        q = self.moments(x_t, level, generator=generator)
+        x = q.bridge(x_t, level, following).sample(generator=generator)
+        if not torch.isfinite(x.sum()):
+            raise_non_finite("denoising mean", q.mean)
+            raise_non_finite("denoising covariance", q.cov.diagonal())
+            raise_non_finite("sampled state", x)
+        return State(x), {} if q.repaired is None else {"repaired": q.repaired}
+
+
+@dataclass(frozen=True)
+class ExactGibbs:
+    """Gibbs with the true p(x | x_t) of a mixture: leaves the mixture invariant. Clean level only."""
+
+    mixture: GaussianMixture
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+    ) -> tuple[State, Info]:
+        # Seen from level s, x_s is itself a mixture (the noised one) and x_t = a x_s + b e.
+        if following != CLEAN:
+            raise ValueError(f"ExactGibbs samples clean x only, got following={following}")
+        x_t = add_noise(state.x, level, generator=generator)
+        return State(self.mixture.posterior(x_t, level).sample(generator=generator)), {}

@@ -1,0 +1,31 @@
+"""The contract of a sampler's step: what goes in, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Generator
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next step needs: the batch of chains x (chains, ...)."""
+
+    x: Tensor
+
+
+Info = Mapping[str, Tensor]
+"""What a person wants to see of a step, by name: one number per chain, (chains,)."""
+
+
+class Kernel(Protocol):
+    """One step of a sampler from a level pair: noise up to `level`, come down to `following` (cleaner)."""
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]: ...

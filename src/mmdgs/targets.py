@@ -1,0 +1,255 @@
+"""Distributions whose scores and denoising posteriors are known in closed form: the oracles.
+
+A mixture sum_k w_k N(m_k, S_k), noised to x_t = alpha x + sigma e, is the mixture with means alpha m_k and
+covariances alpha^2 S_k + sigma^2 I, and x | x_t is a mixture again, with weights proportional to
+w_k N(x_t; alpha m_k, alpha^2 S_k + sigma^2 I) and components
+
+    cov   C_k = sigma^2 S_k (alpha^2 S_k + sigma^2 I)^-1
+    mean  m_k + alpha S_k (alpha^2 S_k + sigma^2 I)^-1 (x_t - alpha m_k).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Generator, randn, uniforms
+
+WEIGHT_TOLERANCE = 1e-4  # how far weights may be from summing to one before it is taken for a mistake
+
+
+def _choose(probabilities: Tensor, count: int, generator: Generator) -> Tensor:
+    """Indices (B, count) drawn from each row of probabilities (B, K), by inversion."""
+    u = uniforms((len(probabilities), count), probabilities, generator)
+    index = torch.searchsorted(probabilities.cumsum(1).contiguous(), u.contiguous(), right=True)
+    return index.clamp(max=probabilities.shape[1] - 1)
+
+
+class GaussianMixture:
+    """sum_k w_k N(m_k, S_k) in d dimensions.
+
+    weights (K,), means (K, d), and covariances as full matrices (K, d, d), as diagonals of variances
+    (K, d), or as one standard deviation per component (K,) or for all (a number). Points are tensors
+    (..., d), or batches (B, ...) of any event shape with d numbers.
+    """
+
+    def __init__(
+        self,
+        weights: Tensor | Sequence[float],
+        means: Tensor | Sequence[Sequence[float]],
+        covariances: Tensor | Sequence | float,
+    ) -> None:
+        self.means = torch.as_tensor(means)
+        if not self.means.is_floating_point():
+            self.means = self.means.to(torch.get_default_dtype())
+        if self.means.ndim != 2 or 0 in self.means.shape:
+            raise ValueError(f"means must be (components, dimensions), got shape {tuple(self.means.shape)}")
+        options = {"dtype": self.means.dtype, "device": self.means.device}
+        weights = torch.as_tensor(weights, **options)  # type: ignore[arg-type]
+        covariances = torch.as_tensor(covariances, **options)  # type: ignore[arg-type]
+        k, d = self.means.shape
+        if weights.shape != (k,) or not (weights >= 0).all() or abs(weights.sum().item() - 1) > WEIGHT_TOLERANCE:
+            raise ValueError(f"weights must be {k} non-negative numbers that sum to one, got {weights.tolist()}")
+        self.weights = weights / weights.sum()
+        self.values, self.vectors = _eigen(covariances, k, d)
+        if not (torch.isfinite(self.means).all() and torch.isfinite(self.values).all()):
+            raise ValueError("means and covariances must be finite")
+
+    @classmethod
+    def _from_eigen(cls, weights: Tensor, means: Tensor, values: Tensor, vectors: Tensor | None) -> GaussianMixture:
+        mixture = object.__new__(cls)
+        mixture.weights, mixture.means, mixture.values, mixture.vectors = weights, means, values, vectors
+        return mixture
+
+    @property
+    def dim(self) -> int:
+        return self.means.shape[1]
+
+    @property
+    def covariances(self) -> Float[Tensor, "components d d"]:
+        """The components' covariance matrices."""
+        return _compose(self.values, self.vectors)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianMixture:
+        """The same mixture on another device or in another precision."""
+        parts = [
+            None if t is None else t.to(device=device, dtype=dtype)
+            for t in (self.weights, self.means, self.values, self.vectors)
+        ]
+        return GaussianMixture._from_eigen(*parts)  # type: ignore[arg-type]
+
+    def mean(self) -> Float[Tensor, " d"]:
+        return self.weights @ self.means
+
+    def covariance(self) -> Float[Tensor, "d d"]:
+        centred = self.means - self.mean()
+        within = torch.einsum("k,kij->ij", self.weights, self.covariances)
+        return within + torch.einsum("k,ki,kj->ij", self.weights, centred, centred)
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
+        """Independent draws, (*shape, d)."""
+        n = math.prod(shape)
+        index = _choose(self.weights.expand(n, -1), 1, generator)[:, 0]
+        z = randn((n, self.dim), self.means, generator)
+        noise = self.values[index].sqrt() * z
+        if self.vectors is not None:
+            noise = (self.vectors[index] @ noise[..., None])[..., 0]
+        return (self.means[index] + noise).reshape(*shape, self.dim)
+
+    def log_prob(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """log density at x (..., d) -> (...), or at a batch (B, ...) of d numbers a row -> (B,)."""
+        rows, lead = self._rows(x)
+        return torch.logsumexp(self._joint(rows), dim=-1).reshape(lead)
+
+    def score(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """grad log density, of x's shape."""
+        rows, _ = self._rows(x)
+        responsibilities = torch.softmax(self._joint(rows), dim=-1)
+        pulls = -self._rotate_back(self._rotate(rows) / self.values)
+        return torch.einsum("nk,nkd->nd", responsibilities, pulls).reshape(x.shape)
+
+    def noised(self, level: NoiseLevel) -> GaussianMixture:
+        """The mixture of x_t = alpha x + sigma e."""
+        values = level.alpha**2 * self.values + level.sigma**2
+        return GaussianMixture._from_eigen(self.weights, level.alpha * self.means, values, self.vectors)
+
+    def posterior(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel) -> MixturePosterior:
+        """The exact p(x | x_t), a mixture for each row of x_t (B, ...)."""
+        rows, _ = self._rows(x_t)
+        if len(rows) != len(x_t):
+            raise ValueError(f"x_t must be a batch (B, ...) of {self.dim} numbers a row, got {tuple(x_t.shape)}")
+        noised = self.noised(level)
+        gain = level.alpha * self.values / noised.values
+        means = self.means + self._rotate_back(gain * noised._rotate(rows))
+        return MixturePosterior(
+            weights=torch.softmax(noised._joint(rows), dim=-1),
+            means=means,
+            values=level.sigma**2 * self.values / noised.values,
+            vectors=self.vectors,
+            event_shape=x_t.shape[1:],
+        )
+
+    def denoiser(self) -> MixtureDenoiser:
+        """The exact E[x | x_t] as a Denoiser, differentiable."""
+        return MixtureDenoiser(self)
+
+    def _rows(self, x: Tensor) -> tuple[Tensor, torch.Size]:
+        """x as (n, d), and the shape of one number per point."""
+        if x.dtype != self.means.dtype or x.device != self.means.device:
+            raise ValueError(
+                f"the mixture is {self.means.dtype} on {self.means.device} but x is {x.dtype} on {x.device}; "
+                "use mixture.to(device=..., dtype=...)"
+            )
+        if x.ndim > 0 and x.shape[-1] == self.dim:
+            return x.reshape(-1, self.dim), x.shape[:-1]
+        if x.ndim > 1 and math.prod(x.shape[1:]) == self.dim:
+            return x.reshape(len(x), self.dim), x.shape[:1]
+        raise ValueError(f"x must hold {self.dim} numbers a point, got shape {tuple(x.shape)}")
+
+    def _rotate(self, rows: Tensor) -> Tensor:
+        """V_k' (x - m_k), (n, K, d)."""
+        centred = rows[:, None, :] - self.means
+        return centred if self.vectors is None else torch.einsum("kij,nki->nkj", self.vectors, centred)
+
+    def _rotate_back(self, rotated: Tensor) -> Tensor:
+        return rotated if self.vectors is None else torch.einsum("kij,nkj->nki", self.vectors, rotated)
+
+    def _joint(self, rows: Tensor) -> Tensor:
+        """log w_k + log N(x; m_k, S_k), (n, K)."""
+        quadratic = (self._rotate(rows).square() / self.values).sum(-1)
+        constant = self.values.log().sum(-1) + self.dim * math.log(2 * math.pi)
+        return self.weights.log() - 0.5 * (quadratic + constant)
+
+
+@dataclass(frozen=True)
+class MixturePosterior:
+    """The exact p(x | x_t) under a Gaussian mixture: a mixture for each row.
+
+    weights (B, K), means (B, K, d); the components' covariances do not depend on x_t: values (K, d) and
+    vectors (K, d, d), or None for the identity.
+    """
+
+    weights: Float[Tensor, "batch components"]
+    means: Float[Tensor, "batch components d"]
+    values: Float[Tensor, "components d"]
+    vectors: Float[Tensor, "components d d"] | None
+    event_shape: torch.Size
+
+    @property
+    def mean(self) -> Float[Tensor, "batch ..."]:
+        """E[x | x_t], of x_t's shape."""
+        return torch.einsum("nk,nkd->nd", self.weights, self.means).reshape(-1, *self.event_shape)
+
+    @property
+    def covariance(self) -> Float[Tensor, "batch d d"]:
+        """Cov[x | x_t]."""
+        centred = self.means - self.mean.reshape(len(self.means), 1, -1)
+        within = torch.einsum("nk,kij->nij", self.weights, _compose(self.values, self.vectors))
+        return within + torch.einsum("nk,nki,nkj->nij", self.weights, centred, centred)
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
+        """Draws from each row's posterior, (*shape, B, ...)."""
+        rows, _, d = self.means.shape
+        count = math.prod(shape)
+        index = _choose(self.weights, count, generator)
+        z = self.values[index].sqrt() * randn((rows, count, d), self.means, generator)
+        if self.vectors is not None:
+            z = (self.vectors[index] @ z[..., None])[..., 0]
+        chosen = torch.gather(self.means, 1, index[..., None].expand(-1, -1, d))
+        return (chosen + z).transpose(0, 1).reshape(*shape, rows, *self.event_shape)
+
+    def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
+        """log p(x | x_t) of one x (B, ...) for each row; (B,)."""
+        if x.shape != (len(self.means), *self.event_shape):
+            expected = (len(self.means), *self.event_shape)
+            raise ValueError(f"x must have the posterior's shape {expected}, got {tuple(x.shape)}")
+        centred = x.reshape(len(x), 1, -1) - self.means
+        if self.vectors is not None:
+            centred = torch.einsum("kij,nki->nkj", self.vectors, centred)
+        quadratic = (centred.square() / self.values).sum(-1)
+        constant = self.values.log().sum(-1) + self.values.shape[1] * math.log(2 * math.pi)
+        return torch.logsumexp(self.weights.log() - 0.5 * (quadratic + constant), dim=-1)
+
+
+@dataclass(frozen=True)
+class MixtureDenoiser:
+    """D(x_t, level) = E[x | x_t] under a Gaussian mixture."""
+
+    mixture: GaussianMixture
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return self.mixture.posterior(x_t, level).mean
+
+
+def _compose(values: Tensor, vectors: Tensor | None) -> Tensor:
+    return torch.diag_embed(values) if vectors is None else (vectors * values[..., None, :]) @ vectors.mT
+
+
+def _eigen(covariances: Tensor, k: int, d: int) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues (K, d) and eigenvectors (K, d, d), None for the identity, of covariances in any accepted form."""
+    if covariances.ndim <= 1:
+        if covariances.ndim == 1 and covariances.shape != (k,):
+            raise ValueError(f"standard deviations must be one number or {k}, got {len(covariances)}")
+        values, vectors = (covariances.expand(k)[:, None] ** 2).expand(k, d), None
+        if not (covariances > 0).all():
+            raise ValueError(f"standard deviations must be positive, got {covariances.tolist()}")
+    elif covariances.shape == (k, d):
+        values, vectors = covariances, None
+    elif covariances.shape == (k, d, d):
+        if not torch.allclose(covariances, covariances.mT, atol=1e-6 * covariances.abs().max().item()):
+            raise ValueError("covariances (K, d, d) must be symmetric")
+        values, vectors = torch.linalg.eigh(covariances)
+    else:
+        raise ValueError(
+            f"covariances must be ({k}, {d}, {d}) matrices, ({k}, {d}) variances or ({k},) standard deviations, "
+            f"got shape {tuple(covariances.shape)}"
+        )
+    if not (values > 0).all():
+        raise ValueError(f"covariances must be positive definite; the smallest eigenvalue is {values.min().item():g}")
+    return values, vectors
