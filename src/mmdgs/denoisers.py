@@ -23,7 +23,11 @@ from mmdgs.noise import NoiseLevel
 
 Network = Callable[..., Tensor]
 
+CLOSED_FORM_LIMIT = 64
+"""Dimensions up to which a closed-form Hessian is used: its tangents take d times the memory of a forward pass."""
 
+
+@runtime_checkable
 class Denoiser(Protocol):
     """Anything that gives E[x | x_t]: x_t (B, ...) -> (B, ...), rows independent, differentiable in x_t."""
 
@@ -91,7 +95,7 @@ class EnergyDenoiser(_NetworkDenoiser):
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
         """D and dD/dx_t (B, d, d) where the network knows its gradient and Hessian in closed form, else None."""
         closed_form = getattr(self.network, "gradient_and_hessian", None)
-        if closed_form is None or self.with_level or x_t.ndim != 2:
+        if closed_form is None or self.with_level or x_t.ndim != 2 or x_t.shape[1] > CLOSED_FORM_LIMIT:
             return None
         gradient, hessian = closed_form(x_t)
         jacobian = hessian.mul_(-(level.sigma**2) / level.alpha)
@@ -157,6 +161,14 @@ def velocity_denoiser(v: Network) -> VelocityDenoiser:
     return VelocityDenoiser(v, takes_level(v))
 
 
+def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    """D(x_t), checked: anybody's denoiser may return another shape, which would broadcast unseen."""
+    mean = denoiser(x_t, level)
+    if mean.shape != x_t.shape:
+        raise ValueError(f"the denoiser must return its input's shape {tuple(x_t.shape)}, got {tuple(mean.shape)}")
+    return mean
+
+
 def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
     """The score of the noised density that a denoiser implies: (alpha D - x_t) / sigma^2."""
-    return (level.alpha * denoiser(x_t, level) - x_t) / level.sigma**2
+    return (level.alpha * denoise(denoiser, x_t, level) - x_t) / level.sigma**2

@@ -17,13 +17,17 @@ class NonFiniteError(ArithmeticError):
     `chains` holds the rows of the batch it happened in; `step` is filled in by the driver.
     """
 
-    def __init__(self, what: str, chains: list[int], step: int | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        chains: list[int],
+        step: int | None = None,
+        advice: str = "check the network for NaN weights, and that the noise level is the one it was trained at",
+    ) -> None:
         self.what = what
         self.chains = chains
         self.step = step
         shown = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
-        where = f"chain {shown}" if step is None else f"step {step}, chain {shown}"
-        super().__init__(
-            f"the {what} is not finite at {where}; check the network for NaN weights and that the noise level "
-            "is the one it was trained at"
-        )
+        where = [] if step is None else [f"step {step}"]
+        where += [f"chain {shown}"] if chains else []
+        super().__init__(f"the {what} is not finite at {', '.join(where)}; {advice}")

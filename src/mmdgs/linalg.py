@@ -12,10 +12,11 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -127,9 +128,11 @@ def available_memory(device: torch.device) -> int | None:
     """Bytes free on the device, or None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    if device.type == "cpu" and "SC_AVPHYS_PAGES" in names:
-        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if device.type == "cpu":
+        with contextlib.suppress(OSError):  # Linux alone has this file
+            for line in Path("/proc/meminfo").read_text().splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Generator
@@ -19,7 +19,7 @@ def dsm(
     Vincent (2011); the paper's eq. dsm and dsm:mean. The same for energies and scores, through their denoiser.
     """
     x_t = add_noise(x, level, generator=generator)
-    error = (x - denoiser(x_t, level)).flatten(1).square().sum(1)
+    error = (x - denoise(denoiser, x_t, level)).flatten(1).square().sum(1)
     return error * (0.5 * level.alpha**2 / level.sigma**4)
 
 

@@ -15,13 +15,13 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, score, takes_level
+from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, denoise, score, takes_level
 from mmdgs.linalg import Dense, Diagonal, floored, require_room_for_dense
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
@@ -43,6 +43,7 @@ FIT_ROWS = 4096
 """Rows per forward pass where an estimator is fitted on data."""
 
 
+@runtime_checkable
 class Moments(Protocol):
     """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes."""
 
@@ -61,9 +62,7 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
         x = x.contiguous(memory_format=torch.channels_last)
     x.requires_grad_(True)
     with torch.enable_grad():
-        mean = denoiser(x, level)
-    if mean.shape != x.shape:
-        raise ValueError(f"the denoiser must return its input's shape {tuple(x.shape)}, got {tuple(mean.shape)}")
+        mean = denoise(denoiser, x, level)
     if not mean.requires_grad:
         raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
 
@@ -110,13 +109,27 @@ def _basis_products(pullback: Pullback, x_t: Tensor) -> Iterator[tuple[int, int,
         yield start, stop, pullback(cotangents).flatten(2)
 
 
+def _known_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
+    return denoiser.mean_and_jacobian(x_t, level) if isinstance(denoiser, KnowsJacobian) else None
+
+
 def mean_and_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
     """D(x_t) (B, ...) and its whole Jacobian (B, d, d): the denoiser's own, or by d products."""
-    known = denoiser.mean_and_jacobian(x_t, level) if isinstance(denoiser, KnowsJacobian) else None
+    known = _known_jacobian(denoiser, x_t, level)
     if known is not None:
         return known
     mean, pullback = mean_and_pullback(denoiser, x_t, level)
     return mean, torch.cat([products for _, _, products in _basis_products(pullback, x_t)]).transpose(0, 1)
+
+
+def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
+    """D(x_t) and the exact diagonal of its Jacobian, both (B, ...): the denoiser's own, or by d products."""
+    known = _known_jacobian(denoiser, x_t, level)
+    if known is not None:
+        return known[0], known[1].diagonal(dim1=1, dim2=2).reshape(x_t.shape)
+    mean, pullback = mean_and_pullback(denoiser, x_t, level)
+    parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in _basis_products(pullback, x_t)]
+    return mean, torch.cat(parts, dim=1).reshape(x_t.shape)
 
 
 @dataclass(frozen=True)
@@ -162,11 +175,11 @@ class DiagonalMoments:
     ) -> Gaussian:
         if self.probes is not None and generator is None:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
-        mean, pullback = mean_and_pullback(self.denoiser, x_t, level)
+        require_batch(x_t)
         if self.probes is None or generator is None:
-            parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in _basis_products(pullback, x_t)]
-            diagonal = torch.cat(parts, dim=1).reshape(x_t.shape)
+            mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
         else:
+            mean, pullback = mean_and_pullback(self.denoiser, x_t, level)
             # Rows first, so that each chain's probes come from its own stream.
             v = signs((len(x_t), self.probes, *x_t.shape[1:]), x_t, generator).transpose(0, 1)
             diagonal = torch.zeros_like(mean)
@@ -221,7 +234,7 @@ class IsotropicMoments:
         if level not in self.variances:
             raise ValueError(f"no isotropic variance was fitted at {level}; fitted: {list(self.variances)}")
         with torch.no_grad():
-            mean = self.denoiser(x_t, level)
+            mean = denoise(self.denoiser, x_t, level)
         return Gaussian(mean, Diagonal(mean.new_tensor(self.variances[level]).expand_as(mean)))
 
 
@@ -243,15 +256,14 @@ class LearnedMoments:
     ) -> Gaussian:
         require_batch(x_t)
         out = self.network(x_t, level) if self.with_level else self.network(x_t)
-        if isinstance(out, Tensor) and out.shape == (len(x_t), 2 * x_t.shape[1], *x_t.shape[2:]):
-            out = out.chunk(2, dim=1)
-        if isinstance(out, Tensor) or len(out) != 2 or any(part.shape != x_t.shape for part in out):
-            got = tuple(out.shape) if isinstance(out, Tensor) else [tuple(part.shape) for part in out]
+        pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
+        if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
+            got = tuple(out.shape) if isinstance(out, Tensor) else [tuple(part.shape) for part in pair]
             raise ValueError(
                 f"the network must return (mean, log_std), each of shape {tuple(x_t.shape)}, "
                 f"or both along dimension 1; got {got}"
             )
-        mean, log_std = out
+        mean, log_std = pair
         return Gaussian(mean, Diagonal((2 * log_std).exp()))
 
 

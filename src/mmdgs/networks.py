@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from mmdgs.randomness import seeded
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """torch's linear layer with its usual start, U(-1/sqrt(inputs), 1/sqrt(inputs)), from an explicit generator."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+    return layer
 
 
 class MLP(nn.Module):
@@ -14,17 +27,20 @@ class MLP(nn.Module):
     summed to the energy. Their KL baseline is MLP(2, 4): two means and two log standard deviations.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, width: int = 400, depth: int = 4, seed: int | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, *, width: int = 400, depth: int = 4, seed: int = 0) -> None:
         super().__init__()
-        sizes = [inputs] + [width] * depth + [outputs]
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            layers = [nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+        if min(inputs, outputs, width, depth) < 1:
+            raise ValueError(f"sizes must be at least 1, got {inputs=}, {outputs=}, {width=}, {depth=}")
+        generator = seeded(seed)
+        layers = [_linear(a, b, generator) for a, b in pairwise([inputs] + [width] * depth + [outputs])]
         modules: list[nn.Module] = [layers[0]]
         for layer in layers[1:]:
             modules += [nn.SiLU(), layer]
         self.layers = nn.Sequential(*modules)
+
+    def __init_subclass__(cls) -> None:
+        if "forward" in cls.__dict__ and "gradient_and_hessian" not in cls.__dict__:
+            cls.gradient_and_hessian = None  # type: ignore[assignment]  # it would be another function's Hessian
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)

@@ -66,6 +66,8 @@ def transition(cleaner: NoiseLevel, noisier: NoiseLevel) -> tuple[float, float]:
 
 def add_noise(x: Tensor, level: NoiseLevel, *, generator: Generator, start: NoiseLevel = CLEAN) -> Tensor:
     """Draw x_t given x at the cleaner level `start`; x (B, ...) -> x_t (B, ...)."""
+    if not x.is_floating_point():
+        raise ValueError(f"x must be a floating-point tensor, got {x.dtype}")
     a, b = transition(start, level)
     noise = randn_like(x, generator)
     return x.add(noise, alpha=b) if a == 1.0 else a * x + b * noise

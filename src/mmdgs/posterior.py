@@ -55,6 +55,8 @@ class Gaussian:
 
     def bridge(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel) -> Gaussian:
         """The law of x_s | x_t at the cleaner level s, given that this is the law of x | x_t at `level`."""
+        if x_t.shape != self.mean.shape:
+            raise ValueError(f"x_t must have the posterior's shape {tuple(self.mean.shape)}, got {tuple(x_t.shape)}")
         if cleaner == CLEAN:
             return self
         a, b = transition(cleaner, level)

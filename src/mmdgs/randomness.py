@@ -9,7 +9,7 @@ beside it, on which process or device runs it, or on where a run was cut in piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -74,15 +74,23 @@ class Streams:
 
     With one integer seed row `r` gets stream `(seed, first_row + r)`; with a sequence of seeds, one per
     row, row `r` gets stream `(seeds[r], 0)`. So `Streams(7, 1)` and `Streams([7], 1)` are the same.
+    `positions` says how many numbers of each kind a row has drawn; given back to a new `Streams`, they go
+    on from there.
     """
 
-    def __init__(self, seed: int | Sequence[int], rows: int, first_row: int = 0) -> None:
-        if isinstance(seed, int):
-            seeds, indices = [seed] * rows, range(first_row, first_row + rows)
-        else:
+    def __init__(
+        self,
+        seed: int | Sequence[int],
+        rows: int,
+        first_row: int = 0,
+        positions: Mapping[str, int] | None = None,
+    ) -> None:
+        if isinstance(seed, Sequence):
             seeds, indices = [int(s) for s in seed], range(1)
             if len(seeds) != rows:
                 raise ValueError(f"seed must be one integer or one per chain: got {len(seeds)} seeds for {rows} chains")
+        else:
+            seeds, indices = [int(seed)] * rows, range(first_row, first_row + rows)
         if rows < 1:
             raise ValueError(f"Streams needs at least one row, got {rows}")
         keys = torch.tensor([[s & WORD, (s >> 32) & WORD] for s in seeds])
@@ -90,6 +98,13 @@ class Streams:
         self._key = keys[:, None, :]
         self._row = torch.tensor(list(indices)).expand(rows)[:, None]
         self._lanes = {"normal": _Lane(0, _normals), "sign": _Lane(1, _signs), "uniform": _Lane(2, _uniforms)}
+        for kind, position in (positions or {}).items():
+            self._lanes[kind].position = position
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """How many numbers of each kind every row has drawn."""
+        return {kind: lane.position for kind, lane in self._lanes.items()}
 
     def draw(self, kind: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next `count` numbers of every row, (rows, count)."""
@@ -105,7 +120,7 @@ class Streams:
             end = lane.start + buffer.shape[1]  # always a multiple of four
             ahead = max(missing, min(AHEAD // self.rows, 4096))
             blocks = torch.arange(end // 4, (end + ahead + 3) // 4, device=device)
-            buffer = torch.cat([buffer[:, offset:], self._evaluate(lane, blocks, work)], dim=1)
+            buffer = torch.cat([buffer, self._evaluate(lane, blocks, work)], dim=1)[:, offset:]
             lane.start, offset = lane.position, 0
         lane.buffer = buffer
         lane.position += count
@@ -115,7 +130,7 @@ class Streams:
         key, row = self._key.to(blocks.device), self._row.to(blocks.device)
         low, high = (blocks & WORD)[None], (blocks >> 32)[None]
         shape = (self.rows, blocks.shape[0])
-        counter = (low.expand(shape), high.expand(shape), row.expand(shape), torch.full_like(low, lane.number).expand(shape))
+        counter = [part.expand(shape) for part in (low, high, row, torch.full_like(low, lane.number))]
         words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
         return lane.convert(words, dtype).flatten(1)
 
@@ -132,13 +147,13 @@ def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -
         count = math.prod(shape[1:])
         return generator.draw(kind, count, like.dtype, like.device).reshape(shape)
     # Draw where the generator lives: a CPU generator then gives the same numbers for every device.
-    options = {"dtype": like.dtype, "device": generator.device}
+    drawn = torch.empty(tuple(shape), dtype=like.dtype, device=generator.device)
     if kind == "normal":
-        drawn = torch.randn(*shape, generator=generator, **options)  # type: ignore[arg-type]
+        drawn.normal_(generator=generator)
     elif kind == "uniform":
-        drawn = torch.rand(*shape, generator=generator, **options)  # type: ignore[arg-type]
+        drawn.uniform_(generator=generator)
     else:
-        drawn = torch.randint(0, 2, tuple(shape), generator=generator, device=generator.device).to(like.dtype) * 2 - 1
+        drawn.random_(0, 2, generator=generator).mul_(2).sub_(1)
     return drawn.to(like.device)
 
 

@@ -242,6 +242,8 @@ def _eigen(covariances: Tensor, k: int, d: int) -> tuple[Tensor, Tensor | None]:
     elif covariances.shape == (k, d):
         values, vectors = covariances, None
     elif covariances.shape == (k, d, d):
+        if not torch.isfinite(covariances).all():
+            raise ValueError("means and covariances must be finite")
         if not torch.allclose(covariances, covariances.mT, atol=1e-6 * covariances.abs().max().item()):
             raise ValueError("covariances (K, d, d) must be symmetric")
         values, vectors = torch.linalg.eigh(covariances)

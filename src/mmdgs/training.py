@@ -5,6 +5,7 @@ The data order and the noise come from the seed alone, so the same seed gives th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from tqdm.auto import tqdm
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.randomness import seeded
+from mmdgs.threads import stop_if_asked
 
 PerExampleLoss = Callable[[Tensor, torch.Generator], Tensor]
 """(batch of clean x, generator) -> one loss per example."""
@@ -31,8 +33,8 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "learning_rate"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
 
 
 def train(
@@ -56,6 +58,7 @@ def train(
     permutation, at = torch.randperm(len(data), generator=order), 0
     with bar:
         for step in range(settings.steps):
+            stop_if_asked()
             if settings.decay:
                 for group in optimiser.param_groups:
                     group["lr"] = settings.learning_rate * _cosine(step / settings.steps)
@@ -82,10 +85,10 @@ def _generator_device(data: Tensor) -> torch.device:
 
 
 def _cosine(fraction: float) -> float:
-    return 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * fraction))))
+    return 0.5 * (1 + math.cos(math.pi * fraction))
 
 
 def _require_finite(losses: Tensor) -> None:
     bad = (~torch.isfinite(losses)).nonzero().flatten()
     if len(bad):
-        raise NonFiniteError("training loss", [], int(bad[0]))
+        raise NonFiniteError("training loss", [], int(bad[0]), advice="try a smaller learning rate")

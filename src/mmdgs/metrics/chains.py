@@ -15,10 +15,13 @@ def effective_sample_size(chain: Float[Tensor, "steps chains ..."]) -> float:
 
     steps x chains / tau with the autocorrelation time tau from Geyer's initial monotone sequence over the
     combined chains, as in Vehtari et al. (2021), whose `bulk` variant ranks first; here the values are
-    used as they are. Between-chain variance counts, so chains stuck in different modes score low.
+    used as they are. Between-chain variance counts, so chains stuck in different modes score low. NaN where
+    a coordinate never moves.
     """
-    x = chain.double().flatten(2)
-    n, m, _ = x.shape
+    if chain.ndim < 2 or chain.numel() == 0:
+        raise ValueError(f"a chain must be (steps, chains, ...), got shape {tuple(chain.shape)}")
+    n, m = chain.shape[:2]
+    x = chain.double().reshape(n, m, -1)
     if n < 4:
         raise ValueError(f"an effective sample size needs at least 4 steps, got {n}")
     centred = x - x.mean(0)
@@ -30,13 +33,14 @@ def effective_sample_size(chain: Float[Tensor, "steps chains ..."]) -> float:
     total = within * (n - 1) / n + between
     rho = 1 - (within - covariance.mean(1) * n / (n - 1)) / total
     rho[0] = 1
-    return min(_size(rho[:, k], n * m) for k in range(rho.shape[1]))
+    sizes = [_size(rho[:, k], n * m) for k in range(rho.shape[1])]
+    return math.nan if any(map(math.isnan, sizes)) else min(sizes)
 
 
 def _size(rho: Tensor, draws: int) -> float:
     """draws / tau from autocorrelations rho (steps,)."""
     if not torch.isfinite(rho).all():
-        return float("nan")  # a coordinate that never moves
+        return math.nan  # a coordinate that never moves
     pairs = rho[: len(rho) // 2 * 2].reshape(-1, 2).sum(1)
     positive = int((pairs > 0).long().cumprod(0).sum())
     monotone = pairs[:positive].cummin(0).values

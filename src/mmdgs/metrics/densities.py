@@ -13,7 +13,7 @@ def kl_divergence(log_p: Tensor, log_q: Tensor, cell: float) -> float:
     """
     p = log_p.double().exp()
     mass = p.sum().item() * cell
-    if abs(mass - 1) > 1e-3:
+    if not abs(mass - 1) <= 1e-3:  # so that NaN is refused too
         raise ValueError(f"the grid must hold the whole of p, but p sums to {mass:.4f} on it; widen or refine the grid")
     terms = torch.where(p > 0, p * (log_p.double() - log_q.double()), torch.zeros_like(p))
     return terms.sum().item() * cell

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -19,9 +20,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Bandwidths of the authors' convention, as multiples of the mean pairwise squared distance."""
 
 
-def mmd(
-    a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequence[float] = "mean-distance"
-) -> float:
+def mmd(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequence[float] = "mean-distance") -> float:
     """The squared MMD between samples a (n, d) and b (m, d).
 
     bandwidths="mean-distance" is the authors' convention: b_i = (mean squared distance between distinct
@@ -65,7 +64,7 @@ def _kernel_mean(x: Tensor, y: Tensor, scales: list[float]) -> float:
     """The mean of k over all pairs."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     # exp(-d/b) for the largest b; where scales halve, each further kernel is the square of the last.
-    halving = all(math.isclose(2 * small, large, rel_tol=1e-9) for small, large in zip(scales, scales[1:], strict=False))
+    halving = all(math.isclose(2 * small, large, rel_tol=1e-9) for small, large in pairwise(scales))
     for distances, weight in _distance_blocks(x, y):
         if halving:
             power = distances.mul_(-1 / scales[-1]).exp_()

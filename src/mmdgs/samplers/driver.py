@@ -18,14 +18,14 @@ from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Streams
 from mmdgs.samplers.gibbs import Gibbs
 from mmdgs.samplers.kernel import Info, Kernel, State
-from mmdgs.threads import threads
+from mmdgs.threads import stop_if_asked, threads
 
 logger = logging.getLogger("mmdgs")
 
 Path = Sequence[tuple[NoiseLevel, NoiseLevel]]
 """What a run walks along: (level, following) pairs. A single-level chain is [(level, CLEAN)] * steps."""
 
-SMALL_STATE = 64
+SMALL_STATE = 256
 """A state of at most this many numbers is run on one CPU thread: sharing out such small work costs more."""
 
 BAR_DELAY = 1.0
@@ -34,11 +34,12 @@ BAR_DELAY = 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves: kept samples (kept, chains, ...), the last state, and per-chain averages of the info."""
+    """What a run leaves: kept samples, the last state, per-chain averages of the info, and the random streams."""
 
     samples: Float[Tensor, "kept chains ..."]
     state: State
     info: dict[str, Float[Tensor, " chains"]]
+    streams: Streams
     seconds: float
 
     @property
@@ -52,7 +53,7 @@ def run(
     x0: Float[Tensor, "chains ..."],
     path: Path,
     *,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | Streams = 0,
     first_chain: int = 0,
     burn_in: int = 0,
     thin: int = 1,
@@ -62,15 +63,18 @@ def run(
     """Run a kernel from x0 along a path; keep every `thin`-th state after the first `burn_in` steps.
 
     Chain c draws from its own stream: (seed, first_chain + c), or (seed[c], 0) where a seed is given for
-    each chain. `callback(step, state, info)` is called after each step, steps counted from 0. `progress`
-    names the bar, which stays quiet off a terminal; None switches it off.
+    each chain; the `streams` of an earlier run go on where it ended. `callback(step, state, info)` is called
+    after each step, steps counted from 0. `progress` names the bar, which stays quiet off a terminal; None
+    switches it off.
     """
     require_batch(x0)
     if not torch.isfinite(x0).all():
         raise ValueError("x0 holds values that are not finite")
-    if not 0 <= burn_in < len(path) or thin < 1:
-        raise ValueError(f"need 0 <= burn_in < steps and thin >= 1, got {burn_in=}, steps={len(path)}, {thin=}")
-    streams = Streams(seed, len(x0), first_chain)
+    if burn_in < 0 or thin < 1 or burn_in + thin > len(path):
+        raise ValueError(
+            f"need burn_in >= 0, thin >= 1 and burn_in + thin <= steps, got {burn_in=}, {thin=}, steps={len(path)}"
+        )
+    streams = seed if isinstance(seed, Streams) else Streams(seed, len(x0), first_chain)
     samples = x0.new_empty((len(path) - burn_in) // thin, *x0.shape)
     totals: dict[str, Tensor] = {}
     state = State(x0.detach())
@@ -79,6 +83,7 @@ def run(
     small = x0.device.type == "cpu" and x0.numel() <= SMALL_STATE
     with bar, torch.no_grad(), threads(1 if small else None):
         for step, (level, following) in enumerate(path):
+            stop_if_asked()
             try:
                 state, info = kernel.step(state, level, following, generator=streams)
             except NonFiniteError as error:
@@ -92,7 +97,7 @@ def run(
                 callback(step, state, info)
             bar.update()
     averages = {name: total / len(path) for name, total in totals.items()}
-    return Run(samples, state, averages, time.perf_counter() - started)
+    return Run(samples, state, averages, streams, time.perf_counter() - started)
 
 
 def gibbs_chain(

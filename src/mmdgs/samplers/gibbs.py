@@ -12,7 +12,7 @@ import torch
 
 from mmdgs.linalg import raise_non_finite
 from mmdgs.moments import Moments
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
 from mmdgs.randomness import Generator
 from mmdgs.samplers.kernel import Info, State
 from mmdgs.targets import GaussianMixture
@@ -39,15 +39,17 @@ class Gibbs:
 
 @dataclass(frozen=True)
 class ExactGibbs:
-    """Gibbs with the true p(x | x_t) of a mixture: leaves the mixture invariant. Clean level only."""
+    """Gibbs with the true p(x_s | x_t) of a mixture: leaves the mixture, noised to level s, invariant."""
 
     mixture: GaussianMixture
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
     ) -> tuple[State, Info]:
-        # Seen from level s, x_s is itself a mixture (the noised one) and x_t = a x_s + b e.
+        x_t = add_noise(state.x, level, generator=generator, start=following)
+        mixture = self.mixture
         if following != CLEAN:
-            raise ValueError(f"ExactGibbs samples clean x only, got following={following}")
-        x_t = add_noise(state.x, level, generator=generator)
-        return State(self.mixture.posterior(x_t, level).sample(generator=generator)), {}
+            # Seen from level s, x_s is a mixture itself (the noised one), and x_t = a x_s + b e.
+            a, b = transition(following, level)
+            mixture, level = mixture.noised(following), NoiseLevel(alpha=a, sigma=b)
+        return State(mixture.posterior(x_t, level).sample(generator=generator)), {}

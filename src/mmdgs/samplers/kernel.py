@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ Info = Mapping[str, Tensor]
 """What a person wants to see of a step, by name: one number per chain, (chains,)."""
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """One step of a sampler from a level pair: noise up to `level`, come down to `following` (cleaner)."""
 

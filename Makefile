@@ -1,0 +1,33 @@
+# make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/mmdgs demo --out demo --overwrite
+
+test: lint
+	$(BIN)/pytest --cov=mmdgs --cov-report=term
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .coverage
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mmdgs needs Python 3.11 or newer; set PYTHON, e.g. make PYTHON=python3.11 demo"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@

@@ -1,0 +1,21 @@
+"""Experiments: one file per table or figure of the paper. They return records, and draw from them."""
+
+from mmdgs.errors import UsageError
+from mmdgs.experiments import demo, fig1, fig2, table1, theory
+from mmdgs.experiments.experiment import Context, Experiment, Outcome, conclude
+from mmdgs.experiments.workspace import Workspace
+
+EXPERIMENTS = {e.name: e for e in (m.EXPERIMENT for m in (fig1, table1, fig2, theory))}
+"""What `mmdgs reproduce` knows, by name."""
+
+DEMO = demo.EXPERIMENT
+
+
+def experiment(name: str) -> Experiment:
+    """An experiment by name."""
+    if name not in EXPERIMENTS:
+        raise UsageError(f"unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+__all__ = ["DEMO", "EXPERIMENTS", "Context", "Experiment", "Outcome", "Workspace", "conclude", "experiment"]

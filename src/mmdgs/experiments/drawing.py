@@ -1,0 +1,71 @@
+"""Drawing: one look for all figures (no global matplotlib state)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+BLUE, ORANGE, GREEN, GREY, RED = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b"
+COLOURS = {
+    "learned": "#c0392b",
+    "isotropic": "#e07b1f",
+    "diagonal": "#8a5fb0",
+    "full": "#3566a8",
+    "moments": "#2f8f5b",
+    "exact": "#4a5568",
+    "data": "#7a8494",
+}
+
+
+def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, each about `size` inches."""
+    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes.tolist()
+
+
+def square(axis: Axes, limit: float, title: str = "") -> None:
+    """A square picture of [-limit, limit]^2 with light ticks."""
+    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7, length=2, color=GREY, labelcolor=GREY)
+    for spine in axis.spines.values():
+        spine.set_color("#cfd6e0")
+
+
+def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
+    """The points (points^2, 2) of a square grid on [-limit, limit]^2, and the area of a cell."""
+    line = torch.linspace(-limit, limit, points, dtype=dtype)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], dim=1), (2 * limit / (points - 1)) ** 2
+
+
+def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues") -> None:
+    """A density on a square grid (points^2,) as an image."""
+    side = round(len(values) ** 0.5)
+    axis.imshow(values.reshape(side, side).numpy(), extent=(-limit, limit, -limit, limit), origin="lower", cmap=cmap)
+
+
+def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: float = 0.35) -> None:
+    """A cloud of points (n, 2)."""
+    axis.scatter(
+        points[:, 0].numpy(), points[:, 1].numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True
+    )
+
+
+def bars(
+    axis: Axes, names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, colours: Sequence[str]
+) -> None:
+    """Horizontal bars with error bars, first name on top."""
+    position = range(len(names))
+    axis.barh(
+        position, values, xerr=errors, color=colours, height=0.65, error_kw={"elinewidth": 1, "ecolor": "#1c2330"}
+    )
+    axis.set_yticks(position, names, fontsize=8)
+    axis.invert_yaxis()
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)

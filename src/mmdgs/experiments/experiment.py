@@ -1,0 +1,73 @@
+"""What every experiment is given, and how it ends: records.json, PNG figures and report.html."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from mmdgs.experiments.report import Report, Section
+from mmdgs.experiments.workspace import Workspace
+from mmdgs.version import __version__
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where an experiment works, on what, from which seed, and how large."""
+
+    workspace: Workspace
+    device: torch.device
+    seed: int = 0
+    seeds: int | None = None
+    quick: bool = False
+    datasets: tuple[str, ...] | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found: JSON-ready numbers, and the sections that show them."""
+
+    records: dict[str, Any]
+    sections: list[Section]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    summary: str
+    run: Callable[[Context], Outcome]
+
+
+def environment(context: Context) -> dict[str, Any]:
+    """What the numbers were made with."""
+    device = context.device
+    return {
+        "mmdgs": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+        "seed": context.seed,
+        "quick": context.quick,
+    }
+
+
+def conclude(context: Context, title: str, summary: str, outcome: Outcome) -> tuple[Path, Report]:
+    """Write records.json, the figures and report.html; returns the path of the report, and the report."""
+    made = environment(context) | {"seconds": round(time.perf_counter() - context.started, 1)}
+    report = Report(title, summary, outcome.sections, made)
+    report.write(context.workspace)
+    context.workspace.write_json("records.json", {"title": title, "environment": made, **outcome.records})
+    return context.workspace.out / "report.html", report

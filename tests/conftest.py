@@ -1,0 +1,61 @@
+"""Fixtures shared by the tests."""
+
+from __future__ import annotations
+
+import oracles
+import pytest
+import sizes
+import torch
+
+import mmdgs
+from mmdgs.experiments import toys
+from mmdgs.targets import GaussianMixture
+
+# The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def paper() -> GaussianMixture:
+    return oracles.paper_mixture()
+
+
+@pytest.fixture
+def skewed() -> GaussianMixture:
+    return oracles.skewed_mixture()
+
+
+@pytest.fixture
+def gaussian() -> GaussianMixture:
+    return oracles.gaussian_target()
+
+
+@pytest.fixture(params=oracles.LEVELS.values(), ids=oracles.LEVELS.keys())
+def level(request: pytest.FixtureRequest) -> mmdgs.NoiseLevel:
+    return request.param
+
+
+@pytest.fixture(params=oracles.TARGETS.values(), ids=oracles.TARGETS.keys())
+def target(request: pytest.FixtureRequest) -> tuple[GaussianMixture, tuple[int, ...]]:
+    """A mixture, and the event shape of its points."""
+    make, event = request.param
+    return make(), event
+
+
+@pytest.fixture(autouse=True)
+def _no_global_randomness() -> None:
+    """Every draw takes a generator: a test that moves the global one has found code that does not."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state()), "something drew from torch's global generator"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Make `--quick` tiny: experiments end to end in a second."""
+    monkeypatch.setattr(toys, "QUICK", sizes.TINY)

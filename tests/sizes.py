@@ -1,0 +1,13 @@
+"""Sizes that let an experiment run end to end in a second."""
+
+from mmdgs.experiments import toys
+from mmdgs.training import TrainingSettings
+
+TINY = toys.ToySettings(
+    points=300,
+    training=TrainingSettings(steps=20, batch_size=50, learning_rate=1e-3),
+    chain_steps=60,
+    seeds=2,
+    many_chains=30,
+    many_steps=4,
+)

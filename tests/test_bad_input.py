@@ -1,0 +1,343 @@
+"""What cannot be done is refused early, with a message that says what was got and what was expected."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from oracles import PLAIN, paper_mixture, skewed_mixture
+from torch import Tensor
+
+import mmdgs
+from mmdgs import metrics
+from mmdgs.linalg import Diagonal
+from mmdgs.networks import MLP
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.randomness import seeded
+from mmdgs.targets import GaussianMixture
+from mmdgs.training import TrainingSettings, train
+
+NAN, INF = math.nan, math.inf
+MEANS = torch.zeros(2, 3)
+
+
+def refused(*parts: str):
+    """A ValueError whose message holds all these parts, in order."""
+    return pytest.raises(ValueError, match=".*".join(map(re.escape, parts)))
+
+
+# --- levels and targets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.0, -0.2, NAN, INF, -INF])
+@pytest.mark.parametrize("name", ["alpha", "sigma"])
+def test_levels(name: str, value: float) -> None:
+    with refused(f"{name} must be positive and finite, got {value}"):
+        NoiseLevel(**{"alpha": 1.0, "sigma": 1.0, name: value})
+
+
+MIXTURES = {
+    "weights do not sum to one": (([0.5, 0.6], MEANS, 1.0), "2 non-negative numbers that sum to one", "0.6"),
+    "negative weight": (([1.5, -0.5], MEANS, 1.0), "2 non-negative numbers that sum to one", "-0.5"),
+    "weight not a number": (([NAN, 1.0], MEANS, 1.0), "2 non-negative numbers that sum to one", "nan"),
+    "too many weights": (([0.5, 0.25, 0.25], MEANS, 1.0), "2 non-negative numbers that sum to one", "0.25, 0.25"),
+    "means of one dimension": (([0.5, 0.5], torch.zeros(2), 1.0), "(components, dimensions), got shape (2,)"),
+    "no components": (([], torch.zeros(0, 3), 1.0), "(components, dimensions), got shape (0, 3)"),
+    "means not finite": (([0.5, 0.5], MEANS + NAN, 1.0), "must be finite"),
+    "deviations of a wrong number": (([0.5, 0.5], MEANS, [1.0, 1.0, 1.0]), "one number or 2, got 3"),
+    "negative deviation": (([0.5, 0.5], MEANS, [1.0, -2.0]), "standard deviations must be positive", "-2.0"),
+    "deviation not a number": (([0.5, 0.5], MEANS, NAN), "standard deviations must be positive", "nan"),
+    "covariance not a number": (([0.5, 0.5], MEANS, torch.eye(3).repeat(2, 1, 1) * NAN), "finite"),
+    "infinite deviation": (([0.5, 0.5], MEANS, INF), "must be finite"),
+    "covariances of a wrong shape": (
+        ([0.5, 0.5], MEANS, torch.ones(3, 2)),
+        "(2, 3, 3) matrices, (2, 3) variances or (2,) standard deviations, got shape (3, 2)",
+    ),
+    "negative variance": (([0.5, 0.5], MEANS, MEANS - 1), "positive definite; the smallest eigenvalue is -1"),
+    "not symmetric": (
+        ([0.5, 0.5], MEANS, torch.eye(3).repeat(2, 1, 1) + torch.eye(3)[[1, 2, 0]]),
+        "must be symmetric",
+    ),
+    "not positive definite": (
+        ([0.5, 0.5], MEANS, torch.eye(3).repeat(2, 1, 1) - 2 * torch.diag(torch.eye(3)[0])),
+        "positive definite; the smallest eigenvalue is -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES.values(), ids=MIXTURES.keys())
+def test_mixtures(case) -> None:
+    arguments, *parts = case
+    with refused(*parts):
+        GaussianMixture(*arguments)
+
+
+@pytest.mark.parametrize("method", ["log_prob", "score", "posterior"])
+@pytest.mark.parametrize(
+    ("x", "parts"),
+    [
+        (torch.zeros(2, 2, dtype=torch.float64), ["3 numbers a point, got shape (2, 2)"]),
+        (torch.zeros(2, 3), ["torch.float64", "but x is torch.float32", "mixture.to("]),
+        (torch.zeros(2, 3, dtype=torch.int64), ["torch.float64", "but x is torch.int64"]),
+    ],
+    ids=["dimension", "precision", "integers"],
+)
+def test_points_that_do_not_fit_the_mixture(method: str, x: Tensor, parts: list[str]) -> None:
+    arguments = (x, PLAIN) if method == "posterior" else (x,)
+    with refused(*parts):
+        getattr(skewed_mixture(), method)(*arguments)
+
+
+def test_posteriors_need_batches() -> None:
+    with refused("x_t must be a batch (B, ...) of 3 numbers a row, got (3,)"):
+        skewed_mixture().posterior(torch.zeros(3, dtype=torch.float64), PLAIN)
+    posterior = skewed_mixture().posterior(torch.zeros(4, 3, dtype=torch.float64), PLAIN)
+    with refused("the posterior's shape (4, 3), got (5, 3)"):
+        posterior.log_prob(torch.zeros(5, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("generator", [seeded(0), mmdgs.Streams(0, 2)], ids=["generator", "streams"])
+def test_integers_cannot_be_noised(generator, level: NoiseLevel) -> None:
+    with refused("floating", "int64"):
+        add_noise(torch.zeros(2, 3, dtype=torch.int64), level, generator=generator)
+
+
+# --- posteriors -------------------------------------------------------------------------------------------------
+
+
+def standard() -> mmdgs.Gaussian:
+    return mmdgs.Gaussian(torch.zeros(3, 2), Diagonal(torch.ones(3, 2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 2), (3, 1), (2,)])
+def test_shapes_that_do_not_fit_the_posterior(shape: tuple[int, ...]) -> None:
+    # Shapes that would broadcast are no less wrong.
+    with refused(f"(3, 2), got {shape}"):
+        standard().log_prob(torch.zeros(shape))
+    with refused(f"(3, 2), got {shape}"):
+        standard().bridge(torch.zeros(shape), NoiseLevel(sigma=1.0), NoiseLevel(sigma=0.5))
+
+
+# --- estimators -------------------------------------------------------------------------------------------------
+
+ESTIMATORS = {
+    "full": mmdgs.FullMoments,
+    "diagonal": lambda den: mmdgs.DiagonalMoments(den, probes=None),
+    "probes": lambda den: mmdgs.DiagonalMoments(den, probes=2),
+    "isotropic": lambda den: mmdgs.IsotropicMoments(den, {PLAIN: 0.1}),
+}
+estimators = pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+DENOISERS = {
+    "plain": mmdgs.clean_denoiser(lambda x: 0.5 * x),
+    "closed form": mmdgs.energy_denoiser(MLP(2, 1, width=4, depth=1, seed=0)),
+}
+
+
+@estimators
+@pytest.mark.parametrize("denoiser", DENOISERS.values(), ids=DENOISERS.keys())
+@pytest.mark.parametrize(
+    ("x_t", "parts"),
+    [
+        (torch.zeros(2), ["batch (B, ...)", "got shape (2,)"]),
+        (torch.zeros(0, 2), ["batch (B, ...)", "got shape (0, 2)"]),
+        (torch.zeros(2, 0), ["batch (B, ...)", "got shape (2, 0)"]),
+        (torch.zeros(3, 2, dtype=torch.int64), ["floating-point tensor, got torch.int64"]),
+    ],
+    ids=["no batch", "empty batch", "empty rows", "integers"],
+)
+def test_what_is_not_a_batch(make, denoiser: mmdgs.Denoiser, x_t: Tensor, parts: list[str]) -> None:
+    with refused(*parts):
+        make(denoiser)(x_t, PLAIN, generator=seeded(0))
+
+
+@estimators
+@pytest.mark.parametrize("columns", [1, 3], ids=["would broadcast", "would not"])
+def test_denoisers_of_a_wrong_shape(make, columns: int) -> None:
+    # A denoiser of one's own, not made by an adapter that checks.
+    def wrong(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        return x_t[:, :1].expand(-1, columns) + 0.0
+
+    with refused("(4, 2)", f"got (4, {columns})"):
+        make(wrong)(torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+def test_losses_of_a_denoiser_of_a_wrong_shape() -> None:
+    with refused("(4, 2)", "(4, 1)"):
+        mmdgs.losses.dsm(lambda x_t, level: x_t[:, :1], torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+@pytest.mark.parametrize("make", list(ESTIMATORS.values())[:3], ids=list(ESTIMATORS)[:3])
+def test_denoisers_that_cannot_be_differentiated(make) -> None:
+    with refused("not differentiable in x_t", "torch.no_grad()"):
+        make(mmdgs.clean_denoiser(lambda x: x.detach()))(torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+@estimators
+def test_a_network_in_another_precision(make) -> None:
+    # torch's own message names both.
+    denoiser = mmdgs.score_denoiser(MLP(2, 2, width=4, depth=1, seed=0))
+    with pytest.raises((ValueError, RuntimeError), match=r"[Dd]ouble.*[Ff]loat|[Ff]loat.*[Dd]ouble"):
+        make(denoiser)(torch.zeros(2, 2, dtype=torch.float64), PLAIN, generator=seeded(0))
+
+
+@pytest.mark.parametrize(
+    ("network", "got"),
+    [
+        (lambda x: x, "got (4, 2)"),
+        (lambda x: torch.cat([x, x, x], dim=1), "got (4, 6)"),
+        (lambda x: torch.stack([x, x]), "got (2, 4, 2)"),
+        (lambda x: (x, x[:, :1]), "got [(4, 2), (4, 1)]"),
+        (lambda x: (x, x, x), "got [(4, 2), (4, 2), (4, 2)]"),
+    ],
+    ids=["one part", "three parts", "stacked", "short deviation", "a triple"],
+)
+def test_learned_networks_of_a_wrong_shape(network, got: str) -> None:
+    with refused("(mean, log_std), each of shape (4, 2), or both along dimension 1", got):
+        mmdgs.LearnedMoments(network)(torch.zeros(4, 2), PLAIN)
+
+
+@pytest.mark.parametrize("probes", [0, -3])
+def test_numbers_of_probes(probes: int) -> None:
+    with refused(f"probes must be a positive number, or None for the exact diagonal, got {probes}"):
+        mmdgs.DiagonalMoments(paper_mixture().denoiser(), probes=probes)
+
+
+def test_probes_need_a_generator() -> None:
+    with pytest.raises(TypeError, match=r"needs generator=; or use probes=None"):
+        mmdgs.DiagonalMoments(paper_mixture().denoiser())(torch.zeros(1, 2, dtype=torch.float64), PLAIN)
+
+
+HALF = mmdgs.clean_denoiser(lambda x: 0.5 * x)
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "data", "parts"),
+    [
+        (HALF, torch.zeros(0, 2), ["got shape (0, 2)"]),
+        (HALF, torch.tensor([[0.0, NAN]]), ["not finite"]),
+        (HALF, torch.tensor([[0.0, INF]]), ["not finite"]),
+        (HALF, torch.zeros(3, 2, dtype=torch.int32), ["floating-point", "torch.int32"]),
+        (mmdgs.clean_denoiser(lambda x: x + NAN), torch.zeros(3, 2), [str(PLAIN), "nan", "non-finite means"]),
+    ],
+    ids=["empty", "not a number", "infinite", "integers", "broken network"],
+)
+def test_data_to_fit_on(denoiser: mmdgs.Denoiser, data: Tensor, parts: list[str]) -> None:
+    with refused(*parts):
+        mmdgs.IsotropicMoments.fit(denoiser, data, PLAIN, generator=seeded(0))
+
+
+def test_levels_that_were_not_fitted() -> None:
+    post = mmdgs.IsotropicMoments.fit(HALF, torch.ones(5, 2), PLAIN, generator=seeded(0))
+    other = NoiseLevel(sigma=0.123)
+    with refused("no isotropic variance was fitted at", str(other), "fitted:", str(PLAIN)):
+        post(torch.zeros(1, 2), other)
+
+
+# --- chains -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x0", "parts"),
+    [
+        (torch.zeros(2), ["got shape (2,)"]),
+        (torch.zeros(0, 2), ["got shape (0, 2)"]),
+        (torch.zeros(1, 2, dtype=torch.int64), ["torch.int64"]),
+        (torch.tensor([[0.0, NAN]]), ["x0", "not finite"]),
+        (torch.tensor([[0.0, INF]]), ["x0", "not finite"]),
+    ],
+    ids=["no chains", "empty", "integers", "not a number", "infinite"],
+)
+def test_starts_of_chains(x0: Tensor, parts: list[str]) -> None:
+    with refused(*parts):
+        mmdgs.gibbs_chain(mmdgs.FullMoments(HALF), x0, PLAIN, steps=1)
+
+
+def test_a_clean_level_cannot_be_sampled_at() -> None:
+    with refused("wrong order"):
+        mmdgs.gibbs_chain(mmdgs.FullMoments(HALF), torch.zeros(1, 2), CLEAN, steps=1)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------
+
+OK = torch.zeros(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "parts"),
+    [
+        (torch.zeros(0, 2), OK, ["a must be floating-point points (n, d)", "(0, 2)"]),
+        (OK, torch.zeros(4), ["b must be floating-point points (n, d)", "(4,)"]),
+        (OK, torch.zeros(4, 2, dtype=torch.int64), ["b must be floating-point", "torch.int64"]),
+        (OK + NAN, OK, ["a holds values that are not finite"]),
+        (OK, OK + INF, ["b holds values that are not finite"]),
+        (OK, torch.zeros(4, 3), ["match in dimension", "(4, 2)", "(4, 3)"]),
+        (OK, OK.double(), ["dtype", "torch.float32", "torch.float64"]),
+    ],
+    ids=["empty", "no dimension", "integers", "not a number", "infinite", "dimensions", "precisions"],
+)
+def test_points_for_mmd(a: Tensor, b: Tensor, parts: list[str]) -> None:
+    with refused(*parts):
+        metrics.mmd(a, b)
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "parts"),
+    [
+        ("median", ["'mean-distance' or a sequence of numbers, got 'median'"]),
+        ([], ["positive numbers, got []"]),
+        ([1.0, 0.0], ["positive numbers, got [1.0, 0.0]"]),
+        ([NAN], ["positive numbers, got [nan]"]),
+    ],
+    ids=["unknown", "none", "zero", "not a number"],
+)
+def test_bandwidths(bandwidths, parts: list[str]) -> None:
+    with refused(*parts):
+        metrics.mmd(OK, OK + torch.arange(4.0)[:, None], bandwidths)
+
+
+def test_short_chains() -> None:
+    with refused("at least 4 steps, got 3"):
+        metrics.effective_sample_size(torch.zeros(3, 1, 1))
+
+
+@pytest.mark.parametrize("log_p", [[-1.0, -1.0], [NAN, 0.0]], ids=["too small a grid", "not a number"])
+def test_grids_that_do_not_hold_the_density(log_p: list[float]) -> None:
+    mass = sum(map(math.exp, log_p))
+    with refused("the grid must hold the whole of p", f"{mass:.4f}"):
+        metrics.kl_divergence(torch.tensor(log_p), torch.zeros(2), 1.0)
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def train_on(data: Tensor, settings: TrainingSettings) -> None:
+    network = MLP(2, 2, width=4, depth=1, seed=0)
+    denoiser = mmdgs.score_denoiser(network)
+    train(network, lambda x, g: mmdgs.losses.dsm(denoiser, x, PLAIN, generator=g), data, settings, progress=None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [torch.zeros(0, 2), torch.zeros(4, 2, dtype=torch.int64), torch.tensor([[NAN, 0.0]]), torch.tensor([[INF, 0.0]])],
+    ids=["empty", "integers", "not a number", "infinite"],
+)
+def test_data_to_train_on(data: Tensor) -> None:
+    with refused("non-empty, floating point and finite", str(data.dtype), str(tuple(data.shape))):
+        train_on(data, TrainingSettings(steps=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", 0), ("steps", -1), ("batch_size", 0), ("learning_rate", 0.0), ("learning_rate", NAN)]
+)
+def test_training_settings(name: str, value: float) -> None:
+    with refused(f"{name} must be positive and finite, got {value}"):
+        TrainingSettings(**{name: value})
+
+
+def test_a_training_that_blows_up_says_where() -> None:
+    with pytest.raises(mmdgs.NonFiniteError, match=r"the training loss is not finite at step \d+") as caught:
+        train_on(torch.full((4, 2), 1e30), TrainingSettings(steps=3))
+    assert caught.value.step == 0
+    assert "chain" not in str(caught.value), "a training has no chains"

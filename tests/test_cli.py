@@ -1,0 +1,135 @@
+"""The command line as a user meets it: help, tables, exit statuses and messages without tracebacks."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from mmdgs import bench, cli
+from mmdgs.errors import NonFiniteError
+from mmdgs.experiments import toys
+
+run = CliRunner().invoke
+
+
+def said(result):
+    """All a user saw, with line breaks folded."""
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("words", [[], ["reproduce"], ["demo"], ["bench"], ["bench", "chain"]])
+def test_help_reads_well_at_every_level(words):
+    result = run(cli.app, [*words, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_version():
+    assert said(run(cli.app, ["--version"])).startswith("mmdgs 0.")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
+    result = run(cli.app, ["demo", "--out", str(tmp_path / "d"), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "analytic full" in result.output
+    last = result.output.strip().splitlines()[-1]
+    assert last == f"report: {tmp_path / 'd' / 'report.html'}"
+    assert (tmp_path / "d" / "report.html").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reproduce", "fig9"], "unknown experiment 'fig9'; choose one of fig1, table1, fig2, theory"),
+        (["reproduce", "table1", "--data", "moons"], "unknown 2-D data set 'moons'; choose one of mog, rings, roll"),
+        (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
+        (["reproduce", "fig1", "--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["reproduce", "table1", "--seeds", "0"], "--seeds"),
+        (["reproduce", "fig1", "--overwrite", "--resume"], "choose one of --overwrite"),
+        (["reproduce"], "Missing argument"),
+        (["bench", "speed"], "No such command 'speed'"),
+    ],
+)
+def test_misuse_is_status_2_and_one_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(cli.app, words)
+    assert result.exit_code == 2
+    folded = said(result).replace("│ ", "").replace(" │", "")
+    assert message in folded
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_folder_that_is_not_empty_needs_overwrite(tmp_path):
+    words = ["reproduce", "fig1", "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    (tmp_path / "notes.txt").write_text("mine")
+    result = run(cli.app, words)
+    assert result.exit_code == 2
+    assert "is not empty" in said(result)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    assert run(cli.app, [*words, "--overwrite"]).exit_code == 0
+    assert (tmp_path / "records.json").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_failure_is_status_1_and_debug_shows_where(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise NonFiniteError("denoising mean", [3], 7)
+
+    monkeypatch.setattr(toys, "run", broken)
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    result = run(cli.app, words)
+    assert result.exit_code == 1
+    assert "the denoising mean is not finite at step 7, chain 3" in said(result)
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "records.json").exists()
+    assert not (tmp_path / "report.html").exists()
+    assert "Traceback" in run(cli.app, [*words, "--resume", "--debug"]).output
+
+
+@pytest.mark.usefixtures("tiny")
+def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toys, "run", interrupted)
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    result = run(cli.app, words)
+    assert result.exit_code == 130
+    assert "--resume" in said(result)
+    assert (tmp_path / "out" / "parts" / "mog-energy.json").exists()
+    assert not (tmp_path / "out" / "records.json").exists()
+
+
+@pytest.mark.slow
+def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "mmdgs", "reproduce", "table1", "--quick", "--data", "rings", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (out / "parts" / "rings-energy.json").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert (out / "parts" / "rings-energy.safetensors").exists()
+    assert not list(out.rglob(".*"))  # no temporary file stays behind
+
+
+def test_bench_prints_ratios_and_json(monkeypatch):
+    monkeypatch.setattr(bench, "chain", lambda device, quick: [bench.Row("work", "steps/s", 100.0, 250.0)])
+    assert "2.5x" in said(run(cli.app, ["bench", "chain", "--device", "cpu"]))
+    found = json.loads(run(cli.app, ["bench", "chain", "--device", "cpu", "--json"]).output)
+    assert found["rows"][0]["ratio"] == 2.5
+    assert found["device"] == "cpu"

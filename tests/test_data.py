@@ -1,0 +1,70 @@
+"""The 2-D data sets against the densities that are said to be theirs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from oracles import assert_moments
+
+from mmdgs import metrics
+from mmdgs.data import TOYS, toy
+from mmdgs.errors import UsageError
+from mmdgs.randomness import seeded
+
+names = pytest.mark.parametrize("name", TOYS)
+
+
+@names
+def test_points_follow_the_density(name: str) -> None:
+    chosen = toy(name)
+    data, density = chosen.sample(20_000, 0), chosen.density()
+    assert data.shape == (20_000, 2)
+    assert data.dtype == torch.float32
+    exact = density.to(dtype=torch.float64)
+    # The authors' circles are spaced evenly, not drawn: their moments are closer than these errors, never further.
+    assert_moments(data.double(), exact.mean(), exact.covariance())
+    # The width of the curve shows in the log density: data and draws have the same mean, within five standard errors.
+    logs = [exact.log_prob(x) for x in (data.double(), exact.sample((20_000,), generator=seeded(3)))]
+    error = math.sqrt(sum(log.var().item() / len(log) for log in logs))
+    assert abs(logs[0].mean() - logs[1].mean()) < 5 * error
+    # A look at the whole: the squared MMD of two sets of n from one law is about (2 / n) times the kernel's value 5.
+    drawn = density.sample((5_000,), generator=seeded(1))
+    assert metrics.mmd(data[torch.randperm(20_000, generator=seeded(2))[:5_000]], drawn) < 5e-3
+
+
+@names
+def test_the_seed_decides_the_points(name: str) -> None:
+    chosen = toy(name)
+    assert torch.equal(chosen.sample(50, 3), chosen.sample(50, 3))
+    assert not torch.equal(chosen.sample(50, 3), chosen.sample(50, 4))
+
+
+def test_rings_are_two_circles_of_gaussian_width() -> None:
+    # Along a circle the curve of components must show no ripple, and the ring no kink: the density depends on
+    # the radius alone.
+    density = toy("rings").density().to(dtype=torch.float64)
+    angle = torch.linspace(0, 2 * math.pi, 1001, dtype=torch.float64)
+    for radius in (1.3, 0.65, 1.0):
+        around = density.log_prob(radius * torch.stack([angle.cos(), angle.sin()], dim=1))
+        # The means are stored in single precision: their rounding, 6e-8 of 1.3 over a width of 0.065, is what is left.
+        assert around.max() - around.min() < 1e-4
+    # Both circles carry half of the mass.
+    weights = density.weights[density.means.norm(dim=1) > 1]
+    assert weights.sum().item() == pytest.approx(0.5)
+
+
+def test_mixture_of_the_paper() -> None:
+    chosen = toy("mog")
+    density = chosen.density()
+    assert density.weights.tolist() == [0.25] * 4
+    assert sorted(map(tuple, density.means.tolist())) == [(-1, -1), (-1, 1), (1, -1), (1, 1)]
+    torch.testing.assert_close(density.covariances, 0.04 * torch.eye(2).expand(4, 2, 2))
+    assert torch.equal(chosen.modes, density.means)
+    assert chosen.start == (1.0, 1.0)
+
+
+def test_unknown_sets_are_refused_with_the_choice() -> None:
+    with pytest.raises(UsageError, match=r"unknown 2-D data set 'moons'; choose one of mog, rings, roll"):
+        toy("moons")

@@ -1,0 +1,102 @@
+"""The direction of imports: a module imports only from the layers above its own, or from its own package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mmdgs
+
+ROOT = Path(mmdgs.__file__).parent
+
+LAYERS = [
+    ["errors"],
+    ["randomness", "threads", "version"],
+    ["noise"],
+    ["linalg"],
+    ["posterior"],
+    ["denoisers"],
+    ["targets"],
+    ["networks"],
+    ["moments"],
+    ["samplers"],
+    ["losses"],
+    ["data"],
+    ["metrics"],
+    ["training"],
+    ["experiments"],
+    ["bench"],
+    ["cli"],
+    ["__init__", "__main__"],
+]
+"""From the ground up. A new module is placed here, with a thought for what it may stand on."""
+
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def layer_of(file: Path) -> str:
+    """The name in LAYERS that a file belongs to: its module, or the package it is in."""
+    return file.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported(source: str) -> Iterator[str]:
+    """The layers a source imports from, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield "a relative import"
+                continue
+            # `from mmdgs import x` reads the module x if there is one, and else what __init__ offers.
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "mmdgs" else [node.module]
+        else:
+            continue
+        for name in names:
+            package, *rest = name.split(".")
+            if package == "mmdgs":
+                yield rest[0] if rest and rest[0] in modules() else "__init__"
+
+
+def modules() -> set[str]:
+    return {layer_of(file) for file in FILES}
+
+
+def violations(layer: str, source: str) -> list[str]:
+    return [name for name in imported(source) if name != layer and RANK.get(name, len(LAYERS)) >= RANK[layer]]
+
+
+def test_every_module_has_a_place() -> None:
+    assert modules() <= RANK.keys(), f"place these in LAYERS: {sorted(modules() - RANK.keys())}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(ROOT)) for file in FILES])
+def test_imports_go_up_only(file: Path) -> None:
+    layer = layer_of(file)
+    if layer not in RANK:
+        pytest.fail(f"{layer} has no place in LAYERS")
+    assert violations(layer, file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "source", "expected"),
+    [
+        ("noise", "from mmdgs.randomness import randn", []),
+        ("noise", "from mmdgs.posterior import Gaussian", ["posterior"]),
+        ("noise", "import mmdgs.posterior", ["posterior"]),
+        ("noise", "from mmdgs import posterior, errors", ["posterior"]),
+        ("noise", "import mmdgs", ["__init__"]),
+        ("noise", "from mmdgs import NoiseLevel", ["__init__"]),
+        ("noise", "def f():\n    from mmdgs.samplers.gibbs import Gibbs", ["samplers"]),
+        ("noise", "from .errors import UsageError", ["a relative import"]),
+        ("randomness", "from mmdgs.threads import threads", ["threads"]),
+        ("samplers", "from mmdgs.samplers.kernel import State", []),
+        ("moments", "from torch import Tensor\nimport math", []),
+    ],
+)
+def test_the_check_itself(layer: str, source: str, expected: list[str]) -> None:
+    assert violations(layer, source) == expected

@@ -1,0 +1,92 @@
+"""One conformance test over all covariance operators, each against its dense matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles import IMAGE, random_covariances
+from torch import Tensor
+
+from mmdgs.errors import NonFiniteError
+from mmdgs.linalg import Covariance, Dense, Diagonal, floored, raise_non_finite
+
+B, D = 4, 12  # IMAGE holds 12 numbers
+Case = tuple[Covariance, Tensor, tuple[int, ...]]
+
+
+def diagonal(event: tuple[int, ...]) -> Case:
+    variances = torch.linspace(0.2, 3.0, B * D, dtype=torch.float64).reshape(B, D)
+    return Diagonal(variances.reshape(B, *event)), torch.diag_embed(variances), event
+
+
+def isotropic(event: tuple[int, ...]) -> Case:
+    variance = torch.tensor(0.7, dtype=torch.float64)
+    eye = torch.eye(D, dtype=torch.float64).expand(B, D, D)
+    return Diagonal(variance.expand(B, *event)), 0.7 * eye, event
+
+
+def dense(event: tuple[int, ...]) -> Case:
+    matrix = random_covariances(B, D, seed=3)
+    return Dense.from_matrix(matrix, torch.Size(event)), matrix, event
+
+
+@pytest.mark.parametrize("event", [(D,), IMAGE], ids=["vectors", "images"])
+@pytest.mark.parametrize("make", [diagonal, isotropic, dense])
+@pytest.mark.parametrize("transformed", [False, True], ids=["itself", "affine"])
+def test_operator_is_its_dense_matrix(
+    make: Callable[[tuple[int, ...]], Case], event: tuple[int, ...], transformed: bool, generator: torch.Generator
+) -> None:
+    operator, matrix, _ = make(event)
+    if transformed:
+        kind = type(operator)
+        operator = operator.affine(0.3, 0.2)
+        matrix = 0.3 * matrix + 0.2 * torch.eye(D, dtype=torch.float64)
+        assert type(operator) is kind
+    # Condition numbers are below 1e3, so that float64 leaves 12 digits and more.
+    close = {"rtol": 1e-11, "atol": 1e-11}
+    z = torch.randn(B, *event, generator=generator, dtype=torch.float64)
+    flat = z.reshape(B, D, 1)
+
+    torch.testing.assert_close(operator.dense(), matrix, **close)
+    torch.testing.assert_close(operator.diagonal(), matrix.diagonal(dim1=1, dim2=2).reshape(B, *event), **close)
+    once = operator.root(z)
+    assert once.shape == z.shape
+    # The root is symmetric: applied twice it is C itself, and its inner products do not care for the order.
+    torch.testing.assert_close(operator.root(once).reshape(B, D, 1), matrix @ flat, **close)
+    other = torch.randn(B, *event, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close((other * once).flatten(1).sum(1), (operator.root(other) * z).flatten(1).sum(1), **close)
+    quadratic = (flat.mT @ torch.linalg.solve(matrix, flat)).flatten()
+    torch.testing.assert_close(operator.mahalanobis(z), quadratic, **close)
+    torch.testing.assert_close(operator.logdet(), torch.linalg.slogdet(matrix).logabsdet, **close)
+
+
+def test_every_operator_is_tested() -> None:
+    tested = {type(make((D,))[0]) for make in (diagonal, isotropic, dense)}
+    library = {kind for kind in Covariance.__subclasses__() if kind.__module__.startswith("mmdgs.")}
+    assert library == tested, "a covariance operator is missing from the conformance test"
+
+
+def test_floored_lifts_and_counts() -> None:
+    values = torch.tensor([[2.0, 0.1, -3.0, 0.5], [1.0, 1.0, 1.0, 0.49]], dtype=torch.float64)
+    lifted, fraction = floored(values, 0.5)
+    assert torch.equal(lifted, torch.tensor([[2.0, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 0.5]], dtype=torch.float64))
+    assert fraction.tolist() == [0.5, 0.25]
+
+
+def test_floored_hides_nothing_that_is_not_finite() -> None:
+    values = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0], [float("-inf"), 1.0]])
+    lifted, fraction = floored(values, 0.5)
+    assert torch.equal(lifted.nan_to_num(nan=7.0), values.nan_to_num(nan=7.0))
+    assert fraction.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_non_finite_rows_are_named() -> None:
+    matrix = torch.eye(2).repeat(4, 1, 1)
+    raise_non_finite("covariance", matrix)  # finite: passes
+    matrix[1, 0, 1] = float("nan")
+    matrix[3, 1, 1] = float("inf")
+    with pytest.raises(NonFiniteError, match=r"covariance is not finite at chain 1, 3;") as caught:
+        Dense.from_matrix(matrix, torch.Size([2]))
+    assert caught.value.chains == [1, 3]

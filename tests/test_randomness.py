@@ -1,0 +1,167 @@
+"""Philox and the streams made of it: known answers, the laws of the numbers, and what a row's numbers depend on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from mmdgs.randomness import Streams, philox, randn, randn_like, seeded, signs, uniforms
+
+CPU = torch.device("cpu")
+KINDS = ("normal", "sign", "uniform")
+
+# kat_vectors of Random123, philox4x32 with 10 rounds: counter, key, answer.
+KNOWN_ANSWERS = {
+    "zeros": ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    "ones": ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    "pi": ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+}
+
+
+def words(text: str) -> list[Tensor]:
+    return [torch.tensor(int(word, 16)) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS.values(), ids=KNOWN_ANSWERS.keys())
+def test_philox_known_answers(counter: str, key: str, answer: str) -> None:
+    assert [f"{word.item():08x}" for word in philox(words(counter), words(key))] == answer.split()
+
+
+def draws(streams: Streams, kind: str, counts: list[int], dtypes: list[torch.dtype]) -> Tensor:
+    parts = [streams.draw(kind, n, dtype, CPU).double() for n, dtype in zip(counts, itertools.cycle(dtypes))]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 7, -1])
+def test_streams_are_philox_of_seed_row_and_place(kind: str, seed: int) -> None:
+    # The counter is (block, high word of the block, row, lane) and the key the two words of the seed.
+    row, blocks = 5, range(3)
+    key = [torch.tensor(seed & 0xFFFFFFFF), torch.tensor((seed >> 32) & 0xFFFFFFFF)]
+    expected = []
+    for block in blocks:
+        counter = [torch.tensor(c) for c in (block, 0, row, KINDS.index(kind))]
+        a, b, c, d = (word.item() for word in philox(counter, key))
+        if kind == "normal":
+            radius = [math.sqrt(-2 * math.log((word + 1) / 2**32)) for word in (a, b)]
+            angle = [2 * math.pi * (word + 1) / 2**32 for word in (c, d)]
+            expected += [r * f(t) for f in (math.cos, math.sin) for r, t in zip(radius, angle, strict=True)]
+        elif kind == "sign":
+            expected += [2 * (word & 1) - 1 for word in (a, b, c, d)]
+        else:
+            expected += [(word >> 8) / 2**24 for word in (a, b, c, d)]
+    got = Streams(seed, rows=8).draw(kind, 12, torch.float64, CPU)[row]
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+COUNTS = {
+    "at once": [9001],
+    "one by one, then the rest": [1] * 11 + [8990],
+    "odd pieces": [3, 1, 7, 2, 4099, 5, 4884],
+    "nothing in between": [5, 0, 6, 0, 8990],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+@pytest.mark.parametrize(
+    "dtypes",
+    [[torch.float64], [torch.float32, torch.float64], [torch.float64, torch.float64, torch.float32]],
+    ids=["one dtype", "dtypes in turn", "dtypes in turn, later"],
+)
+def test_a_row_does_not_depend_on_how_it_is_drawn(kind: str, counts: list[int], dtypes: list[torch.dtype]) -> None:
+    together = Streams(3, rows=2).draw(kind, sum(counts), torch.float64, CPU)
+    # A float32 radius sqrt(-2 log u) near 0 comes from u within 6e-8 of 1: it is off by up to sqrt(2 * 6e-8).
+    tolerance = 0.0 if dtypes == [torch.float64] else 5e-4
+    torch.testing.assert_close(draws(Streams(3, rows=2), kind, counts, dtypes), together, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_batch(kind: str) -> None:
+    many = Streams(3, rows=9).draw(kind, 30, torch.float64, CPU)
+    assert torch.equal(Streams(3, rows=2, first_row=6).draw(kind, 30, torch.float64, CPU), many[6:8])
+    assert torch.equal(Streams(3, rows=1).draw(kind, 30, torch.float64, CPU), many[:1])
+    # One seed a row gives each row the first stream of that seed.
+    assert torch.equal(Streams([5, 3], rows=2).draw(kind, 30, torch.float64, CPU)[1:], many[:1])
+    # More rows than numbers made ahead: nothing is made ahead then, and nothing else changes.
+    assert torch.equal(Streams(3, rows=40_000).draw(kind, 5, torch.float64, CPU)[:9], many[:, :5])
+
+
+def test_kinds_do_not_disturb_each_other() -> None:
+    alone = Streams(1, rows=2).draw("normal", 20, torch.float64, CPU)
+    mixed = Streams(1, rows=2)
+    parts = []
+    for _ in range(4):
+        parts.append(mixed.draw("normal", 5, torch.float64, CPU))
+        mixed.draw("sign", 3, torch.float64, CPU)
+        mixed.draw("uniform", 1, torch.float64, CPU)
+    assert torch.equal(torch.cat(parts, dim=1), alone)
+
+
+@pytest.mark.parametrize("shape", [(1, 200_000), (200_000, 1), (400, 500)], ids=["along a row", "over rows", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_laws(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    like = torch.empty(0, dtype=dtype)
+    streams = Streams(11, rows=shape[0])
+    normal, sign, uniform = (draw(shape, like, streams).double().flatten() for draw in (randn, signs, uniforms))
+    # Kolmogorov-Smirnov at a level of 1e-4.
+    assert stats.kstest(normal.numpy(), "norm").pvalue > 1e-4
+    assert stats.kstest(uniform.numpy(), "uniform").pvalue > 1e-4
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    assert sign.abs().eq(1).all()
+    # Five standard errors of the mean of n numbers of unit variance.
+    assert abs(sign.mean()) < 5 / math.sqrt(sign.numel())
+
+
+def test_independence() -> None:
+    n = 100_000
+    rows = Streams(2, rows=3)
+    normal, sign, uniform = (rows.draw(kind, n, torch.float64, CPU) for kind in KINDS)
+    other = Streams(3, rows=1).draw("normal", n, torch.float64, CPU)
+    series = torch.cat([normal, sign, math.sqrt(12) * (uniform - 0.5), other])
+    # Squares too: the pairs of Box-Muller are uncorrelated by symmetry, even where they are not independent.
+    squares = torch.cat([normal.square() - 1, other.square() - 1]) / math.sqrt(2)
+    series = torch.cat([series, squares])
+    for lag in (0, 1, 2, 3, 4):
+        correlation = series[:, : n - lag] @ series[:, lag:].mT / (n - lag)
+        if lag == 0:
+            # A sign's square is constant and a normal's own square is another row, so only the diagonal is not 0.
+            correlation = correlation - torch.diag(correlation.diagonal())
+        assert correlation.abs().max() < 5.5 / math.sqrt(n)  # 5.5 standard errors over some 600 numbers
+
+
+@pytest.mark.parametrize("draw", [randn, signs, uniforms])
+def test_torch_generators(draw) -> None:
+    like = torch.empty(0, dtype=torch.float64)
+    a, b = (draw((3, 4), like, seeded(5)) for _ in range(2))
+    assert a.dtype == torch.float64
+    assert torch.equal(a, b)
+    values = draw((400, 500), like, seeded(6)).flatten()
+    mean = 0.5 if draw is uniforms else 0.0
+    assert abs(values.mean() - mean) < 5 / math.sqrt(len(values))
+    assert draw is not signs or set(values.tolist()) == {-1.0, 1.0}
+
+
+def test_randn_like_takes_dtype_and_shape() -> None:
+    x = torch.zeros(2, 3, 4, dtype=torch.float32)
+    drawn = randn_like(x, Streams(0, rows=2))
+    assert drawn.shape == x.shape
+    assert drawn.dtype == x.dtype
+    assert torch.equal(drawn.flatten(1), Streams(0, rows=2).draw("normal", 12, torch.float32, CPU))
+
+
+def test_refusals() -> None:
+    with pytest.raises(TypeError, match=r"needs generator="):
+        randn((2,), torch.empty(0), None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"3 streams but the batch has 2 rows"):
+        randn((2, 2), torch.empty(0), Streams(0, rows=3))
+    with pytest.raises(ValueError, match=r"2 seeds for 3 chains"):
+        Streams([1, 2], rows=3)
+    with pytest.raises(ValueError, match=r"at least one row, got 0"):
+        Streams(0, rows=0)
