@@ -59,8 +59,7 @@ QUICK = ToySettings(
     # A tenfold learning rate with decay gets in 1,500 steps about as far as the authors' 10,000.
     training=TrainingSettings(steps=1_500, learning_rate=1e-3, decay=True),
     chain_steps=3_000,
-    seeds=3,
-    many_chains=500,
+    many_chains=600,
     many_steps=30,
 )
 
