@@ -75,13 +75,6 @@ def test_floored_lifts_and_counts() -> None:
     assert fraction.tolist() == [0.5, 0.25]
 
 
-def test_floored_hides_nothing_that_is_not_finite() -> None:
-    values = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0], [float("-inf"), 1.0]])
-    lifted, fraction = floored(values, 0.5)
-    assert torch.equal(lifted.nan_to_num(nan=7.0), values.nan_to_num(nan=7.0))
-    assert fraction.tolist() == [0.0, 0.0, 0.0]
-
-
 def test_non_finite_rows_are_named() -> None:
     matrix = torch.eye(2).repeat(4, 1, 1)
     raise_non_finite("covariance", matrix)  # finite: passes

@@ -357,3 +357,33 @@ def test_a_closed_form_speaks_for_its_own_network_only(level: NoiseLevel, genera
     denoiser = mmdgs.energy_denoiser(Scaled(3, 2, width=16, depth=2, seed=1).double())
     x_t = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(mmdgs.FullMoments(denoiser)(x_t, level).mean, denoiser(x_t, level), **EXACT)
+
+
+@pytest.mark.parametrize("make", [mmdgs.FullMoments, lambda d: mmdgs.DiagonalMoments(d, probes=None)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_covariance_that_is_not_finite_is_never_repaired(make, value: float) -> None:
+    # The floor would hide minus infinity, so the rows are checked before anything is lifted to it.
+    slope = torch.tensor([[1.0], [value], [0.5]], dtype=torch.float64)
+    broken = mmdgs.clean_denoiser(lambda x: Slope.apply(x, slope))
+    with pytest.raises(mmdgs.NonFiniteError, match="denoising covariance is not finite at chain 1;"):
+        make(broken)(torch.ones(3, 2, dtype=torch.float64), NoiseLevel(sigma=0.5))
+
+
+class Slope(torch.autograd.Function):
+    """The identity, with a derivative that is said to be `slope`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # Not slope * gradient: zero times infinity would be NaN, and make every case the same.
+        (slope,) = ctx.saved_tensors
+        return torch.where(gradient == 0, 0.0, slope), None

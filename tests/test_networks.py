@@ -6,22 +6,41 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmdgs.networks import MLP
+from mmdgs.networks import MLP, PerceptronHessian
 
 EXACT = {"rtol": 1e-8, "atol": 1e-8}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "width", "depth"), [(2, 2, 16, 4), (5, 1, 7, 1), (3, 4, 8, 2), (1, 1, 5, 3)]
-)
-def test_mlp_gradient_and_hessian(
-    inputs: int, outputs: int, width: int, depth: int, generator: torch.Generator
-) -> None:
-    network = MLP(inputs, outputs, width=width, depth=depth, seed=0).double()
+def sequential(activation: type[nn.Module], bias: bool = True) -> nn.Sequential:
+    layers = [nn.utils.skip_init(nn.Linear, a, b, bias=bias) for a, b in ((3, 8), (8, 6), (6, 2))]
+    generator = torch.Generator().manual_seed(3)
+    for layer in layers:
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=0.6, generator=generator)
+    return nn.Sequential(layers[0], activation(), layers[1], activation(), layers[2])
+
+
+PERCEPTRONS = {
+    "the authors' shape": lambda: MLP(2, 2, width=16, depth=4),
+    "one hidden layer": lambda: MLP(5, 1, width=7, depth=1),
+    "four outputs": lambda: MLP(3, 4, width=8, depth=2),
+    "one input": lambda: MLP(1, 1, width=5, depth=3),
+    "sequential": lambda: sequential(nn.SiLU),
+    "tanh": lambda: sequential(nn.Tanh),
+    "no bias": lambda: sequential(nn.Tanh, bias=False),
+}
+
+
+@pytest.mark.parametrize("make", PERCEPTRONS.values(), ids=PERCEPTRONS.keys())
+def test_closed_form_gradient_and_hessian(make, generator: torch.Generator) -> None:
+    network = make().double()
+    inputs = next(network.parameters()).shape[1]
     x = 2 * torch.randn(6, inputs, generator=generator, dtype=torch.float64)
-    gradient, hessian = network.gradient_and_hessian(x)
+    closed_form = PerceptronHessian.of(network)
+    assert closed_form is not None
+    gradient, hessian = closed_form(x)
 
     def energy(row: Tensor) -> Tensor:
         return network(row[None]).sum()
@@ -30,6 +49,32 @@ def test_mlp_gradient_and_hessian(
     torch.testing.assert_close(
         hessian, torch.stack([torch.func.jacrev(torch.func.grad(energy))(row) for row in x]), **EXACT
     )
+
+
+class Doubled(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def hooked() -> MLP:
+    network = MLP(2, 2, width=4, depth=1)
+    network.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return network
+
+
+OTHERS = {
+    "a subclass": lambda: Doubled(2, 2, width=4, depth=1),
+    "a hook": hooked,
+    "another activation": lambda: sequential(nn.ReLU),
+    "an activation last": lambda: nn.Sequential(*sequential(nn.Tanh), nn.Tanh()),
+    "no activation": lambda: sequential(nn.Tanh)[:1],
+    "a function": lambda: torch.sum,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_whatever_else_a_network_computes_is_differentiated_instead(make) -> None:
+    assert PerceptronHessian.of(make()) is None
 
 
 def weights(seed: int) -> Tensor:

@@ -56,7 +56,7 @@ for covariances in (0.5, torch.full((2, d), 0.3), torch.eye(d).expand(2, d, d)):
         losses.dsm(denoiser, x, level, generator=generator)
 
 network = networks.MLP(2, 2, width=8, depth=2, seed=0)
-network.gradient_and_hessian(torch.zeros(3, 2))
+mmdgs.networks.PerceptronHessian.of(network)(torch.zeros(3, 2))
 energy = mmdgs.energy_denoiser(network)
 toy = data.toy("rings")
 points = toy.sample(100, 0)

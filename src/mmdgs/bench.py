@@ -146,6 +146,7 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
             Work(lambda: diagonal(x_t, LEVEL, generator=generator), len(x_t)),
         ],
         device,
+        repeats=3 * REPEATS,
     )
     return [*rows, Row(f"diagonal, {PROBES} probes, d = 3,072, batch {len(x_t)}", "images/s", base, rate)]
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel
 
 Network = Callable[..., Tensor]
@@ -77,6 +78,8 @@ class _NetworkDenoiser:
 class EnergyDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
 
+    hessian: PerceptronHessian | None = None
+
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -93,11 +96,11 @@ class EnergyDenoiser(_NetworkDenoiser):
         return (x_t - level.sigma**2 * gradient) / level.alpha
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
-        """D and dD/dx_t (B, d, d) where the network knows its gradient and Hessian in closed form, else None."""
-        closed_form = getattr(self.network, "gradient_and_hessian", None)
-        if closed_form is None or self.with_level or x_t.ndim != 2 or x_t.shape[1] > CLOSED_FORM_LIMIT:
+        """D and dD/dx_t (B, d, d) where the energy is a perceptron of few inputs, in closed form; else None."""
+        if self.hessian is None or x_t.ndim != 2 or x_t.shape[1] > CLOSED_FORM_LIMIT:
             return None
-        gradient, hessian = closed_form(x_t)
+        with torch.no_grad():
+            gradient, hessian = self.hessian(x_t)
         jacobian = hessian.mul_(-(level.sigma**2) / level.alpha)
         jacobian.diagonal(dim1=1, dim2=2).add_(1 / level.alpha)
         return torch.add(x_t, gradient, alpha=-(level.sigma**2)) / level.alpha, jacobian
@@ -138,7 +141,7 @@ class VelocityDenoiser(_NetworkDenoiser):
 
 def energy_denoiser(f: Network) -> EnergyDenoiser:
     """The denoiser of an energy f(x_t) -> (B,), or any (B, ...) that is summed; the density is exp(-f)."""
-    return EnergyDenoiser(f, takes_level(f))
+    return EnergyDenoiser(f, takes_level(f), PerceptronHessian.of(f))
 
 
 def score_denoiser(s: Network) -> ScoreDenoiser:

@@ -13,7 +13,6 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import CovarianceTooLargeError, NonFiniteError
+
+ALWAYS_FITS = 64 << 20
+"""Bytes below which nobody asks whether they are there: asking takes longer than a step of a 2-D chain."""
 
 
 class Covariance(ABC):
@@ -82,8 +84,7 @@ class Dense(Covariance):
     @classmethod
     def from_matrix(cls, matrix: Tensor, event_shape: torch.Size) -> Dense:
         """Decompose symmetric matrices (B, d, d)."""
-        if not torch.isfinite(matrix.sum()):
-            raise_non_finite("covariance", matrix)
+        raise_non_finite("denoising covariance", matrix)
         values, vectors = torch.linalg.eigh(matrix)
         return cls(values, vectors, event_shape)
 
@@ -109,16 +110,14 @@ class Dense(Covariance):
 
 
 def floored(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Lift values (B, ...) to at least `floor`; also the fraction (B,) of each row that was lifted.
-
-    Non-finite values are left as they are, so that whoever checks for them still finds them.
-    """
-    low = (values < floor) & (values > -math.inf)
-    return torch.where(low, floor, values), low.flatten(1).to(values.dtype).mean(1)
+    """Lift finite values (B, ...) to at least `floor`; also the fraction (B,) of each row that was lifted."""
+    return values.clamp(min=floor), (values < floor).flatten(1).to(values.dtype).mean(1)
 
 
 def raise_non_finite(what: str, tensor: Tensor) -> None:
     """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if there are any."""
+    if torch.isfinite(tensor.sum()):  # one number to look at; a sum that overflows is looked into
+        return
     bad = (~torch.isfinite(tensor)).flatten(1).any(1)
     if bad.any():
         raise NonFiniteError(what, bad.nonzero().flatten().tolist())
@@ -139,7 +138,9 @@ def available_memory(device: torch.device) -> int | None:
 def require_room_for_dense(rows: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a batch of dense d x d covariances that would not fit, saying what it would need."""
     copies = 4  # the Jacobian, its symmetric part, the eigenvectors and the solver's workspace
-    need = copies * rows * d * d * torch.empty((), dtype=dtype).element_size()
+    need = copies * rows * d * d * dtype.itemsize
+    if need < ALWAYS_FITS:
+        return
     free = available_memory(device)
     if free is not None and need > free:
         raise CovarianceTooLargeError(

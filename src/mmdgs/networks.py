@@ -1,7 +1,8 @@
-"""Networks: the multilayer perceptron of the paper's 2-D experiments."""
+"""Networks: the multilayer perceptron of the paper's 2-D experiments, and closed forms for perceptrons."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -9,15 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmdgs.randomness import seeded
-
-
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """torch's linear layer with its usual start, U(-1/sqrt(inputs), 1/sqrt(inputs)), from an explicit generator."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
-    return layer
 
 
 class MLP(nn.Module):
@@ -38,40 +30,79 @@ class MLP(nn.Module):
             modules += [nn.SiLU(), layer]
         self.layers = nn.Sequential(*modules)
 
-    def __init_subclass__(cls) -> None:
-        if "forward" in cls.__dict__ and "gradient_and_hessian" not in cls.__dict__:
-            cls.gradient_and_hessian = None  # type: ignore[assignment]  # it would be another function's Hessian
-
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
-    @torch.no_grad()
-    def gradient_and_hessian(
-        self, x: Float[Tensor, "batch d"]
-    ) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
-        """The gradient and the Hessian of the summed outputs, in closed form.
 
-        With z_l = W_l a(z_{l-1}) + b_l, tangents T_l = dz_l/dx and g_l the gradient of the output in a(z_l),
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """torch's linear layer with its usual start, U(-1/sqrt(inputs), 1/sqrt(inputs)), from an explicit generator."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+    return layer
 
-            Hessian = sum_l T_l' diag(g_l a''(z_l)) T_l.
 
-        So the tangents go forward with the value, as d more rows of one matrix product a layer, and one
-        gradient comes back: two thirds of the work of differentiating twice, and a third of its overhead.
+def _silu(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    s = torch.sigmoid(z)
+    value, u = z * s, torch.addcmul(s, s, s, value=-1)  # u = s (1 - s)
+    return value, torch.addcmul(s, z, u), torch.sub(z, value, alpha=2).add_(2).mul_(u)
+
+
+def _tanh(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    t = torch.tanh(z)
+    slope = 1 - t * t
+    return t, slope, -2 * t * slope
+
+
+ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {nn.SiLU: _silu, nn.Tanh: _tanh}
+"""Activations with their value, slope and curvature."""
+
+
+class PerceptronHessian:
+    """The gradient and the Hessian of a perceptron's summed outputs, in closed form.
+
+    With z_l = W_l a(z_{l-1}) + b_l, tangents T_l = dz_l/dx and g_l the gradient of the output in a(z_l),
+
+        Hessian = sum_l T_l' diag(g_l a''(z_l)) T_l.
+
+    So the tangents go forward with the value, as d more rows of one matrix product a layer, and one
+    gradient comes back: two thirds of the work of differentiating twice, and a third of its overhead.
+    """
+
+    def __init__(self, linears: list[nn.Linear], activations: list[nn.Module]) -> None:
+        self.linears = linears
+        self.derivatives = [ACTIVATIONS[type(activation)] for activation in activations]
+
+    @classmethod
+    def of(cls, network: object) -> PerceptronHessian | None:
+        """For an MLP, or an nn.Sequential of linear layers with activations between; None for anything else.
+
+        Only these very types and no hooks: a subclass or a hook may compute something else.
         """
-        first, *rest = (layer for layer in self.layers if isinstance(layer, nn.Linear))
+        layers = network.layers if type(network) is MLP else network
+        if type(layers) is not nn.Sequential or len(layers) < 3 or len(layers) % 2 == 0:
+            return None
+        linears, activations = list(layers)[::2], list(layers)[1::2]
+        if any(type(one) is not nn.Linear for one in linears) or any(type(a) not in ACTIVATIONS for a in activations):
+            return None
+        if any(one._forward_hooks or one._forward_pre_hooks for one in (network, layers, *layers)):
+            return None
+        return cls(linears, activations)  # type: ignore[arg-type]
+
+    def __call__(self, x: Float[Tensor, "batch d"]) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
+        first, *rest = self.linears
         z, tangents = first(x), first.weight.mT[:, None, :].expand(-1, len(x), -1)  # (d, B, width)
         stages = []
-        for layer in rest:
-            s = torch.sigmoid(z)
-            activated, u = z * s, s * (1 - s)
-            slope, curvature = torch.addcmul(s, z, u), u * (2 + z * (1 - 2 * s))
+        for layer, derivatives in zip(rest, self.derivatives, strict=True):
+            value, slope, curvature = derivatives(z)
             stages.append((tangents, slope, curvature))
             if layer is not rest[-1]:
-                joint = torch.cat([activated[None], tangents * slope]) @ layer.weight.mT
-                z, tangents = joint[0] + layer.bias, joint[1:]
+                joint = torch.cat([value[None], tangents * slope]) @ layer.weight.mT
+                z, tangents = joint[0] if layer.bias is None else joint[0] + layer.bias, joint[1:]
         gradient = rest[-1].weight.sum(0).expand(len(x), -1)
         hessian = x.new_zeros(len(x), x.shape[1], x.shape[1])
-        for layer, (tangents, slope, curvature) in zip([first, *rest][-2::-1], reversed(stages), strict=True):
+        for layer, (tangents, slope, curvature) in zip(self.linears[-2::-1], reversed(stages), strict=True):
             weighted = tangents * (gradient * curvature)
             hessian.baddbmm_(weighted.transpose(0, 1), tangents.permute(1, 2, 0))
             gradient = (gradient * slope) @ layer.weight

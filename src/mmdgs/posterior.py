@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmdgs.linalg import Covariance
 from mmdgs.noise import CLEAN, NoiseLevel, transition
-from mmdgs.randomness import Generator, randn
+from mmdgs.randomness import Generator, randn, randn_like
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Gaussian:
 
     def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
         """Draw mean + C^(1/2) z; (*shape, B, ...)."""
+        if shape == ():
+            return self.mean + self.cov.root(randn_like(self.mean, generator))
         rows, count = len(self.mean), math.prod(shape)
         # Rows come first in every draw, so that each row can have a random stream of its own.
         z = randn((rows, count, *self.mean.shape[1:]), self.mean, generator)
-        if shape == ():
-            return self.mean + self.cov.root(z[:, 0])
         draws = torch.stack([self.mean + self.cov.root(z[:, i]) for i in range(count)])
         return draws.reshape(*shape, *self.mean.shape)
 
