@@ -29,6 +29,7 @@ app = typer.Typer(
     help="From a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
@@ -61,11 +62,12 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-@app.command()
+@app.command(
+    help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
+    + "\n".join(f"- **{e.name}**: {e.summary}" for e in EXPERIMENTS.values())
+)
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(help="What to make: " + "; ".join(f"{e.name}: {e.summary}" for e in EXPERIMENTS.values()))
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join(EXPERIMENTS)}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
@@ -80,7 +82,6 @@ def reproduce(
     resume: Resume = False,
     debug: Debug = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: numbers, pictures and a report."""
     with _plain_errors(debug):
         chosen = experiment(name)
         if data and name not in WITH_DATASETS:

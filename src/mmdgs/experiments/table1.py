@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from scipy.stats import t as student
 
 from mmdgs.experiments.drawing import COLOURS, GREY, bars, new_figure
@@ -102,17 +102,17 @@ def _table(sets: dict[str, Any], read: Reader, summary: Any, title: str, note: s
         rows.append(["data floor", *(_number(*summary(one["floor"][floor])) for one in sets.values())])
     trained = [m for m in METHODS if m not in ORACLES]
     best = {
-        (list(METHODS).index(min(trained, key=lambda m: statistics.mean(read(one, m)))), j)
+        (list(METHODS).index(min(trained, key=lambda m: abs(statistics.mean(read(one, m))))), j)
         for j, one in enumerate(sets.values(), start=1)
     }
     return Table(title, ["posterior", *(one["title"] for one in sets.values())], rows, note, best=frozenset(best))
 
 
 def _order(sets: dict[str, Any], read: Reader) -> str:
-    """For each data set, the methods from smallest mean to largest."""
+    """For each data set, the methods from the mean nearest to zero to the farthest."""
     sentences = []
     for one in sets.values():
-        means = {m: statistics.mean(read(one, m)) for m in METHODS}
+        means = {m: abs(statistics.mean(read(one, m))) for m in METHODS}
         sentences.append(
             f"{one['title']}: " + " < ".join(METHODS[m] for m in sorted(means, key=means.__getitem__)) + "."
         )
@@ -190,7 +190,8 @@ def _many_section(sets: dict[str, Any], settings: ToySettings) -> Section:
         _many("data", "deficit"),
         interval,
         f"Many chains from the true density: log-density deficit after {settings.many_steps} steps (nats)",
-        "How much less likely the samples are under the true density than data are (mean ± 95% interval).",
+        "How much less likely the samples are under the true density than data are (mean ± 95% interval). Zero is "
+        "right; positive: samples lie where data are rare; negative: they are too concentrated.",
         floor="deficit",
     )
     tables[1:1] = [_paired_table(sets), deficit]
@@ -199,8 +200,8 @@ def _many_section(sets: dict[str, Any], settings: ToySettings) -> Section:
     text = [
         "Started from the true density, a kernel that leaves it alone stays at the data floor, and how far it rises is "
         f"the kernel's own error, free of mixing luck. Order, smallest first. {_order(sets, _many('data'))}",
-        "MMD at these bandwidths hardly sees how sharp a curve is drawn; the log-density deficit does. Order, smallest "
-        f"first. {_order(sets, _many('data', 'deficit'))}",
+        "MMD at these bandwidths hardly sees how sharp a curve is drawn; the log-density deficit does. Order, nearest "
+        f"to zero first. {_order(sets, _many('data', 'deficit'))}",
         "From one starting point the MMD also holds how far a chain gets in this many steps: it measures "
         "mixing, and exact Gibbs is the row to compare with.",
         "What this does not show: how the methods rank on other noise levels, larger networks or images; and a "
@@ -311,6 +312,7 @@ def _draw_many(sets: dict[str, Any]) -> Canvas:
             axis.axvline(statistics.mean(one["floor"][number]), color=GREY, linestyle="--", linewidth=1.2)
             axis.set_title(one["title"] if number == "mmd" else "", fontsize=10)
             axis.set_xlabel(label, fontsize=8)
+            axis.xaxis.set_major_locator(MaxNLocator(5))
     return canvas
 
 
