@@ -106,10 +106,12 @@ def plain_diagonal(score: nn.Module, x_t: Tensor, probes: int, sigma: float, gen
 
 def small_convnet(channels: int = 3, width: int = 32, depth: int = 4) -> nn.Sequential:
     """A small convolutional score network for the probe benchmark."""
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.SiLU()]
-    for _ in range(depth):
-        layers += [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
-    return nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
+    with torch.random.fork_rng(devices=[]):  # torch's layers start from the global generator: leave it as it was
+        torch.manual_seed(0)
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.SiLU()]
+        for _ in range(depth):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
+        return nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
 
 
 def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
@@ -138,7 +140,7 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
         for chains, rate in zip(sizes, measured, strict=True)
     ]
     network = small_convnet().to(device)
-    x_t = torch.rand(8, *IMAGE, device=device)
+    x_t = torch.rand(8, *IMAGE, generator=generator).to(device)
     diagonal = DiagonalMoments(score_denoiser(network), probes=PROBES)
     base, rate = rates(
         [
