@@ -50,6 +50,9 @@ def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
         (["reproduce", "fig9"], "unknown experiment 'fig9'; choose one of fig1, table1, fig2, theory"),
         (["reproduce", "table1", "--data", "moons"], "unknown 2-D data set 'moons'; choose one of mog, rings, roll"),
         (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
+        (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1 and fig2"),
+        (["reproduce", "fig1", "--seed", "-1"], "--seed"),
+        (["reproduce", "fig1", "--device", "meta"], "device 'meta' cannot be used here"),
         (["reproduce", "fig1", "--device", "abacus"], "device 'abacus' cannot be used here"),
         (["reproduce", "table1", "--seeds", "0"], "--seeds"),
         (["reproduce", "fig1", "--overwrite", "--resume"], "choose one of --overwrite"),
@@ -133,3 +136,13 @@ def test_bench_prints_ratios_and_json(monkeypatch):
     found = json.loads(run(cli.app, ["bench", "chain", "--device", "cpu", "--json"]).output)
     assert found["rows"][0]["ratio"] == 2.5
     assert found["device"] == "cpu"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_odd_paths_are_shown_as_they_are_and_a_set_named_twice_counts_once(tmp_path):
+    out = tmp_path / "a[red]b"
+    words = ["reproduce", "fig2", "--quick", "--data", "rings", "--data", "rings", "--out", str(out), "--device", "cpu"]
+    result = run(cli.app, words)
+    assert result.exit_code == 0, result.output
+    assert result.output.strip().splitlines()[-1] == f"report: {out / 'report.html'}"
+    assert list(json.loads((out / "records.json").read_text())["single_chain_samples"]) == ["rings"]

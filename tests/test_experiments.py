@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from sizes import TINY
 
 from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Workspace, conclude, toys
@@ -42,6 +43,9 @@ def test_an_experiment_writes_records_figures_and_a_self_contained_report(tmp_pa
     records = json.loads((tmp_path / "records.json").read_text())
     assert records["environment"]["torch"] == torch.__version__
     assert records["environment"]["seed"] == 0
+    assert records["settings"]["training"]["steps"] == TINY.training.steps
+    assert "repaired" in page.lower()
+    assert records["figures"] == figures
 
 
 @pytest.mark.usefixtures("tiny")
@@ -146,11 +150,29 @@ def test_output_folders_that_cannot_be_used_are_refused(tmp_path):
         Workspace(tmp_path / "new", overwrite=True, resume=True)
 
 
-def test_overwriting_starts_anew_but_leaves_foreign_files_alone(tmp_path):
-    Workspace(tmp_path).part("p", {}, lambda: Part({"value": 1}))
-    (tmp_path / "notes.txt").write_text("mine")
-    assert Workspace(tmp_path, overwrite=True).part("p", {}, lambda: Part({"value": 2})).values == {"value": 2}
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+@pytest.mark.usefixtures("tiny")
+def test_overwriting_removes_what_we_made_and_nothing_else(tmp_path):
+    perform(EXPERIMENTS["fig1"], tmp_path)
+    for foreign in ("notes.txt", "picture.png", "parts/mine.txt", "parts/mine.json"):
+        (tmp_path / foreign).write_text("{}")
+    Workspace(tmp_path, overwrite=True)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"notes.txt", "picture.png", "parts/mine.txt", "parts/mine.json"}
+
+
+def test_a_part_whose_files_do_not_belong_together_is_made_again(tmp_path):
+    workspace = Workspace(tmp_path)
+    for name in ("a", "b"):
+        workspace.part(name, {}, lambda name=name: Part({"value": name}, {"x": torch.ones(1)}))
+    (tmp_path / "parts" / "a.json").write_text('{"settings": {}, "values": {}, "sha256": ""}')
+    assert workspace.part("a", {}, lambda: Part({"value": "new"})).values == {"value": "new"}
+    (tmp_path / "parts" / "b.safetensors").write_bytes((tmp_path / "parts" / "a.safetensors").read_bytes())
+    assert workspace.part("b", {}, lambda: Part({"value": "new"})).values == {"value": "new"}
+
+
+def test_records_are_valid_json_where_a_number_is_not_finite(tmp_path):
+    path = Workspace(tmp_path).write_json("records.json", {"a": [float("nan"), 1.0], "b": {"c": float("inf")}})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": [None, 1.0], "b": {"c": None}}
 
 
 def test_the_interval_is_students():

@@ -387,3 +387,46 @@ class Slope(torch.autograd.Function):
         # Not slope * gradient: zero times infinity would be NaN, and make every case the same.
         (slope,) = ctx.saved_tensors
         return torch.where(gradient == 0, 0.0, slope), None
+
+
+def test_true_moments_are_repaired_where_rounding_makes_them_negative() -> None:
+    # Two needles: the covariance is that of their distance, rank one but for 4e-10, which float32 cannot hold.
+    needles = GaussianMixture([0.5, 0.5], [[-0.3, -0.17], [0.3, 0.17]], 2e-5)
+    q = mmdgs.ExactMoments(needles)(torch.zeros(50, 2), NoiseLevel(sigma=1.0))
+    assert (q.repaired == 0.5).all()
+    assert torch.isfinite(q.sample(generator=torch.Generator().manual_seed(0))).all()
+
+
+def test_an_isotropic_variance_below_the_floor_counts_as_repaired(generator: torch.Generator) -> None:
+    x = torch.randn(100, 2, generator=generator)
+    steep = mmdgs.IsotropicMoments.fit(mmdgs.score_denoiser(lambda x: -9 * x), x, PLAIN, generator=generator)
+    q = steep(x, PLAIN)
+    assert (q.repaired == 1).all()
+    torch.testing.assert_close(q.cov.diagonal(), torch.full_like(x, moments.FLOOR * PLAIN.variance))
+
+
+def test_half_precision_has_full_covariances_too(generator: torch.Generator) -> None:
+    x_t = torch.randn(4, 2, generator=generator)
+    denoiser = mmdgs.score_denoiser(lambda x: -x / 2)
+    q = mmdgs.FullMoments(denoiser)(x_t.bfloat16(), PLAIN)
+    assert q.mean.dtype == torch.bfloat16
+    exact = mmdgs.FullMoments(denoiser)(x_t, PLAIN).cov.dense()
+    torch.testing.assert_close(q.cov.dense().float(), exact, rtol=2e-2, atol=2e-2)
+
+
+def test_a_network_that_is_changed_later_is_followed(generator: torch.Generator) -> None:
+    network = MLP(2, 2, width=8, depth=2, seed=0)
+    denoiser, x_t = mmdgs.energy_denoiser(network), torch.randn(5, 2, generator=generator)
+    network.layers[2] = torch.nn.utils.skip_init(torch.nn.Linear, 8, 8)
+    torch.nn.init.constant_(network.layers[2].weight, 0.3)
+    torch.nn.init.constant_(network.layers[2].bias, 0.1)
+    torch.testing.assert_close(mmdgs.FullMoments(denoiser)(x_t, PLAIN).mean, denoiser(x_t, PLAIN).detach())
+    network.register_forward_hook(lambda module, inputs, output: 3 * output)
+    torch.testing.assert_close(mmdgs.FullMoments(denoiser)(x_t, PLAIN).mean, denoiser(x_t, PLAIN).detach())
+
+
+def test_another_precision_inside_a_network_does_not_leak(generator: torch.Generator) -> None:
+    x_t = torch.randn(4, 2, generator=generator)
+    inside = mmdgs.score_denoiser(lambda x: -x.double())
+    assert inside(x_t, PLAIN).dtype == torch.float32
+    torch.testing.assert_close(inside(x_t, PLAIN), mmdgs.score_denoiser(lambda x: -x)(x_t, PLAIN))

@@ -345,3 +345,20 @@ def test_large_finite_states_are_no_error() -> None:
 def test_impossible_runs_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mmdgs.gibbs_chain(mmdgs.ExactMoments(spherical()), torch.zeros(1, 2, dtype=torch.float64), SCALED, **options)
+
+
+def test_a_kernel_may_stand_in_place_of_an_estimator() -> None:
+    x0, path = torch.zeros(3, 2, dtype=torch.float64), [(SCALED, CLEAN)] * 5
+    kernel = mmdgs.ExactGibbs(spherical())
+    chain = mmdgs.gibbs_chain(kernel, x0, SCALED, steps=5, seed=2, progress=None)
+    assert torch.equal(chain, mmdgs.run(kernel, x0, path, seed=2, progress=None).samples)
+
+
+def test_seeds_may_be_an_array_or_a_tensor() -> None:
+    x0 = torch.zeros(3, 2, dtype=torch.float64)
+    chains = [
+        mmdgs.gibbs_chain(mmdgs.ExactGibbs(spherical()), x0, SCALED, steps=2, seed=seeds, progress=None)
+        for seeds in ([4, 5, 6], torch.tensor([4, 5, 6]), torch.tensor([4, 5, 6]).numpy())
+    ]
+    assert torch.equal(chains[0], chains[1])
+    assert torch.equal(chains[0], chains[2])

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from mmdgs import bench
 from mmdgs.data import toy
@@ -55,8 +56,8 @@ def _main(
 
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for records.json, figures and report.html.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps ...; auto takes the best there is.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that is not empty.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished parts in the folder.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -84,13 +85,14 @@ def reproduce(
 ) -> None:
     with _plain_errors(debug):
         chosen = experiment(name)
-        if data and name not in WITH_DATASETS:
-            raise UsageError(f"--data is for {' and '.join(WITH_DATASETS)}, not for {name}")
+        for option, given in (("--data", data), ("--seeds", seeds)):
+            if given and name not in WITH_DATASETS:
+                raise UsageError(f"{option} is for {' and '.join(WITH_DATASETS)}, not for {name}")
         for one in data or []:
             toy(one)
         where = _device(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
-        datasets = tuple(data) if data else None
+        datasets = tuple(dict.fromkeys(data)) if data else None
         _perform(chosen, Context(workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets))
 
 
@@ -135,20 +137,21 @@ def bench_chain(
 
 def _perform(chosen: Experiment, context: Context) -> None:
     """Run an experiment, write what it found, and print its tables and the path of its report."""
-    out = context.workspace.out
+    out = escape(str(context.workspace.out))
     size = "quick" if context.quick else "full size"
     messages.print(f"[bold]{chosen.title}[/bold] on {context.device}, {size}, into {out}")
     try:
         path, report = conclude(context, chosen.title, chosen.summary, chosen.run(context))
     except KeyboardInterrupt:
         messages.print(
-            f"\nstopped; what is finished is in {out}. To go on: the same command with [bold]--resume[/bold]."
+            f"\nstopped; what is finished is in {out}. To go on: the same command with [bold]--resume[/bold] "
+            "(and without --overwrite)."
         )
         raise typer.Exit(INTERRUPTED) from None
     for table in report.tables():
         output.print(table.to_rich())
         output.print()
-    output.print(f"report: [bold]{path.resolve()}[/bold]", soft_wrap=True)
+    output.print(f"report: [bold]{escape(str(path.resolve()))}[/bold]", soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -165,24 +168,17 @@ def _plain_errors(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         said = str(error) or type(error).__name__
-        messages.print(f"[bold red]error:[/bold red] {rich_safe(said)}", soft_wrap=True)
-        raise typer.Exit(MISUSE if isinstance(error, ValueError) else FAILURE) from None
-
-
-def rich_safe(text: str) -> str:
-    """Text without rich's markup: a path or shape in brackets must be shown as it is."""
-    return text.replace("[", "\\[")
+        messages.print(f"[bold red]error:[/bold red] {escape(said)}", soft_wrap=True)
+        raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
 
 
 def _device(name: str) -> torch.device:
-    """The device asked for, checked; auto: CUDA, else Apple's MPS, else the CPU."""
+    """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from error

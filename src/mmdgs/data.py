@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import make_circles, make_swiss_roll
 from torch import Tensor
 
 from mmdgs.errors import UsageError
@@ -67,11 +66,15 @@ def _mog(n: int, seed: int) -> Tensor:
 
 
 def _rings(n: int, seed: int) -> Tensor:
+    from sklearn.datasets import make_circles  # here, since importing it takes longer than torch
+
     points, _ = make_circles(n, noise=RINGS_NOISE, factor=RINGS_FACTOR, random_state=seed)
     return torch.tensor(RINGS_SCALE * points, dtype=torch.float32)
 
 
 def _roll(n: int, seed: int) -> Tensor:
+    from sklearn.datasets import make_swiss_roll
+
     points, _ = make_swiss_roll(n, noise=ROLL_NOISE, random_state=seed)
     return torch.tensor(ROLL_SCALE * points[:, [0, 2]], dtype=torch.float32)
 

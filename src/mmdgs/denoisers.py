@@ -45,7 +45,7 @@ class KnowsJacobian(Protocol):
 def takes_level(network: Callable[..., Any]) -> bool:
     """Whether a network is called as net(x_t, level) rather than net(x_t).
 
-    It is when its second positional parameter has no default or is called `level`.
+    It is when its second positional parameter has no default or is called `level`; `*args` alone does not count.
     """
     function = network.forward if isinstance(network, nn.Module) else network
     try:
@@ -65,8 +65,20 @@ class _NetworkDenoiser:
     network: Network
     with_level: bool
 
+    def call(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        """The network's output, in x_t's dtype (mixed precision may give another)."""
+        try:
+            out = self.network(x_t, level) if self.with_level else self.network(x_t)
+        except RuntimeError as error:
+            explain_mismatch(self.network, x_t, error)
+            raise
+        if not isinstance(out, Tensor):
+            raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
+        return out.to(x_t.dtype)
+
     def predict(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-        out = self.network(x_t, level) if self.with_level else self.network(x_t)
+        """The network's output, which must have its input's shape."""
+        out = self.call(x_t, level)
         if out.shape != x_t.shape:
             raise ValueError(
                 f"the network must return a tensor of its input's shape {tuple(x_t.shape)}, got {tuple(out.shape)}"
@@ -74,17 +86,25 @@ class _NetworkDenoiser:
         return out
 
 
+def explain_mismatch(network: object, x_t: Tensor, error: RuntimeError) -> None:
+    """Say so where a network failed because it is of another dtype or on another device than its input."""
+    weights = next(network.parameters(), x_t) if isinstance(network, nn.Module) else x_t
+    if weights.dtype != x_t.dtype or weights.device != x_t.device:
+        raise ValueError(
+            f"the network is {weights.dtype} on {weights.device} but x_t is {x_t.dtype} on {x_t.device}; "
+            "convert one with .to(...)"
+        ) from error
+
+
 @dataclass(frozen=True)
 class EnergyDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
-
-    hessian: PerceptronHessian | None = None
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x_t if x_t.requires_grad else x_t.detach().requires_grad_(True)
-            energy = self.network(x, level) if self.with_level else self.network(x)
+            energy = self.call(x, level)
             if energy.ndim == 0 or energy.shape[0] != len(x):
                 raise ValueError(
                     f"an energy must return one value, or several to be summed, per row: a tensor "
@@ -97,10 +117,15 @@ class EnergyDenoiser(_NetworkDenoiser):
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
         """D and dD/dx_t (B, d, d) where the energy is a perceptron of few inputs, in closed form; else None."""
-        if self.hessian is None or x_t.ndim != 2 or x_t.shape[1] > CLOSED_FORM_LIMIT:
+        closed_form = PerceptronHessian.of(self.network)  # asked each time: layers and hooks may have changed
+        if closed_form is None or x_t.ndim != 2 or x_t.shape[1] > CLOSED_FORM_LIMIT:
             return None
-        with torch.no_grad():
-            gradient, hessian = self.hessian(x_t)
+        try:
+            with torch.no_grad():
+                gradient, hessian = closed_form(x_t)
+        except RuntimeError as error:
+            explain_mismatch(self.network, x_t, error)
+            raise
         jacobian = hessian.mul_(-(level.sigma**2) / level.alpha)
         jacobian.diagonal(dim1=1, dim2=2).add_(1 / level.alpha)
         return torch.add(x_t, gradient, alpha=-(level.sigma**2)) / level.alpha, jacobian
@@ -141,7 +166,7 @@ class VelocityDenoiser(_NetworkDenoiser):
 
 def energy_denoiser(f: Network) -> EnergyDenoiser:
     """The denoiser of an energy f(x_t) -> (B,), or any (B, ...) that is summed; the density is exp(-f)."""
-    return EnergyDenoiser(f, takes_level(f), PerceptronHessian.of(f))
+    return EnergyDenoiser(f, takes_level(f))
 
 
 def score_denoiser(s: Network) -> ScoreDenoiser:

@@ -58,7 +58,9 @@ class Diagonal(Covariance):
         return self.variances
 
     def dense(self) -> Tensor:
-        return torch.diag_embed(self.variances.flatten(1))
+        rows = self.variances.flatten(1)
+        require_room_for_dense(len(rows), rows.shape[1], rows.dtype, rows.device)
+        return torch.diag_embed(rows)
 
     def root(self, z: Tensor) -> Tensor:
         return self.variances.sqrt() * z
@@ -85,8 +87,9 @@ class Dense(Covariance):
     def from_matrix(cls, matrix: Tensor, event_shape: torch.Size) -> Dense:
         """Decompose symmetric matrices (B, d, d)."""
         raise_non_finite("denoising covariance", matrix)
-        values, vectors = torch.linalg.eigh(matrix)
-        return cls(values, vectors, event_shape)
+        half = matrix.dtype in (torch.float16, torch.bfloat16)  # which eigh does not know
+        values, vectors = torch.linalg.eigh(matrix.float() if half else matrix)
+        return cls(values.to(matrix.dtype), vectors.to(matrix.dtype), event_shape)
 
     def diagonal(self) -> Tensor:
         return (self.vectors.square() @ self.values[..., None]).reshape(-1, *self.event_shape)

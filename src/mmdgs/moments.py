@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, denoise, score, takes_level
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
-from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, signs
 from mmdgs.targets import GaussianMixture
@@ -55,7 +55,6 @@ Pullback = Callable[[Tensor], Tensor]
 
 def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Pullback]:
     """D(x_t) and the map v (n, B, ...) -> v' dD/dx_t (n, B, ...), all from one forward pass."""
-    require_batch(x_t)
     x = x_t.detach()
     if x.ndim == 4 and x.device.type == "cpu" and _chunk_size(x) == 1:
         # Convolutions' backward passes took 0.65 of the time in this layout; the numbers are the same.
@@ -84,8 +83,12 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     return mean.detach(), pullback
 
 
-def require_batch(x_t: Tensor) -> None:
-    """Refuse what is not a batch of floating-point vectors."""
+def require_batch(x_t: Tensor, level: NoiseLevel | None = None) -> None:
+    """Refuse what is not a batch of floating-point vectors, and a level without noise."""
+    if not isinstance(x_t, Tensor):
+        raise ValueError(f"need a torch tensor, got {type(x_t).__name__}; use torch.as_tensor(...)")
+    if level == CLEAN:
+        raise ValueError("there is no denoising posterior at the clean level; give a NoiseLevel with sigma > 0")
     if x_t.ndim < 2 or 0 in x_t.shape:
         raise ValueError(f"x_t must be a batch (B, ...) with at least one number a row, got shape {tuple(x_t.shape)}")
     if not x_t.is_floating_point():
@@ -138,6 +141,14 @@ def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     return mean, torch.cat(parts, dim=1).reshape(x_t.shape)
 
 
+def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
+    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to floor (sigma / alpha)^2."""
+    raise_non_finite("denoising mean", mean)
+    cov = Dense.from_matrix(covariance, mean.shape[1:])
+    values, repaired = floored(cov.values, floor * level.variance)
+    return Gaussian(mean, Dense(values, cov.vectors, cov.event_shape), repaired)
+
+
 @dataclass(frozen=True)
 class FullMoments:
     """The full covariance, by d products with the Jacobian (the paper's eq. optimaldenoising).
@@ -151,13 +162,11 @@ class FullMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t)
+        require_batch(x_t, level)
         rows, d = len(x_t), math.prod(x_t.shape[1:])
         require_room_for_dense(rows, d, x_t.dtype, x_t.device)
         mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
-        cov = Dense.from_matrix((0.5 * level.tweedie) * (jacobian + jacobian.mT), x_t.shape[1:])
-        values, repaired = floored(cov.values, self.floor * level.variance)
-        return Gaussian(mean, Dense(values, cov.vectors, cov.event_shape), repaired)
+        return _repaired_dense(mean, (0.5 * level.tweedie) * (jacobian + jacobian.mT), level, self.floor)
 
 
 @dataclass(frozen=True)
@@ -173,17 +182,17 @@ class DiagonalMoments:
     floor: float = FLOOR
 
     def __post_init__(self) -> None:
-        if self.probes is not None and self.probes < 1:
+        if self.probes is not None and (not isinstance(self.probes, int) or self.probes < 1):
             raise ValueError(f"probes must be a positive number, or None for the exact diagonal, got {self.probes}")
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        if self.probes is not None and generator is None:
-            raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
-        require_batch(x_t)
-        if self.probes is None or generator is None:
+        require_batch(x_t, level)
+        if self.probes is None:
             mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
+        elif generator is None:
+            raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             mean, pullback = mean_and_pullback(self.denoiser, x_t, level)
             # Rows first, so that each chain's probes come from its own stream.
@@ -192,6 +201,7 @@ class DiagonalMoments:
             for start, stop in _chunks(self.probes, x_t):
                 diagonal += (v[start:stop] * pullback(v[start:stop])).sum(0)
             diagonal /= self.probes
+        raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
         values, repaired = floored(level.tweedie * diagonal, self.floor * level.variance)
         return Gaussian(mean, Diagonal(values), repaired)
@@ -203,6 +213,7 @@ class IsotropicMoments:
 
     denoiser: Denoiser
     variances: Mapping[NoiseLevel, float]
+    lifted: frozenset[NoiseLevel] = frozenset()  # levels whose estimate lay below the floor
 
     @classmethod
     def fit(
@@ -220,7 +231,7 @@ class IsotropicMoments:
             raise ValueError("the data to fit on holds values that are not finite")
         levels = [level] if isinstance(level, NoiseLevel) else list(level)
         d = math.prod(x.shape[1:])
-        variances = {}
+        variances, lifted = {}, []
         for one in levels:
             x_t = add_noise(x, one, generator=generator)
             with torch.no_grad():
@@ -231,18 +242,21 @@ class IsotropicMoments:
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
             if variance < floor * one.variance:
                 logger.warning("the isotropic variance at %s came out as %g and was lifted to the floor", one, variance)
+                lifted.append(one)
             variances[one] = max(variance, floor * one.variance)
-        return cls(denoiser, variances)
+        return cls(denoiser, variances, frozenset(lifted))
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t)
+        require_batch(x_t, level)
         if level not in self.variances:
             raise ValueError(f"no isotropic variance was fitted at {level}; fitted: {list(self.variances)}")
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
-        return Gaussian(mean, Diagonal(mean.new_tensor(self.variances[level]).expand_as(mean)))
+        raise_non_finite("denoising mean", mean)
+        repaired = mean.new_ones(len(mean)) if level in self.lifted else None
+        return Gaussian(mean, Diagonal(mean.new_tensor(self.variances[level]).expand_as(mean)), repaired)
 
 
 @dataclass(frozen=True)
@@ -261,7 +275,7 @@ class LearnedMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t)
+        require_batch(x_t, level)
         out = self.network(x_t, level) if self.with_level else self.network(x_t)
         pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
         if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
@@ -279,9 +293,12 @@ class ExactMoments:
     """The Gaussian with the true moments of p(x | x_t) under a mixture: the oracle row."""
 
     mixture: GaussianMixture
+    floor: float = FLOOR  # rounding alone can make an eigenvalue negative
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
+        require_batch(x_t, level)
+        require_room_for_dense(len(x_t), self.mixture.dim, x_t.dtype, x_t.device)
         posterior = self.mixture.posterior(x_t, level)
-        return Gaussian(posterior.mean, Dense.from_matrix(posterior.covariance, x_t.shape[1:]))
+        return _repaired_dense(posterior.mean, posterior.covariance, level, self.floor)

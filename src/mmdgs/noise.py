@@ -25,7 +25,11 @@ class NoiseLevel:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma"):
-            value = float(getattr(self, name))
+            given = getattr(self, name)
+            try:
+                value = float(given)
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} must be a positive number, got {given!r}") from None
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
             object.__setattr__(self, name, value)

@@ -9,7 +9,8 @@ beside it, on which process or device runs it, or on where a run was cut in piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -85,18 +86,14 @@ class Streams:
         first_row: int = 0,
         positions: Mapping[str, int] | None = None,
     ) -> None:
-        if isinstance(seed, Sequence):
-            seeds, indices = [int(s) for s in seed], range(1)
-            if len(seeds) != rows:
-                raise ValueError(f"seed must be one integer or one per chain: got {len(seeds)} seeds for {rows} chains")
-        else:
-            seeds, indices = [int(seed)] * rows, range(first_row, first_row + rows)
         if rows < 1:
             raise ValueError(f"Streams needs at least one row, got {rows}")
-        keys = torch.tensor([[s & WORD, (s >> 32) & WORD] for s in seeds])
+        streams = _streams(seed, rows, first_row)
+        if len(streams) != rows:
+            raise ValueError(f"seed must be one integer or one per chain: got {len(streams)} seeds for {rows} chains")
         self.rows = rows
-        self._key = keys[:, None, :]
-        self._row = torch.tensor(list(indices)).expand(rows)[:, None]
+        self._key = torch.tensor([[s & WORD, (s >> 32) & WORD] for s, _ in streams])[:, None, :]
+        self._row = torch.tensor([row for _, row in streams])[:, None]
         self._lanes = {"normal": _Lane(0, _normals), "sign": _Lane(1, _signs), "uniform": _Lane(2, _uniforms)}
         for kind, position in (positions or {}).items():
             self._lanes[kind].position = position
@@ -133,6 +130,17 @@ class Streams:
         counter = [part.expand(shape) for part in (low, high, row, torch.full_like(low, lane.number))]
         words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
         return lane.convert(words, dtype).flatten(1)
+
+
+def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple[int, int]]:
+    """(seed, row) of each row's stream."""
+    try:
+        one = index(seed)  # type: ignore[arg-type]
+    except TypeError:  # not one integer: then one for each row, in a list, an array or a tensor
+        if not isinstance(seed, Iterable):
+            raise TypeError(f"seed must be an integer or one per chain, got {seed!r}") from None
+        return [(int(s), 0) for s in seed]
+    return [(one, first_row + row) for row in range(rows)]
 
 
 Generator = torch.Generator | Streams

@@ -141,6 +141,8 @@ class GaussianMixture:
 
     def _rows(self, x: Tensor) -> tuple[Tensor, torch.Size]:
         """x as (n, d), and the shape of one number per point."""
+        if not isinstance(x, Tensor):
+            raise ValueError(f"x must be a torch tensor, got {type(x).__name__}; use torch.as_tensor(...)")
         if x.dtype != self.means.dtype or x.device != self.means.device:
             raise ValueError(
                 f"the mixture is {self.means.dtype} on {self.means.device} but x is {x.dtype} on {x.device}; "

@@ -14,7 +14,7 @@ DATASETS = ("rings",)  # the set on which the paper's order of methods shows mos
 
 def run(context: Context) -> Outcome:
     """The three outcomes on one page; they share their trained networks and chains."""
-    context = replace(context, quick=True, datasets=context.datasets or DATASETS)
+    context = replace(context, datasets=context.datasets or DATASETS)
     # Both data sets' networks train side by side; the parts below then find them in the folder.
     fit(context, [toy("mog"), *toys_for(context)], settings_for(context))
     outcomes = {name: part.run(context) for name, part in (("fig1", fig1), ("table1", table1), ("fig2", fig2))}

@@ -66,8 +66,10 @@ def environment(context: Context) -> dict[str, Any]:
 
 def conclude(context: Context, title: str, summary: str, outcome: Outcome) -> tuple[Path, Report]:
     """Write records.json, the figures and report.html; returns the path of the report, and the report."""
-    made = environment(context) | {"seconds": round(time.perf_counter() - context.started, 1)}
+    made = environment(context) | {"seconds_of_this_run": round(time.perf_counter() - context.started, 1)}
     report = Report(title, summary, outcome.sections, made)
     report.write(context.workspace)
-    context.workspace.write_json("records.json", {"title": title, "environment": made, **outcome.records})
+    figures = [f"{figure.name}.png" for section in outcome.sections for figure in section.figures]
+    whole = {"title": title, "environment": made, "figures": figures, **outcome.records}
+    context.workspace.write_json("records.json", whole)
     return context.workspace.out / "report.html", report

@@ -7,9 +7,10 @@ the settings are the same.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,14 +63,13 @@ class Workspace:
                 "--overwrite to start anew, or another folder"
             )
         try:
-            (out / PARTS).mkdir(parents=True, exist_ok=True)
+            out.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=out):
                 pass
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
         if overwrite:
-            shutil.rmtree(out / PARTS)
-            (out / PARTS).mkdir()
+            self._clear()
 
     def part(self, name: str, settings: Mapping[str, Any], compute: Callable[[], Part]) -> Part:
         """A finished part with these settings, from the folder if it is there, else computed and kept."""
@@ -79,19 +79,33 @@ class Workspace:
             return found
         part = compute()
         tensors = {key: value.detach().cpu().contiguous() for key, value in part.tensors.items()}
-        # The JSON comes last: a part counts as finished only once both files are there.
-        write_atomically(self._file(name, "safetensors"), save_tensors(tensors))
-        self._json(self._file(name, "json"), {"settings": wanted, "values": part.values})
+        content = save_tensors(tensors)
+        (self.out / PARTS).mkdir(exist_ok=True)
+        # The JSON comes last: a part counts as finished only once both files are there, and belong together.
+        write_atomically(self._file(name, "safetensors"), content)
+        whole = {"settings": wanted, "values": part.values, "sha256": _digest(part.values, content)}
+        self._json(self._file(name, "json"), whole)
         return Part(part.values, tensors)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
-        """Write a JSON file into the folder."""
-        return self._json(self.out / name, content)
+        """Write a JSON file into the folder; numbers that are not finite become null."""
+        return self._json(self.out / name, _finite(content))
 
     def write(self, name: str, content: bytes) -> Path:
         """Write any file into the folder."""
         write_atomically(self.out / name, content)
         return self.out / name
+
+    def _clear(self) -> None:
+        """Remove what an earlier run of ours left, and nothing else."""
+        for path in (self.out / PARTS).glob("*.json"):
+            if _read(path).keys() >= {"settings", "values"}:
+                path.unlink()
+                path.with_suffix(".safetensors").unlink(missing_ok=True)
+        records = _read(self.out / "records.json")
+        if "mmdgs" in records.get("environment", {}):
+            for name in ("records.json", "report.html", *records.get("figures", [])):
+                (self.out / Path(name).name).unlink(missing_ok=True)
 
     def _file(self, name: str, kind: str) -> Path:
         return self.out / PARTS / f"{name}.{kind}"
@@ -103,8 +117,32 @@ class Workspace:
     def _load(self, name: str, wanted: dict[str, Any]) -> Part | None:
         try:
             stored = json.loads(self._file(name, "json").read_text())
-            if stored["settings"] != wanted:
+            content = self._file(name, "safetensors").read_bytes()
+            if stored["settings"] != wanted or stored["sha256"] != _digest(stored["values"], content):
                 return None
-            return Part(stored["values"], load_tensors(self._file(name, "safetensors").read_bytes()))
+            return Part(stored["values"], load_tensors(content))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             return None  # absent or damaged: it is made again
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(values: Mapping[str, Any], content: bytes) -> str:
+    """A checksum over a part's numbers and tensors."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode() + content).hexdigest()
+
+
+def _finite(content: Any) -> Any:
+    """JSON knows no NaN and no infinity: None in their place."""
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

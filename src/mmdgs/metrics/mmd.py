@@ -8,7 +8,7 @@ the biased V-statistic (Gretton et al., 2012), as the authors of the paper compu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,6 +28,8 @@ def mmd(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequ
     [0.25, 0.5, 1, 2, 4] is the paper's text.
     """
     for name, points in (("a", a), ("b", b)):
+        if not isinstance(points, Tensor):
+            raise ValueError(f"{name} must be a torch tensor, got {type(points).__name__}; use torch.as_tensor(...)")
         if points.ndim != 2 or len(points) == 0 or not points.is_floating_point():
             raise ValueError(f"{name} must be floating-point points (n, d), got {points.dtype} {tuple(points.shape)}")
         if not torch.isfinite(points).all():
@@ -46,6 +48,8 @@ def mmd(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequ
         if mean == 0:
             return 0.0  # all points are one point
         bandwidths = [mean * factor for factor in FACTORS]
+    if not isinstance(bandwidths, Iterable):
+        raise ValueError(f"bandwidths must be 'mean-distance' or a sequence of numbers, got {bandwidths!r}")
     scales = sorted(float(width) for width in bandwidths)
     if not scales or not all(math.isfinite(width) and width > 0 for width in scales):
         raise ValueError(f"bandwidths must be positive numbers, got {list(bandwidths)}")

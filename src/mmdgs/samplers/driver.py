@@ -101,7 +101,7 @@ def run(
 
 
 def gibbs_chain(
-    post: Moments,
+    post: Moments | Kernel,
     x0: Float[Tensor, "chains ..."],
     level: NoiseLevel,
     *,
@@ -114,13 +114,13 @@ def gibbs_chain(
 ) -> Float[Tensor, "steps chains ..."]:
     """Single-level pseudo-Gibbs chains from x0 (chains, ...): the clean samples, (steps, chains, ...).
 
-    Says on the "mmdgs" log what fraction of the covariance had to be repaired, if any; `run` with a
-    `Gibbs` kernel returns that number too.
+    A kernel such as `ExactGibbs(mixture)` may stand in place of the estimator. Says on the "mmdgs" log what
+    fraction of the covariance had to be repaired, if any; `run` returns that number too.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     result = run(
-        Gibbs(post),
+        post if isinstance(post, Kernel) else Gibbs(post),
         x0,
         [(level, CLEAN)] * steps,
         seed=seed,

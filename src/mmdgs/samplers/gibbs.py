@@ -52,4 +52,6 @@ class ExactGibbs:
             # Seen from level s, x_s is a mixture itself (the noised one), and x_t = a x_s + b e.
             a, b = transition(following, level)
             mixture, level = mixture.noised(following), NoiseLevel(alpha=a, sigma=b)
-        return State(mixture.posterior(x_t, level).sample(generator=generator)), {}
+        x = mixture.posterior(x_t, level).sample(generator=generator)
+        raise_non_finite("sampled state", x)
+        return State(x), {}
