@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors"],
+    ["errors", "progress"],
     ["randomness", "threads", "version"],
     ["noise"],
     ["linalg"],

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import torch
-from tqdm.auto import tqdm
+
+from mmdgs.progress import progress_bar
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def side_by_side(jobs: Sequence[Callable[[], object]], *, workers: int, progress
             stop_if_asked()
             job()
 
-    bar = tqdm(total=len(jobs), desc=progress, unit="part", leave=False, disable=not progress or None)
+    bar = progress_bar(len(jobs), progress, unit="part", delay=0)
     with bar, threads(1), ThreadPoolExecutor(max(1, min(workers, len(jobs)))) as pool:
         pending = {pool.submit(work, job) for job in jobs}
         try:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from mmdgs.errors import NonFiniteError
+from mmdgs.progress import progress_bar
 from mmdgs.randomness import seeded
 from mmdgs.threads import stop_if_asked
 
@@ -53,7 +53,7 @@ def train(
     order, noise = seeded(settings.seed), seeded(settings.seed + 1, _generator_device(data))
     batch_size = min(settings.batch_size, len(data))
     losses = torch.empty(settings.steps, device=data.device)
-    bar = tqdm(total=settings.steps, desc=progress, unit="step", delay=1.0, leave=False, disable=not progress or None)
+    bar = progress_bar(settings.steps, progress)
     network.train()
     permutation, at = torch.randperm(len(data), generator=order), 0
     with bar:
@@ -72,8 +72,10 @@ def train(
             optimiser.step()
             losses[step] = value.detach()
             if step % 100 == 99 or step == settings.steps - 1:
-                _require_finite(losses[: step + 1])
-                bar.set_postfix(loss=f"{losses[max(0, step - 99) : step + 1].mean().item():.4g}", refresh=False)
+                first = max(0, step - 99)
+                recent = losses[first : step + 1]
+                _require_finite(recent, first)
+                bar.set_postfix(loss=f"{recent.mean().item():.4g}", refresh=False)
             bar.update()
     network.eval()
     return losses.cpu()
@@ -88,7 +90,8 @@ def _cosine(fraction: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * fraction))
 
 
-def _require_finite(losses: Tensor) -> None:
+def _require_finite(losses: Tensor, first: int) -> None:
+    """Stop where one of the losses, counted from step `first`, is not finite."""
     bad = (~torch.isfinite(losses)).nonzero().flatten()
     if len(bad):
-        raise NonFiniteError("training loss", [], int(bad[0]), advice="try a smaller learning rate")
+        raise NonFiniteError("training loss", [], first + int(bad[0]), advice="try a smaller learning rate")

@@ -11,14 +11,15 @@ from torch import Tensor
 
 BLUE, ORANGE, GREEN, GREY, RED = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b"
 COLOURS = {
-    "learned": "#c0392b",
-    "isotropic": "#e07b1f",
+    "learned": RED,
+    "isotropic": ORANGE,
     "diagonal": "#8a5fb0",
-    "full": "#3566a8",
-    "moments": "#2f8f5b",
+    "full": BLUE,
+    "moments": GREEN,
     "exact": "#4a5568",
-    "data": "#7a8494",
+    "data": GREY,
 }
+UNIT_TICKS = (-1, 0, 1)
 
 
 def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
@@ -28,13 +29,21 @@ def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list
     return figure, axes.tolist()
 
 
-def square(axis: Axes, limit: float, title: str = "") -> None:
-    """A square picture of [-limit, limit]^2 with light ticks."""
+def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | None = None) -> None:
+    """A square picture of [-limit, limit]^2 with light ticks, at these places if given."""
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7, length=2, color=GREY, labelcolor=GREY)
     for spine in axis.spines.values():
         spine.set_color("#cfd6e0")
+    if ticks is not None:
+        axis.set(xticks=ticks, yticks=ticks)
+
+
+def open_axes(axis: Axes, labels: int) -> None:
+    """Axes without a frame above and to the right, tick labels of this size."""
+    axis.tick_params(labelsize=labels)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
@@ -67,5 +76,4 @@ def bars(
     )
     axis.set_yticks(position, names, fontsize=8)
     axis.invert_yaxis()
-    axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+    open_axes(axis, 8)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from mmdgs.data import toy
-from mmdgs.experiments.drawing import GREEN, ORANGE, density, grid, new_figure, square
+from mmdgs.experiments.drawing import GREEN, ORANGE, UNIT_TICKS, density, grid, new_figure, square
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.toys import LEVEL, METHODS, fit, settings_for
@@ -123,7 +123,7 @@ def _draw_posteriors(
             density(axis, truth[i].exp(), LIMIT)
             axis.plot(*point, "x", color=GREEN, markersize=6, markeredgewidth=1.6)
             if method is None:
-                square(axis, LIMIT, f"true, x_t = ({point[0]:g}, {point[1]:g})")
+                square(axis, LIMIT, f"true, x_t = ({point[0]:g}, {point[1]:g})", UNIT_TICKS)
             else:
                 law = laws[method][i]
                 peak = law.log_prob(law.mean)
@@ -131,12 +131,10 @@ def _draw_posteriors(
                 levels = [float(peak + torch.tensor(1 - p).log()) for p in (0.95, 0.5)]
                 height = law.log_prob(where).reshape(GRID, GRID).numpy()
                 axis.contour(line, line, height, levels=levels, colors=ORANGE, linewidths=1.3, linestyles=["--", "-"])
-                square(axis, LIMIT, f"KL = {divergence[method][i]:.3f}")
+                square(axis, LIMIT, f"KL = {divergence[method][i]:.3f}", UNIT_TICKS)
             if i == 0:
                 name = "true posterior" if method is None else METHODS[method]
                 axis.set_ylabel(name, fontsize=8)
-            axis.set_xticks([-1, 0, 1])
-            axis.set_yticks([-1, 0, 1])
     return canvas
 
 

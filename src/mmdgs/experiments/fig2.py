@@ -9,11 +9,10 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import Toy
-from mmdgs.experiments.drawing import COLOURS, new_figure, scatter, square
+from mmdgs.experiments.drawing import COLOURS, UNIT_TICKS, new_figure, scatter, square
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
-from mmdgs.experiments.toys import LEVEL, METHODS, fit, settings_for, single_chains, toys_for, workers_for
-from mmdgs.threads import side_by_side
+from mmdgs.experiments.toys import LEVEL, METHODS, fit, settings_for, single_chains, together, toys_for
 
 SHOWN = ("learned", "isotropic", "diagonal", "full", "exact")
 LIMITS = {"mog": 2.0, "rings": 1.9, "roll": 1.9}
@@ -27,7 +26,7 @@ def run(context: Context) -> Outcome:
     records = {}
     everything = fit(context, toys_for(context), settings)
     jobs = [partial(single_chains, context, fitted, m, settings) for fitted in everything for m in SHOWN]
-    side_by_side(jobs, workers=workers_for(context), progress="chains")
+    together(context, jobs, "chains")
     for fitted in everything:
         one = fitted.toy
         parts = {method: single_chains(context, fitted, method, settings) for method in SHOWN}
@@ -67,9 +66,7 @@ def _draw(clouds: list[tuple[Toy, dict[str, Tensor]]]) -> Canvas:
             points = by_method[method]
             scatter(axis, points[:: max(1, len(points) // DRAWN)], COLOURS[method], size=2.0)
             title = "data" if method == "data" else METHODS[method]
-            square(axis, LIMITS[one.name], title if row == 0 else "")
-            axis.set_xticks([-1, 0, 1])
-            axis.set_yticks([-1, 0, 1])
+            square(axis, LIMITS[one.name], title if row == 0 else "", UNIT_TICKS)
         axes[row][0].set_ylabel(one.title, fontsize=10)
     return canvas
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from scipy.stats import t as student
 
-from mmdgs.experiments.drawing import COLOURS, GREY, bars, new_figure
+from mmdgs.experiments.drawing import COLOURS, GREY, bars, new_figure, open_axes
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.toys import (
@@ -26,10 +26,9 @@ from mmdgs.experiments.toys import (
     many_chains,
     settings_for,
     single_chains,
+    together,
     toys_for,
-    workers_for,
 )
-from mmdgs.threads import side_by_side
 
 # The paper's Table 1: mean and standard deviation of five runs.
 PUBLISHED = {
@@ -47,7 +46,7 @@ def run(context: Context) -> Outcome:
     everything = fit(context, toys_for(context), settings)
     jobs = [partial(many_chains, context, f, m, s, settings) for f in everything for m in METHODS for s in STARTS]
     jobs += [partial(single_chains, context, fitted, m, settings) for fitted in everything for m in METHODS]
-    side_by_side(jobs, workers=workers_for(context), progress="chains")
+    together(context, jobs, "chains")
     for fitted in everything:
         one = fitted.toy
         sets[one.name] = {
@@ -294,8 +293,7 @@ def _draw_single(sets: dict[str, Any]) -> Canvas:
         axis.set_xlim(10 ** math.floor(math.log10(min(shown))), 10 ** math.ceil(math.log10(max(shown))))
         axis.set_title(one["title"], fontsize=10)
         axis.set_xlabel("MMD, single chain", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
+        open_axes(axis, 8)
     return canvas
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import mog_density
-from mmdgs.experiments.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, new_figure, square
+from mmdgs.experiments.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, new_figure, open_axes, square
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.theory_existence import existence
@@ -131,8 +131,7 @@ def _draw_covariances(records: Records) -> Canvas:
             _ellipse(axis, m, a, color=GREEN, linewidth=3, alpha=0.5)
             _ellipse(axis, m, b, color="black", linewidth=0.9, linestyle=(0, (3, 2)))
         axis.plot(*SHOWN.mT, "x", color=ORANGE, markersize=5, markeredgewidth=1.5)
-        square(axis, 2.0, title)
-        axis.set(xticks=range(-2, 3), yticks=range(-2, 3))
+        square(axis, 2.0, title, range(-2, 3))
         scores = records[i]["scores"]
         axes[0][3].plot(torch.linspace(i - 0.3, i + 0.3, len(scores)), scores, ".", color=BLUE)
     axes[0][3].axhspan(-2, 2, color=GREY, alpha=0.15, linewidth=0)
@@ -337,8 +336,7 @@ def _plain(axis: Axes, title: str, across: str, up: str) -> None:
     axis.set_title(title, fontsize=9)
     axis.set_xlabel(across, fontsize=8)
     axis.set_ylabel(up, fontsize=8)
-    axis.tick_params(labelsize=7)
-    axis.spines[["top", "right"]].set_visible(False)
+    open_axes(axis, 7)
 
 
 EXPERIMENT = Experiment(

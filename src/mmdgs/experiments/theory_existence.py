@@ -23,7 +23,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import mog_density
-from mmdgs.experiments.drawing import BLUE, GREEN, GREY, RED, new_figure, square
+from mmdgs.experiments.drawing import BLUE, GREEN, GREY, RED, new_figure, open_axes, square
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.metrics import Deconvolution, deconvolve
 from mmdgs.noise import NoiseLevel
@@ -153,8 +153,7 @@ def _draw_line(cases: list[_Case]) -> Canvas:
         bottom.set(ylim=(1e-3, 10))
         bottom.set_xlabel("frequency", fontsize=8)
         for axis in (top, bottom):
-            axis.tick_params(labelsize=7)
-            axis.spines[["top", "right"]].set_visible(False)
+            open_axes(axis, 7)
     axes[0][0].set_ylabel("density", fontsize=8)
     axes[1][0].set_ylabel(r"$|\phi|$", fontsize=8)
     return canvas
@@ -172,8 +171,7 @@ def _draw_plane(cases: list[_Case]) -> Canvas:
         top.imshow(case.noisy.mT.numpy(), cmap="Blues", **style)
         bottom.imshow(case.result.clean.mT.numpy(), cmap="RdBu", vmin=-largest, vmax=largest, **style)
         for axis in (top, bottom):
-            square(axis, VIEW)
-            axis.set(xticks=range(-2, 3), yticks=range(-2, 3))
+            square(axis, VIEW, ticks=range(-2, 3))
         _verdict(top, case)
         bottom.set_title(f"negative mass {case.result.negative_mass:.2g}", fontsize=8)
     axes[0][0].set_ylabel("noisy density", fontsize=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -121,15 +121,16 @@ def _data(context: Context, one: Toy, settings: ToySettings) -> Tensor:
     return one.sample(settings.points, context.seed).to(context.device)
 
 
-def workers_for(context: Context) -> int:
-    """How many jobs run side by side: one a CPU thread that torch may use, one at a time on an accelerator."""
-    return torch.get_num_threads() if context.device.type == "cpu" else 1
+def together(context: Context, jobs: Sequence[Callable[[], object]], label: str) -> None:
+    """Run jobs side by side: one for each CPU thread that torch may use, one at a time on an accelerator."""
+    workers = torch.get_num_threads() if context.device.type == "cpu" else 1
+    side_by_side(jobs, workers=workers, progress=label)
 
 
 def fit(context: Context, toys: Sequence[Toy], settings: ToySettings) -> list[Fitted]:
     """Train the energy and the baseline on each data set (or take them from the folder)."""
     jobs = [partial(_trained, context, one, settings, kind) for one in toys for kind in ("energy", "learned")]
-    side_by_side(jobs, workers=workers_for(context), progress="training")
+    together(context, jobs, "training")
     found = []
     for one in toys:
         data = _data(context, one, settings)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.moments import Moments, require_batch
 from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
 from mmdgs.samplers.gibbs import Gibbs
 from mmdgs.samplers.kernel import Info, Kernel, State
@@ -27,9 +27,6 @@ Path = Sequence[tuple[NoiseLevel, NoiseLevel]]
 
 SMALL_STATE = 256
 """A state of at most this many numbers is run on one CPU thread: sharing out such small work costs more."""
-
-BAR_DELAY = 1.0
-"""Seconds of work before a progress bar appears."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def run(
     totals: dict[str, Tensor] = {}
     state = State(x0.detach())
     started = time.perf_counter()
-    bar = tqdm(total=len(path), desc=progress, unit="step", delay=BAR_DELAY, leave=False, disable=not progress or None)
+    bar = progress_bar(len(path), progress)
     small = x0.device.type == "cpu" and x0.numel() <= SMALL_STATE
     with bar, torch.no_grad(), threads(1 if small else None):
         for step, (level, following) in enumerate(path):
