@@ -1,0 +1,44 @@
+"""Data: the paper's 2-D sets with their densities, and sets of images."""
+
+from mmdgs.data.images import load_images
+from mmdgs.data.imageset import ImageSet
+from mmdgs.data.toys import (
+    CURVE_POINTS,
+    MOG_MEANS,
+    MOG_STD,
+    RINGS_FACTOR,
+    RINGS_NOISE,
+    RINGS_SCALE,
+    ROLL_NOISE,
+    ROLL_SCALE,
+    TOYS,
+    Toy,
+    mog_density,
+    rings_density,
+    roll_density,
+    toy,
+)
+from mmdgs.data.transforms import dequantised, flipped, midpoints, to_uint8
+
+__all__ = [
+    "CURVE_POINTS",
+    "MOG_MEANS",
+    "MOG_STD",
+    "RINGS_FACTOR",
+    "RINGS_NOISE",
+    "RINGS_SCALE",
+    "ROLL_NOISE",
+    "ROLL_SCALE",
+    "TOYS",
+    "ImageSet",
+    "Toy",
+    "dequantised",
+    "flipped",
+    "load_images",
+    "midpoints",
+    "mog_density",
+    "rings_density",
+    "roll_density",
+    "to_uint8",
+    "toy",
+]

@@ -1,0 +1,63 @@
+"""A set of images in memory, with its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images as they were stored, 8 bits a channel: `images` uint8 (n, channels, height, width), `labels` int64 (n,).
+
+    `name` is "mnist", "cifar10", "celeba" or the folder's name, `split` the part that was asked for,
+    `classes` the names of the labels, and `skipped` the unreadable files that were left out.
+    """
+
+    name: str
+    split: str
+    images: Tensor
+    labels: Tensor | None = None
+    classes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+            raise UsageError(
+                f"images must be uint8 (n, channels, height, width), got {self.images.dtype} {tuple(self.images.shape)}"
+            )
+        labels = self.labels
+        if labels is not None and (labels.dtype != torch.int64 or labels.shape != self.images.shape[:1]):
+            raise UsageError(
+                f"labels must be int64 ({len(self)},), one for each image, got {labels.dtype} {tuple(labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of an image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The same set on another device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, images=self.images.to(device), labels=labels)
+
+    def take(self, indices: slice | Tensor | Sequence[int]) -> ImageSet:
+        """The images at these indices, in that order: a slice (no copy), a tensor or a sequence of integers."""
+        if not isinstance(indices, slice):
+            indices = torch.as_tensor(indices, device=self.images.device)
+            if indices.ndim != 1:
+                raise UsageError(f"indices must be one-dimensional, got shape {tuple(indices.shape)}")
+            # An empty list makes a tensor of floats, which cannot be an index.
+            indices = indices.long() if indices.numel() == 0 else indices
+        labels = None if self.labels is None else self.labels[indices]
+        return replace(self, images=self.images[indices], labels=labels)

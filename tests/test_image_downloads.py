@@ -1,0 +1,218 @@
+"""Downloads of public data, from a server on this computer."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from mmdgs.data import cifar, idx, load_images, sources
+from mmdgs.errors import UsageError
+
+FILES = {
+    "train-images-idx3-ubyte.gz": gzip.compress(struct.pack(">4I", 2051, 2, 40, 40) + bytes(range(200)) * 16, mtime=0),
+    "train-labels-idx1-ubyte.gz": gzip.compress(struct.pack(">2I", 2049, 2) + bytes([3, 7]), mtime=0),
+}
+IMAGES, LABELS = FILES
+
+
+class Server:
+    """Serves `bodies`; a body may be cut at `cut` bytes, and the connection then be closed or left hanging."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, bytes] = {}
+        self.cut: int | None = None
+        self.hangs = False
+        self.asked: list[str] = []
+        self.over = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                body = server.bodies.get(self.path)
+                if body is None:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: server.cut])
+                if server.hangs:
+                    self.wfile.flush()
+                    server.over.wait(10)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    server = Server()
+    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.over.set()
+    server.http.shutdown()
+    server.http.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def mnist(server: Server, monkeypatch) -> Server:
+    """A server that has MNIST, which is the only mirror."""
+    server.bodies = {f"/mnist/{name}": content for name, content in FILES.items()}
+    monkeypatch.setattr(idx, "MIRRORS", (f"{server.url}/mnist/",))
+    monkeypatch.setattr(idx, "MD5", {name: hashlib.md5(content).hexdigest() for name, content in FILES.items()})
+    return server
+
+
+def dead_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
+
+
+def left(folder: Path) -> list[str]:
+    """All files below a folder, temporary ones too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def refused(*parts: object):
+    return pytest.raises(UsageError, match=".*".join(re.escape(str(part)) for part in parts))
+
+
+def test_a_set_is_downloaded_once(tmp_path: Path, mnist: Server) -> None:
+    found = load_images("mnist", data_dir=tmp_path / "data")
+    assert found.labels.tolist() == [3, 7]
+    assert found.images[0, 0, 0, :3].tolist() == [0, 1, 2]
+    assert left(tmp_path) == [f"data/mnist/{name}" for name in (IMAGES, LABELS)]
+    assert (tmp_path / "data" / "mnist" / IMAGES).read_bytes() == FILES[IMAGES]
+    assert (tmp_path / "data" / "mnist" / IMAGES).stat().st_mode & 0o777 == 0o644
+    assert mnist.asked == [f"/mnist/{name}" for name in (IMAGES, LABELS)]
+    load_images("mnist", data_dir=tmp_path / "data")
+    assert len(mnist.asked) == 2
+
+
+def test_what_is_there_already_is_not_downloaded(tmp_path: Path, mnist: Server) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / IMAGES).write_bytes(FILES[IMAGES])
+    assert len(load_images("mnist", data_dir=tmp_path)) == 2
+    assert mnist.asked == [f"/mnist/{LABELS}"]
+
+
+def test_the_next_mirror_helps_out(tmp_path: Path, mnist: Server, monkeypatch) -> None:
+    mnist.bodies |= {f"/bad/{name}": b"<html>sorry</html>" for name in FILES}
+    mirrors = (dead_url(), f"{mnist.url}/none/", f"{mnist.url}/bad/", *idx.MIRRORS)
+    monkeypatch.setattr(idx, "MIRRORS", mirrors)
+    assert len(load_images("mnist", data_dir=tmp_path)) == 2
+    assert left(tmp_path) == [f"mnist/{name}" for name in (IMAGES, LABELS)]
+
+
+def test_a_wrong_checksum(tmp_path: Path, mnist: Server) -> None:
+    wrong = FILES[IMAGES][:-1] + b"!"
+    mnist.bodies[f"/mnist/{IMAGES}"] = wrong
+    md5 = [hashlib.md5(content).hexdigest() for content in (wrong, FILES[IMAGES])]
+    with refused(f"{IMAGES} could not be downloaded", f"its MD5 checksum is {md5[0]}, expected {md5[1]}"):
+        load_images("mnist", data_dir=tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_a_body_that_breaks_off(tmp_path: Path, mnist: Server) -> None:
+    mnist.cut = 50
+    with refused(mnist.url, f"it broke off after 50 of {len(FILES[IMAGES])} bytes"):
+        load_images("mnist", data_dir=tmp_path)
+    assert left(tmp_path) == []
+    mnist.cut = None
+    assert len(load_images("mnist", data_dir=tmp_path)) == 2
+
+
+def test_a_server_that_falls_silent(tmp_path: Path, mnist: Server, monkeypatch) -> None:
+    monkeypatch.setattr(sources, "TIMEOUT", 0.2)
+    mnist.cut, mnist.hangs = 50, True
+    with refused("could not be downloaded", "timed out"):
+        load_images("mnist", data_dir=tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_a_download_that_is_stopped_leaves_nothing(tmp_path: Path, mnist: Server, monkeypatch) -> None:
+    def stopped(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sources.os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        load_images("mnist", data_dir=tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_no_mirror_at_all(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    mirrors = dead_url(), dead_url()
+    monkeypatch.setattr(idx, "MIRRORS", mirrors)
+    with refused(
+        f"mnist was not found in {tmp_path}",
+        f"{mirrors[0]}{IMAGES}: [Errno",
+        f"{mirrors[1]}{IMAGES}: [Errno",
+        f"put {IMAGES}, {LABELS} in {tmp_path / 'mnist'}",
+        "--data-dir",
+        "MMDGS_DATA",
+    ):
+        load_images("mnist", data_dir=tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_status_codes_are_told(tmp_path: Path, mnist: Server) -> None:
+    mnist.bodies = {}
+    with refused(mnist.url, "HTTP status 404, Not Found"):
+        load_images("mnist", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("mnist", "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz"), ("cifar10", "cifar-10-python.tar.gz")],
+)
+def test_downloading_switched_off(tmp_path: Path, name: str, files: str) -> None:
+    with refused(
+        f"{name} was not found in {tmp_path}, and downloading is switched off",
+        f"put {files} in {tmp_path / name}",
+        "--data-dir",
+        "MMDGS_DATA",
+    ):
+        load_images(name, "test", data_dir=tmp_path, download=False)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, mnist: Server) -> None:
+    (tmp_path / "mnist").write_bytes(b"a file where the folder should be")
+    with refused(f"cannot write in the data folder {tmp_path / 'mnist'}"):
+        load_images("mnist", data_dir=tmp_path)
+
+
+def test_cifar_is_downloaded_as_its_archive(tmp_path: Path, server: Server, monkeypatch) -> None:
+    body = b"not the archive, but with the right checksum"
+    server.bodies["/cifar-10-python.tar.gz"] = body
+    url = f"{server.url}/cifar-10-python.tar.gz"
+    monkeypatch.setattr(cifar, "ARCHIVE", sources.Source(cifar.ARCHIVE.file, hashlib.md5(body).hexdigest(), (url,)))
+    with refused(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "damaged or truncated tar.gz"):
+        load_images("cifar10", data_dir=tmp_path)
+    assert left(tmp_path) == ["cifar10/cifar-10-python.tar.gz"]
+
+
+def test_the_public_addresses() -> None:
+    # What the files are known by: the checksums their publishers and torchvision give.
+    assert all(url.startswith("https://") and url.endswith("/mnist/") for url in idx.MIRRORS)
+    assert len(idx.MIRRORS) == 2
+    assert idx.MD5["train-images-idx3-ubyte.gz"] == "f68b3c2dcbeaaa9fbdd348bbdeb94873"
+    assert cifar.ARCHIVE.urls == ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",)
+    assert cifar.ARCHIVE.md5 == "c58f30108f718f92721af3b95e74349a"
