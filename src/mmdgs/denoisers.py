@@ -200,3 +200,21 @@ def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
 def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
     """The score of the noised density that a denoiser implies: (alpha D - x_t) / sigma^2."""
     return (level.alpha * denoise(denoiser, x_t, level) - x_t) / level.sigma**2
+
+
+class Compiled:
+    """A denoiser or network through torch.compile: the same function of (x_t, level), trainable as before.
+
+    Not for energies, whose denoiser has a gradient inside: `training.energies.CompiledEnergy` is.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, backend: str = "inductor") -> None:
+        with_level = takes_level(function)
+
+        def call(x_t: Tensor, level: NoiseLevel) -> Any:
+            return function(x_t, level) if with_level else function(x_t)
+
+        self.function = torch.compile(call, backend=backend, dynamic=False)
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Any:
+        return self.function(x_t, level)

@@ -1,4 +1,4 @@
-"""Networks: the multilayer perceptron of the paper's 2-D experiments, and closed forms for perceptrons."""
+"""The multilayer perceptron of the paper's 2-D experiments, and closed forms for perceptrons."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""Files: written whole or not at all, folders locked against a second run, JSON and safetensors read with care."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+
+LOCK = ".lock"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: to a temporary file beside it, then renamed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp makes files that others cannot read
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def folder_written_atomically(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def to_json(content: Mapping[str, Any]) -> bytes:
+    """JSON for people to read too."""
+    return (json.dumps(content, indent=1, allow_nan=True) + "\n").encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    try:
+        return load_tensors(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def tensors_to_bytes(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> bytes:
+    """Tensors as a safetensors file; floating-point ones in `dtype` if given."""
+    prepared = {
+        key: value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous()
+        for key, value in tensors.items()
+    }
+    return save_tensors(prepared)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process, until it ends, however it ends: a second run into it is refused."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    with (folder / LOCK).open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"another run is writing into {folder}; wait for it, or choose another folder") from error
+        yield

@@ -1,0 +1,21 @@
+"""Networks: the perceptron of the 2-D experiments, the U-Net of the image experiments, a small image classifier."""
+
+from mmdgs.networks.classifier import ConvClassifier
+from mmdgs.networks.dropout import RowDropout, dropout_keys
+from mmdgs.networks.perceptron import ACTIVATIONS, MLP, PerceptronHessian
+from mmdgs.networks.registry import NETWORKS, PRESETS, build_network, preset
+from mmdgs.networks.unet import UNet
+
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "NETWORKS",
+    "PRESETS",
+    "ConvClassifier",
+    "PerceptronHessian",
+    "RowDropout",
+    "UNet",
+    "build_network",
+    "dropout_keys",
+    "preset",
+]

@@ -1,0 +1,56 @@
+"""Networks by name, for configurations and files: a name, its options, and presets of options."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from mmdgs.errors import UsageError
+from mmdgs.networks.classifier import ConvClassifier
+from mmdgs.networks.perceptron import MLP
+from mmdgs.networks.unet import UNet
+
+NETWORKS: dict[str, type[nn.Module]] = {"mlp": MLP, "unet": UNet, "classifier": ConvClassifier}
+"""Each is built as Network(inputs, outputs, seed=..., **options)."""
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {"width": 400, "depth": 4}),
+    "unet-tiny": ("unet", {"width": 8, "multipliers": [1, 2], "blocks": 1, "attention": [], "dropout": 0.0}),
+    "unet-small": ("unet", {"width": 24, "multipliers": [1, 2, 4], "blocks": 1, "attention": [1], "dropout": 0.0}),
+    "unet-paper": ("unet", {"width": 128, "multipliers": [1, 2, 2, 2], "blocks": 2, "attention": [1], "dropout": 0.1}),
+    "classifier": ("classifier", {"width": 32, "features": 64, "dropout": 0.2}),
+}
+"""unet-small trains on a laptop; unet-paper is the authors' (32.9 million parameters at 3x32x32)."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """' (did you mean ...?)' where one of the names is like this one, else ''."""
+    like = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {like[0]!r}?)" if like else ""
+
+
+def preset(name: str) -> tuple[str, dict[str, Any]]:
+    """The network and the options a preset stands for."""
+    if name not in PRESETS:
+        raise UsageError(f"unknown model {name!r}{nearest(name, PRESETS)}; choose one of {', '.join(PRESETS)}")
+    network, options = PRESETS[name]
+    return network, dict(options)
+
+
+def build_network(name: str, inputs: int, outputs: int, options: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
+    """A network by name; options it does not know are refused with the nearest name."""
+    if name not in NETWORKS:
+        raise UsageError(f"unknown network {name!r}{nearest(name, NETWORKS)}; choose one of {', '.join(NETWORKS)}")
+    signature = inspect.signature(NETWORKS[name]).parameters
+    known = [key for key, p in signature.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"the network {name!r} has no option {key!r}{nearest(key, known)}; it has {known}")
+    try:
+        return NETWORKS[name](inputs, outputs, seed=seed, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the network {name!r} cannot be built with {dict(options)}: {error}") from error

@@ -1,0 +1,218 @@
+"""The U-Net of the paper's image experiments: Ho et al. (2020), with the noise level as an option.
+
+    28x28, 32x32, 64x64 or any other size; a level of the pyramid halves the resolution (rounding up), and the
+    way up brings each map to the size of the one it meets.
+
+With the defaults, at 3x32x32 and without conditioning, it has the authors' 32.9 million parameters: 128 base
+channels, multipliers 1, 2, 2, 2, two residual blocks a level, attention at half resolution, dropout 0.1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mmdgs.networks.dropout import RowDropout
+from mmdgs.networks.initial import initialise
+from mmdgs.noise import NoiseLevel
+
+GROUPS = 32
+CHANNELS_A_GROUP = 4
+FREQUENCIES = 64  # of the noise level's embedding: a period from 0.02 to 100 in log(sigma / alpha)
+PERIODS = (0.02, 100.0)
+
+
+class GroupNorm(nn.GroupNorm):
+    """torch's group norm, written out where it is compiled.
+
+    The compiler makes the same kernels of both, and torch's own has no forward-mode derivative for images in the
+    channels-last layout, which the training of energies needs.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().forward(x)
+        groups = x.float().unflatten(1, (self.num_groups, -1))
+        centred = groups - groups.mean((2, 3, 4), keepdim=True)
+        scale = (centred.square().mean((2, 3, 4), keepdim=True) + self.eps).rsqrt()
+        return (centred * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def _norm(channels: int) -> GroupNorm:
+    """Group norm in 32 groups, or as many as leave four channels to a group."""
+    most = max(1, min(GROUPS, channels // CHANNELS_A_GROUP))
+    return GroupNorm(next(g for g in range(most, 0, -1) if channels % g == 0), channels)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(dropout(silu(norm(conv(silu(norm(x))) + embedding))))."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int, dropout: float, layer: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.level = nn.Linear(embedding, outputs) if embedding else None
+        self.norm2 = _norm(outputs)
+        self.dropout = RowDropout(dropout, layer)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, embedding: Tensor | None) -> Tensor:
+        h = self.conv1(functional.silu(self.norm1(x)))
+        if self.level is not None:
+            h = h + self.level(embedding)[:, :, None, None]
+        return self.shortcut(x) + self.conv2(self.dropout(functional.silu(self.norm2(h))))
+
+
+class Attention(nn.Module):
+    """x + self-attention over the pixels, one head.
+
+    Written out, not torch's fused kernel: that one cannot be differentiated twice, as an energy's training and
+    a covariance need, and at some hundred pixels it would gain nothing.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor, embedding: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).flatten(2).chunk(3, dim=1)  # (B, C, pixels)
+        weights = (q.mT @ k * q.shape[1] ** -0.5).softmax(dim=-1)
+        return x + self.out((v @ weights.mT).reshape(x.shape))
+
+
+BRANCHES = (ResidualBlock, Attention)
+
+
+class _Down(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, embedding: Tensor | None) -> Tensor:
+        return self.conv(x)
+
+
+class _Up(nn.Module):
+    """Nearest-neighbour enlargement to the size of the next skip connection, and a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, like: Tensor) -> Tensor:
+        return self.conv(functional.interpolate(x, size=like.shape[-2:], mode="nearest"))
+
+
+class LevelEmbedding(nn.Module):
+    """log(sigma / alpha), as sines and cosines through a small perceptron: (B, 4 width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2 * FREQUENCIES, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+
+    def forward(self, x: Tensor, level: NoiseLevel) -> Tensor:
+        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float32, device=x.device)
+        position = ratio.log().reshape(-1, 1)
+        ends = [2 * math.pi / period for period in PERIODS]
+        exponents = torch.linspace(0, 1, FREQUENCIES, device=x.device)
+        angles = position * (ends[0] * (ends[1] / ends[0]) ** exponents)
+        features = torch.cat([angles.sin(), angles.cos()], dim=1).to(x.dtype)
+        return functional.silu(self.layers(features)).expand(len(x), -1)
+
+
+class UNet(nn.Module):
+    """x (B, channels, H, W) -> (B, outputs, H, W); called as net(x), or net(x, level) where it is conditional.
+
+    `attention` lists the levels of the pyramid (0: full resolution, 1: half ...) with self-attention; the
+    middle has one more. The last layer and the ends of all branches start at zero.
+    """
+
+    def __init__(
+        self,
+        channels: int = 3,
+        outputs: int | None = None,
+        *,
+        width: int = 128,
+        multipliers: Sequence[int] = (1, 2, 2, 2),
+        blocks: int = 2,
+        attention: Sequence[int] = (1,),
+        dropout: float = 0.1,
+        conditional: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        outputs = channels if outputs is None else outputs
+        if min(channels, outputs, width, blocks, *multipliers) < 1 or not multipliers:
+            raise ValueError(
+                f"sizes must be at least 1, got {channels=}, {outputs=}, {width=}, {blocks=}, {multipliers=}"
+            )
+        if any(not 0 <= level < len(multipliers) for level in attention):
+            raise ValueError(f"attention must name levels of the pyramid, 0 to {len(multipliers) - 1}, got {attention}")
+        self.channels = channels
+        self.conditional = conditional
+        embedding = 4 * width if conditional else 0
+        layers = itertools.count()
+
+        def block(inputs: int, outputs: int) -> ResidualBlock:
+            return ResidualBlock(inputs, outputs, embedding, dropout, next(layers))
+
+        with torch.device("meta"):
+            self.embedding = LevelEmbedding(width) if conditional else None
+            self.first = nn.Conv2d(channels, width, 3, padding=1)
+            self.down, self.up = nn.ModuleList(), nn.ModuleList()
+            now, skips = width, [width]
+            for level, multiplier in enumerate(multipliers):
+                for _ in range(blocks):
+                    residual = block(now, width * multiplier)
+                    now = width * multiplier
+                    self.down.append(nn.ModuleList([residual, *[Attention(now)] * (level in attention)]))
+                    skips.append(now)
+                if level < len(multipliers) - 1:
+                    self.down.append(nn.ModuleList([_Down(now)]))
+                    skips.append(now)
+            self.middle = nn.ModuleList([block(now, now), Attention(now), block(now, now)])
+            for level, multiplier in reversed(list(enumerate(multipliers))):
+                for i in range(blocks + 1):
+                    stage = nn.ModuleDict({"up": _Up(now)} if i == 0 and level < len(multipliers) - 1 else {})
+                    stage["block"] = block(now + skips.pop(), width * multiplier)
+                    now = width * multiplier
+                    if level in attention:
+                        stage["attention"] = Attention(now)
+                    self.up.append(stage)
+            self.last = nn.Sequential(_norm(now), nn.SiLU(), nn.Conv2d(now, outputs, 3, padding=1))
+        ends = [m.conv2 if isinstance(m, ResidualBlock) else m.out for m in self.modules() if isinstance(m, BRANCHES)]
+        initialise(self, seed, zero=[*ends, self.last[-1]])
+
+    def forward(self, x: Tensor, level: NoiseLevel | None = None) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise ValueError(f"the network takes images (B, {self.channels}, H, W), got shape {tuple(x.shape)}")
+        embedding = None
+        if self.embedding is not None:
+            if level is None:
+                raise ValueError("this network is conditional: call it as net(x, level)")
+            embedding = self.embedding(x, level)
+        h = self.first(x)
+        skips = [h]
+        for stage in self.down:
+            for block in stage.children():
+                h = block(h, embedding)
+            skips.append(h)
+        for block in self.middle:
+            h = block(h, embedding)
+        for stage in self.up:
+            assert isinstance(stage, nn.ModuleDict)
+            skip = skips.pop()
+            if "up" in stage:
+                h = stage["up"](h, skip)
+            h = stage["block"](torch.cat([h, skip], dim=1), embedding)
+            if "attention" in stage:
+                h = stage["attention"](h, embedding)
+        return self.last(h)
