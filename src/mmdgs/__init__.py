@@ -13,6 +13,7 @@ from mmdgs.denoisers import (
     velocity_denoiser,
 )
 from mmdgs.errors import CovarianceTooLargeError, NonFiniteError, UsageError
+from mmdgs.models import Model, ModelConfig, load, save
 from mmdgs.moments import (
     DiagonalMoments,
     ExactMoments,
@@ -25,6 +26,7 @@ from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
+from mmdgs.sampling import sample
 from mmdgs.version import __version__
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "Gibbs",
     "IsotropicMoments",
     "LearnedMoments",
+    "Model",
+    "ModelConfig",
     "Moments",
     "NoiseLevel",
     "NonFiniteError",
@@ -50,12 +54,15 @@ __all__ = [
     "data",
     "energy_denoiser",
     "gibbs_chain",
+    "load",
     "losses",
     "metrics",
     "networks",
     "noise_denoiser",
     "run",
+    "sample",
     "samplers",
+    "save",
     "score_denoiser",
     "targets",
     "training",

@@ -1,40 +1,433 @@
-"""The training loop: Adam on a per-example loss, over shuffled data held in memory.
+"""The training loop: Adam on a per-example loss, for every loss, size and number of processes.
 
-The data order and the noise come from the seed alone, so the same seed gives the same losses.
+Data order, noise and dropout masks are functions of the seed alone: a row of the global batch has its own random
+stream, so the losses are the same whatever number of processes shares the batch and however it is cut to fit in
+memory, and a run that was killed goes on from its last checkpoint as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mmdgs.errors import NonFiniteError
+from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.networks.dropout import dropout_keys, uses_dropout
 from mmdgs.progress import progress_bar
-from mmdgs.randomness import seeded
+from mmdgs.randomness import Generator, Streams, seeded, uniforms
 from mmdgs.threads import stop_if_asked
+from mmdgs.training.examples import Examples, TensorExamples, batch_order
+from mmdgs.training.folder import Checkpoint, RunFolder
+from mmdgs.training.settings import FLUSH_EVERY, FLUSH_SECONDS, TrainingSettings
 
-PerExampleLoss = Callable[[Tensor, torch.Generator], Tensor]
-"""(batch of clean x, generator) -> one loss per example."""
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+logger = logging.getLogger("mmdgs")
+
+PerExampleLoss = Callable[[Any, Generator], Tensor]
+"""(batch as the examples give it, generator) -> one loss per example."""
+
+VALIDATION_SEED = 1_000_000_007
+"""Added to the run's seed for the noise of validation, which is the same at every validation."""
+
+ADVICE = "try a smaller learning rate, --set clip=1, --set warmup=1000, or float32 in place of bf16"
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
-    """How to train; the defaults are the authors' for the 2-D networks (10,000 steps of 100, Adam 1e-4)."""
+class Validation:
+    """A held-out set and the loss to measure on it; `keep_best` is called when it is the lowest so far."""
 
-    steps: int = 10_000
-    batch_size: int = 100
-    learning_rate: float = 1e-4
-    decay: bool = False  # cosine decay of the learning rate to zero
-    seed: int = 0
+    examples: Examples
+    loss: PerExampleLoss
+    keep_best: Callable[[float, int], None] | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+
+@dataclass
+class Trained:
+    """What a run leaves beside the weights: the loss of every step, validations, and how it went."""
+
+    losses: Tensor  # (steps,)
+    validations: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    examples_a_second: float = 0.0
+    split: int = 1
+    ended_by: str = "steps"
+
+
+class Average:
+    """The exponential moving average of a network's weights, which can take their place for a while."""
+
+    def __init__(self, network: nn.Module, decay: float | None) -> None:
+        self.names = [name for name, _ in network.named_parameters()]
+        self.live = [p.detach() for p in network.parameters()]
+        self.decay = decay
+        self.weights = [p.clone() for p in self.live] if decay is not None else self.live
+
+    def update(self, step: int) -> None:
+        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten."""
+        if self.decay is not None:
+            decay = min(self.decay, (1 + step) / (10 + step))
+            get_ema_multi_avg_fn(decay)(self.weights, self.live, 0)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network computes with the average inside this block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def settle(self) -> None:
+        """Leave the average in the network for good."""
+        if self.decay is not None:
+            for live, average in zip(self.live, self.weights, strict=True):
+                live.copy_(average)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.weights, strict=True)) if self.decay is not None else {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if name in tensors:
+                weight.copy_(tensors[name])
+
+    def _exchange(self) -> None:
+        if self.decay is None:
+            return
+        for live, average in zip(self.live, self.weights, strict=True):
+            kept = live.clone()
+            live.copy_(average)
+            average.copy_(kept)
+
+
+class _LossModule(nn.Module):
+    """The loss as a module's forward pass, which is what data-parallel wrappers want to see."""
+
+    def __init__(self, network: nn.Module, loss: PerExampleLoss) -> None:
+        super().__init__()
+        self.network = network
+        self.loss = loss
+
+    def forward(self, batch: Any, generator: Generator) -> Tensor:
+        return self.loss(batch, generator)
+
+
+class _Shares:
+    """Which rows of a global batch are whose: the process's share, cut into parts, each with its random streams."""
+
+    def __init__(self, batch_size: int, seed: int, accelerator: Accelerator | None, generator: Generator | None):
+        count = accelerator.num_processes if accelerator else 1
+        self.rank: int = accelerator.process_index if accelerator else 0
+        if batch_size % count:
+            raise UsageError(f"batch_size {batch_size} cannot be shared evenly by {count} processes")
+        self.rows = batch_size // count
+        self.seed = seed
+        self.given = generator
+        self.positions: dict[str, int] = {}
+        self.cut(1)
+
+    def cut(self, parts: int) -> None:
+        """Cut the share into parts; the random streams go on where they are."""
+        if parts > self.rows:
+            raise UsageError("not even one example fits in memory; choose a smaller network or a smaller image")
+        if parts > 1 and self.given is not None:
+            raise UsageError("a batch can be split only with a random stream for each row: give no generator")
+        edges = [round(i * self.rows / parts) for i in range(parts + 1)]
+        self.parts = [slice(a, b) for a, b in pairwise(edges)]
+        self.generators: list[Generator] = [self._generator(part) for part in self.parts]
+
+    def _generator(self, part: slice) -> Generator:
+        if self.given is not None:
+            return self.given
+        first = self.rank * self.rows + part.start
+        return Streams(self.seed, part.stop - part.start, first_row=first, positions=self.positions)
+
+    def of(self, indices: Tensor) -> Tensor:
+        """This process's indices of a global batch."""
+        return indices[self.rank * self.rows : (self.rank + 1) * self.rows]
+
+    def remember(self) -> None:
+        """Note how far the streams are: where a step begins anew, and what a checkpoint needs."""
+        if isinstance(self.generators[0], Streams):
+            self.positions = self.generators[0].positions
+
+
+class Trainer:
+    """One run of the loop; `run` does it all."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: PerExampleLoss,
+        examples: Examples,
+        settings: TrainingSettings,
+        *,
+        generator: Generator | None = None,
+        validation: Validation | None = None,
+        folder: RunFolder | None = None,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self.network, self.examples, self.settings = network, examples, settings
+        self.validation, self.folder, self.accelerator = validation, folder, accelerator
+        self.device = examples.device
+        self.batch_size = min(settings.batch_size, len(examples))
+        self.shares = _Shares(self.batch_size, settings.seed + 1, accelerator, generator)
+        if settings.split > 1:
+            self.shares.cut(settings.split)
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        fused = self.device.type in ("cpu", "cuda")
+        self.optimiser = torch.optim.Adam(self.parameters, lr=settings.learning_rate, fused=fused)
+        self.average = Average(network, settings.ema)
+        self.drops = uses_dropout(network)
+        module = _LossModule(network, loss)
+        self.module: nn.Module = accelerator.prepare_model(module) if accelerator else module
+        self.main = accelerator is None or accelerator.is_main_process
+        self.step, self.seconds_before = 0, 0.0
+        self.best = math.inf
+        self.losses: list[float] = []
+        self.validations: list[tuple[int, float]] = []
+
+    def run(self, progress: str | None = "training") -> Trained:
+        """Train to the end, from the folder's checkpoint if it has one; the network is left with its average."""
+        self._go_on_from_checkpoint()
+        end = self.settings.last_step(max(1, len(self.examples) // self.batch_size))
+        bar = progress_bar(end or 0, progress if self.main else None)
+        bar.update(self.step)
+        order = islice(batch_order(len(self.examples), self.batch_size, self.settings.seed), self.step, None)
+        started, first, fraction, ended_by = time.perf_counter(), self.step, 0.0, "steps"
+        passed, look_at = self.seconds_before, self.step + 1
+        recent: list[Tensor] = []
+        self.network.train()
+        with bar, _matmul_precision(self.settings.precision):
+            while end is None or self.step < end:
+                stop_if_asked()
+                fraction = max(fraction, self.step / end if end else 0.0)
+                for group in self.optimiser.param_groups:
+                    group["lr"] = self.settings.rate(self.step, fraction)
+                recent.append(self._step(next(order)))
+                self.step += 1
+                bar.update()
+                if self.step in (look_at, end):
+                    count, before = len(recent), passed
+                    bar.set_postfix(loss=f"{self._flush(recent):.4g}", refresh=False)
+                    passed = self._agree(self.seconds_before + time.perf_counter() - started)
+                    slow = FLUSH_SECONDS * max(1, count) / max(passed - before, 1e-9)
+                    look_at = self.step + max(1, min(FLUSH_EVERY, round(slow)))
+                    if self.settings.minutes is not None:
+                        fraction = max(fraction, passed / (60 * self.settings.minutes))
+                        ended_by = "minutes" if fraction >= 1 and self.step != end else ended_by
+                if self._due(self.settings.validate_every) or self.step == end or ended_by == "minutes":
+                    self._flush(recent)
+                    self._validate()
+                if self._due(self.settings.checkpoint_every) or self.step == end or ended_by == "minutes":
+                    self._flush(recent)
+                    self._save(self.seconds_before + time.perf_counter() - started)
+                if ended_by == "minutes":
+                    break
+        seconds = time.perf_counter() - started
+        with torch.no_grad():
+            self.average.settle()
+        self.network.eval()
+        rate = (self.step - first) * self.batch_size / max(seconds, 1e-9)
+        total = self.seconds_before + seconds
+        losses = torch.tensor(self.losses, dtype=torch.float32)
+        return Trained(losses, self.validations, total, rate, len(self.shares.parts), ended_by)
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0
+
+    def _step(self, indices: Tensor) -> Tensor:
+        """One step of the optimiser on a global batch; returns this process's mean loss."""
+        self.shares.remember()
+        while True:
+            try:
+                value = self._gradients(self.shares.of(indices))
+                break
+            except torch.OutOfMemoryError as error:
+                self._split_further(error)
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimiser.step()
+        with torch.no_grad():
+            self.average.update(self.step)
+        return value
+
+    def _gradients(self, indices: Tensor) -> Tensor:
+        """The gradients of the mean loss over these examples, part by part."""
+        self.optimiser.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        parts = list(zip(self.shares.parts, self.shares.generators, strict=True))
+        for number, (part, generator) in enumerate(parts):
+            last = number == len(parts) - 1
+            waits = contextlib.nullcontext() if last or not self.accelerator else self.accelerator.no_sync(self.module)
+            with waits:
+                value = self._loss(self.module, self.examples.take(indices[part], generator), generator)
+                value = value.sum() / len(indices)
+                value.backward()
+            total += value.detach()
+        return total
+
+    def _loss(self, function: Callable[[Any, Generator], Tensor], batch: Any, generator: Generator) -> Tensor:
+        """The loss of each example, in the precision asked for and with dropout masks of the examples' own."""
+        keys = None
+        if self.drops and self.network.training:
+            rows = len(batch[0]) if isinstance(batch, tuple) else len(batch)
+            like = torch.empty((), device=self.device)
+            keys = (uniforms((rows, 1), like, generator)[:, 0] * 2.0**24).long()
+        low = self.settings.precision == "bf16"
+        with dropout_keys(self.network, keys), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            return function(batch, generator).float()
+
+    def _split_further(self, error: torch.OutOfMemoryError) -> None:
+        """Cut the batch in twice as many parts; the step then begins anew, with the same noise."""
+        parts = 2 * len(self.shares.parts)
+        if self.accelerator and self.accelerator.num_processes > 1:
+            raise UsageError(
+                f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
+            ) from error
+        self.optimiser.zero_grad(set_to_none=True)
+        self.shares.cut(parts)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "a step of %d examples does not fit in memory: taking it in %d parts (the gradients are the same)",
+            self.shares.rows,
+            parts,
+        )
+
+    def _agree(self, value: float) -> float:
+        """The main process's value, on all processes."""
+        if self.accelerator is None or self.accelerator.num_processes == 1:
+            return value
+        mine = torch.tensor([value if self.main else 0.0], dtype=torch.float64, device=self._reducible)
+        return self.accelerator.reduce(mine, "sum").item()
+
+    @property
+    def _reducible(self) -> torch.device:
+        return self.accelerator.device if self.accelerator else self.device
+
+    def _flush(self, recent: list[Tensor]) -> float:
+        """Look at the losses since the last look: stop where one is not finite, log them; returns their mean."""
+        if not recent:
+            return self.losses[-1]
+        values = torch.stack(recent)
+        recent.clear()
+        if self.accelerator:
+            values = self.accelerator.reduce(values, "mean")
+        found = values.tolist()
+        first = self.step - len(found)
+        for i, value in enumerate(found):
+            if not math.isfinite(value):
+                kept = self.folder is not None and (self.folder.path / "checkpoints").is_dir()
+                advice = ADVICE + ("; the last good checkpoint is kept" if kept else "")
+                raise NonFiniteError("training loss", [], first + i, advice=advice)
+        self.losses += found
+        if self.folder and self.main:
+            self.folder.log([{"step": first + i + 1, "loss": value} for i, value in enumerate(found)])
+        return math.fsum(found) / len(found)
+
+    def _validate(self) -> None:
+        """The mean loss on the held-out set with the averaged weights and the same noise every time."""
+        if self.validation is None:
+            return
+        examples, loss = self.validation.examples, self.validation.loss
+        rows = min(self.batch_size, len(examples))
+        total, seen = 0.0, 0
+        self.network.eval()
+        with torch.no_grad(), self.average.in_place():
+            for first in range(0, len(examples), rows):
+                indices = torch.arange(first, min(first + rows, len(examples)))
+                streams = Streams(self.settings.seed + VALIDATION_SEED, len(indices), first_row=first)
+                total += self._loss(loss, examples.take(indices, streams), streams).sum().item()
+                seen += len(indices)
+            value = total / seen
+            self.validations.append((self.step, value))
+            if value < self.best and self.main and self.validation.keep_best is not None:
+                self.validation.keep_best(value, self.step)
+            self.best = min(self.best, value)
+        self.network.train()
+        if self.folder and self.main:
+            self.folder.log([{"step": self.step, "validation_loss": value}])
+
+    def _save(self, seconds: float) -> None:
+        """Write a checkpoint, unless its weights are not finite."""
+        if self.folder is None:
+            return
+        if not all(torch.isfinite(p).all() for p in self.parameters):
+            raise NonFiniteError("network's weights", [], self.step, advice=ADVICE)
+        if self.main:
+            self.shares.remember()
+            state = {
+                "step": self.step,
+                "seconds": seconds,
+                "best": self.best if math.isfinite(self.best) else None,
+                "validations": self.validations,
+                "positions": self.shares.positions,
+                "split": len(self.shares.parts),
+            }
+            groups = {"network": dict(self.network.state_dict()), "optimiser": _optimiser_tensors(self.optimiser)}
+            if self.average.decay is not None:
+                groups["average"] = self.average.tensors()
+            self.folder.save(Checkpoint(state, groups))
+        if self.accelerator:
+            self.accelerator.wait_for_everyone()
+
+    def _go_on_from_checkpoint(self) -> None:
+        found = self.folder.load() if self.folder else None
+        if self.folder is None or found is None:
+            return
+        state, tensors = found.state, found.tensors
+        self.network.load_state_dict({k: v.to(self.device) for k, v in tensors["network"].items()})
+        with torch.no_grad():
+            self.average.load(tensors.get("average", {}))
+        _load_optimiser(self.optimiser, tensors["optimiser"])
+        self.step, self.seconds_before = state["step"], state["seconds"]
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.validations = [(step, value) for step, value in state["validations"]]
+        self.shares.positions = dict(state["positions"])
+        self.shares.cut(state["split"])
+        if self.main:
+            self.folder.keep_metrics_until(self.step)
+        if self.accelerator:
+            self.accelerator.wait_for_everyone()
+        self.losses = self.folder.losses()
+
+
+def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of Adam as named tensors: "3.exp_avg" is that of parameter 3."""
+    state = optimiser.state_dict()["state"]
+    return {f"{index}.{key}": value for index, values in state.items() for key, value in values.items()}
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimiser.load_state_dict(whole | {"state": state})
+
+
+@contextlib.contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """TF32 in matrix products, where it was asked for (torch's convolutions use it by themselves)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def train(
@@ -45,53 +438,7 @@ def train(
     *,
     progress: str | None = "training",
 ) -> Tensor:
-    """Train `network` in place on data (n, ...); returns the mean loss of every step, (steps,)."""
-    if len(data) == 0 or not data.is_floating_point() or not torch.isfinite(data).all():
-        raise ValueError(f"data must be non-empty, floating point and finite, got {data.dtype} {tuple(data.shape)}")
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    optimiser = torch.optim.Adam(parameters, lr=settings.learning_rate, fused=data.device.type in ("cpu", "cuda"))
-    order, noise = seeded(settings.seed), seeded(settings.seed + 1, _generator_device(data))
-    batch_size = min(settings.batch_size, len(data))
-    losses = torch.empty(settings.steps, device=data.device)
-    bar = progress_bar(settings.steps, progress)
-    network.train()
-    permutation, at = torch.randperm(len(data), generator=order), 0
-    with bar:
-        for step in range(settings.steps):
-            stop_if_asked()
-            if settings.decay:
-                for group in optimiser.param_groups:
-                    group["lr"] = settings.learning_rate * _cosine(step / settings.steps)
-            if at + batch_size > len(data):
-                permutation, at = torch.randperm(len(data), generator=order), 0
-            batch = data[permutation[at : at + batch_size].to(data.device)]
-            at += batch_size
-            value = loss(batch, noise).mean()
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            losses[step] = value.detach()
-            if step % 100 == 99 or step == settings.steps - 1:
-                first = max(0, step - 99)
-                recent = losses[first : step + 1]
-                _require_finite(recent, first)
-                bar.set_postfix(loss=f"{recent.mean().item():.4g}", refresh=False)
-            bar.update()
-    network.eval()
-    return losses.cpu()
-
-
-def _generator_device(data: Tensor) -> torch.device:
+    """Train `network` in place on data (n, ...) in memory; returns the mean loss of every step, (steps,)."""
     # MPS generators exist, but a CPU one gives the same numbers everywhere; CUDA draws on the device for speed.
-    return data.device if data.device.type == "cuda" else torch.device("cpu")
-
-
-def _cosine(fraction: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * fraction))
-
-
-def _require_finite(losses: Tensor, first: int) -> None:
-    """Stop where one of the losses, counted from step `first`, is not finite."""
-    bad = (~torch.isfinite(losses)).nonzero().flatten()
-    if len(bad):
-        raise NonFiniteError("training loss", [], first + int(bad[0]), advice="try a smaller learning rate")
+    noise = seeded(settings.seed + 1, data.device if data.device.type == "cuda" else "cpu")
+    return Trainer(network, loss, TensorExamples(data), settings, generator=noise).run(progress).losses

@@ -1,0 +1,25 @@
+"""Training: one loop for every loss and size, its folder, and recipes that say what to train on what."""
+
+from mmdgs.training.engine import Trained, Trainer, Validation, train
+from mmdgs.training.examples import Examples, ImageExamples, LabelledExamples, TensorExamples
+from mmdgs.training.folder import RunFolder, metrics
+from mmdgs.training.job import train_model
+from mmdgs.training.recipe import Recipe, read_recipe
+from mmdgs.training.settings import TrainingSettings
+
+__all__ = [
+    "Examples",
+    "ImageExamples",
+    "LabelledExamples",
+    "Recipe",
+    "RunFolder",
+    "TensorExamples",
+    "Trained",
+    "Trainer",
+    "TrainingSettings",
+    "Validation",
+    "metrics",
+    "read_recipe",
+    "train",
+    "train_model",
+]

@@ -1,0 +1,132 @@
+"""The folder of a training run: checkpoints that are whole or absent, metrics as JSON lines, one run at a time.
+
+checkpoints/last/     network, average and optimiser (safetensors), state.json: everything to go on from
+best/                 the model with the lowest validation loss, in hub format
+metrics.jsonl         one line a step or validation
+config.json, model.safetensors, README.md    the model itself, in hub format, when training ends
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+from mmdgs.files import folder_written_atomically, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+LAST = "last"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on: numbers (JSON) and tensors by group (network, average, optimiser)."""
+
+    state: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+
+class RunFolder:
+    """Where a run writes; `settings` must be the same when it is resumed."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(settings))
+        self._board: Any = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint in place of the last one; if that fails, the last one is still there."""
+        (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        try:
+            with folder_written_atomically(self.path / CHECKPOINTS / LAST) as temporary:
+                for group, tensors in checkpoint.tensors.items():
+                    write_atomically(temporary / f"{group}.safetensors", tensors_to_bytes(tensors))
+                state = {"settings": self.settings, "groups": list(checkpoint.tensors), **checkpoint.state}
+                write_atomically(temporary / "state.json", to_json(state))
+        except OSError as error:
+            raise OSError(
+                f"the checkpoint at step {checkpoint.state.get('step')} could not be written into {self.path} "
+                f"({error.strerror or error}); the one before it is untouched. Free some room and use --resume"
+            ) from error
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint, or None where there is none; refused where its settings were others."""
+        folder = self.path / CHECKPOINTS / LAST
+        if not folder.is_dir():
+            # A kill between the two renames of a save leaves the one before under its old name.
+            old = folder.with_name(f".{LAST}.old")
+            if not old.is_dir():
+                return None
+            old.rename(folder)
+        state = read_json(folder / "state.json")
+        before = state.pop("settings", {})
+        changed = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
+        if changed:
+            said = ", ".join(f"{k} was {before.get(k)!r}, now {self.settings.get(k)!r}" for k in sorted(changed))
+            raise UsageError(
+                f"the run in {self.path} was started with other settings ({said}); give the same, or another --out"
+            )
+        tensors = {group: read_tensors(folder / f"{group}.safetensors") for group in state.pop("groups", [])}
+        return Checkpoint(state, tensors)
+
+    def clear(self) -> None:
+        """Remove what an earlier run left."""
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(self.path / "best", ignore_errors=True)
+        (self.path / METRICS).unlink(missing_ok=True)
+
+    def keep_metrics_until(self, step: int) -> None:
+        """Forget what was logged after a step: a resumed run logs it again."""
+        path = self.path / METRICS
+        if path.exists():
+            kept = [line for line in metrics(self.path) if line["step"] <= step]
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def losses(self) -> list[float]:
+        """The training losses logged so far."""
+        return [line["loss"] for line in metrics(self.path) if "loss" in line]
+
+    def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines to metrics.jsonl, and to TensorBoard where that is installed."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in lines)
+        board = self._tensorboard()
+        if board:
+            for line in lines:
+                for key in line.keys() - {"step"}:
+                    board.add_scalar(key, line[key], line["step"])
+            board.flush()
+
+    def _tensorboard(self) -> Any:
+        if self._board is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                self._board = False
+            else:
+                self._board = SummaryWriter(str(self.path / "tensorboard"))
+        return self._board
+
+    def close(self) -> None:
+        """End the TensorBoard file."""
+        if self._board:
+            self._board.close()
+        self._board = None
+
+
+def metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last line cut short by a kill is left out."""
+    found = []
+    for line in (Path(path) / METRICS).read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found

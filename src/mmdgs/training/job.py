@@ -1,0 +1,247 @@
+"""Training a recipe into a folder: data, model, loss, the loop, and the model's files at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional
+
+from mmdgs import losses
+from mmdgs.data import TOYS, ImageSet, load_images, toy
+from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
+from mmdgs.errors import UsageError
+from mmdgs.files import LOCK, locked, write_atomically
+from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig, model_card
+from mmdgs.moments import IsotropicMoments, LearnedMoments
+from mmdgs.networks.registry import preset
+from mmdgs.randomness import Generator, Streams
+from mmdgs.training.energies import CompiledEnergy
+from mmdgs.training.engine import PerExampleLoss, Trained, Trainer, Validation
+from mmdgs.training.examples import Examples, TensorExamples, examples_of
+from mmdgs.training.folder import RunFolder
+from mmdgs.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FLIPPED = ("cifar10", "celeba")
+"""Sets whose images may be mirrored; digits may not."""
+RECIPE_FILE = "recipe.yaml"
+VALIDATION_EXAMPLES = 2_000
+TOY_POINTS = 10_000
+ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
+"""Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+FREE_TO_CHANGE = {
+    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every", "validate_every"
+}  # fmt: skip
+"""Keys that a resumed run may be given anew."""
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Examples to train on and to validate on, with what the model must know of them."""
+
+    train: Examples
+    held_out: Examples
+    shape: tuple[int, ...]
+    classes: tuple[str, ...] = ()
+
+
+def _sets(recipe: Recipe, device: torch.device) -> _Sets:
+    if recipe.data in TOYS:
+        one = toy(recipe.data)
+        points = recipe.limit or TOY_POINTS
+        seed = recipe.training.seed
+        held_out = one.sample(VALIDATION_EXAMPLES, seed + 1).to(device)
+        return _Sets(TensorExamples(one.sample(points, seed).to(device)), TensorExamples(held_out), (2,))
+
+    def read(split: str, limit: int | None) -> ImageSet:
+        found = load_images(
+            recipe.data,
+            split,
+            data_dir=recipe.data_dir,
+            size=recipe.size,
+            unreadable=recipe.unreadable,
+            limit=limit,
+        )
+        return found.to(device)
+
+    labelled = recipe.param == CLASSES
+    train, test = read("train", recipe.limit), read("test", None)
+    if labelled and train.labels is None:
+        raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
+    # Every so many: some test sets are sorted by class.
+    spread = torch.arange(0, len(test), max(1, len(test) // VALIDATION_EXAMPLES))[:VALIDATION_EXAMPLES]
+    flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
+    return _Sets(
+        examples_of(train, flips=flips, labelled=labelled),
+        examples_of(test.take(spread.to(device)), labelled=labelled),
+        train.shape,
+        train.classes,
+    )
+
+
+def loss_of(model: Model, *, compiled: bool = False) -> PerExampleLoss:
+    """The loss that goes with a model's parametrisation, its network through torch.compile if asked."""
+    network = model.network
+    if model.config.param == CLASSES:
+
+        def cross_entropy(batch: tuple[Tensor, Tensor], generator: Generator) -> Tensor:
+            return functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
+
+        return cross_entropy
+    level = model.level
+    if model.config.param == MEAN_STD:
+        moments = LearnedMoments(Compiled(network) if compiled else network)
+        return lambda x, generator: losses.kl(moments, x, level, generator=generator)
+    denoiser = _compiled(model) if compiled else model.denoiser
+    return lambda x, generator: losses.dsm(denoiser, x, level, generator=generator)
+
+
+def _compiled(model: Model) -> Denoiser:
+    denoiser = model.denoiser
+    return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
+
+
+def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
+    """The untrained model of a recipe, for data of this shape."""
+    network, options = preset(recipe.model)
+    config = ModelConfig(
+        network=network,
+        options=options | recipe.network,
+        param=recipe.param,
+        shape=shape,
+        sigma=recipe.sigma,
+        alpha=recipe.alpha,
+        classes=classes if recipe.param == CLASSES else (),
+        trained_on=recipe.data,
+    )
+    if (len(shape) == 3) == (network == "mlp"):
+        raise UsageError(
+            f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
+        )
+    return Model(config, seed=recipe.training.seed)
+
+
+def train_model(
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+    accelerator: Accelerator | None = None,
+    progress: str | None = "training",
+    report: Callable[[str], None] | None = None,
+) -> tuple[Model, Trained]:
+    """Train a recipe into a folder; returns the model with its averaged weights, and how it went.
+
+    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl.
+    """
+    out, device = Path(out), torch.device(device)
+    if resume and overwrite:
+        raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
+    main = accelerator is None or accelerator.is_main_process
+    folder = RunFolder(out, {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE})
+    with _ours(out) if main else contextlib.nullcontext():
+        if main:
+            _prepare(recipe, folder, resume=resume, overwrite=overwrite)
+        if accelerator:
+            accelerator.wait_for_everyone()
+        sets = _sets(recipe, device)
+        model = new_model(recipe, sets.shape, sets.classes).to(device)
+        if len(sets.shape) == 3:  # convolutions are faster in this layout, on CPUs and GPUs
+            model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
+        if report:
+            parameters = sum(p.numel() for p in model.network.parameters())
+            report(
+                f"{recipe.model} ({parameters / 1e6:.2f} million parameters) on {len(sets.train):,} examples, {device}"
+            )
+
+        def keep_best(value: float, step: int) -> None:
+            note = {"command": recipe.command(), "step": step, "validation loss": value}
+            model.save_pretrained(out / "best", card=model_card(model, note))
+
+        validation = Validation(sets.held_out, loss_of(model), keep_best)
+        trainer = Trainer(
+            model.network,
+            loss_of(model, compiled=compiled),
+            sets.train,
+            recipe.training,
+            validation=validation,
+            folder=folder,
+            accelerator=accelerator,
+        )
+        try:
+            trained = trainer.run(progress)
+        finally:
+            folder.close()
+        model = finished(model, sets.train, recipe.training.seed)
+        if main:
+            model.save_pretrained(out, card=model_card(model, _numbers(recipe, trained, device)))
+        if accelerator:
+            accelerator.wait_for_everyone()
+    model.network.requires_grad_(False)
+    return model, trained
+
+
+@contextlib.contextmanager
+def _ours(out: Path) -> Iterator[None]:
+    """The output folder, made if need be, and locked against a second run."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"the output {out} is a file; give a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = locked(out)
+        lock.__enter__()
+    except OSError as error:
+        raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as stack:
+        stack.push(lock)
+        yield
+
+
+def _prepare(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder in use, unless to go on in it or to start anew; note the recipe."""
+    out = folder.path
+    if any(path.name != LOCK for path in out.iterdir()) and not (resume or overwrite):
+        raise UsageError(
+            f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
+        )
+    if not resume or folder.load() is None:
+        folder.clear()
+    write_atomically(out / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+
+
+def finished(model: Model, examples: Examples, seed: int) -> Model:
+    """The trained model with its isotropic variance fitted, where it is a denoiser."""
+    if model.config.param not in DENOISERS:
+        return model
+    count = min(len(examples), ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"]))
+    indices = torch.arange(0, len(examples), len(examples) // count)[:count]
+    streams = Streams(seed + 2, len(indices))
+    x = examples.take(indices, streams)
+    fitted = IsotropicMoments.fit(model.denoiser, x, model.level, generator=streams)
+    return Model(dataclasses.replace(model.config, isotropic_variance=fitted.variances[model.level]), model.network)
+
+
+def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:
+    """What a model's card says of its training."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    steps = len(trained.losses)
+    rows: dict[str, Any] = {"command": recipe.command(), "steps": f"{steps:,} of batch {recipe.training.batch_size}"}
+    rows |= {"device": f"{name}, torch {torch.__version__}", "minutes": round(trained.seconds / 60, 2)}
+    for end in sorted({max(1, steps * i // 8) for i in range(1, 9)}):
+        window = trained.losses[max(0, end - 100) : end]
+        rows[f"loss, mean to step {end:,}"] = window.mean().item()
+    rows |= {f"validation loss at step {step:,}": value for step, value in trained.validations[-1:]}
+    return rows

@@ -1,0 +1,157 @@
+"""Recipes: what to train on what, from a file and overrides.
+
+A recipe is a flat table of keys, in YAML or TOML: those of `Recipe` (data, model, loss) and those of
+`TrainingSettings` (steps, batch_size, learning_rate ...); `network` holds options over the model's preset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmdgs.errors import UsageError
+from mmdgs.models import CLASSES, MEAN_STD
+from mmdgs.networks.registry import nearest, preset
+from mmdgs.training.settings import TrainingSettings
+
+LOSSES = ("dsm", "kl", "cross-entropy")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train on what; `training` says how."""
+
+    data: str = "mnist"
+    data_dir: str | None = None
+    size: int | None = None
+    limit: int | None = None
+    flips: bool | None = None  # none: where mirrored images are as good (CIFAR-10, faces)
+    unreadable: str = "refuse"
+    model: str = "unet-small"
+    network: dict[str, Any] = field(default_factory=dict)
+    param: str = "energy"
+    loss: str | None = None  # none: the one that goes with the parametrisation
+    sigma: float | None = None
+    alpha: float = 1.0
+    compile: bool | None = None  # none: on a GPU
+    training: TrainingSettings = field(
+        default_factory=lambda: TrainingSettings(batch_size=64, learning_rate=1e-3, warmup=50, decay=True, ema=0.999)
+    )
+
+    def __post_init__(self) -> None:
+        wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy"}.get(self.param, "dsm")
+        if self.loss is None:
+            object.__setattr__(self, "loss", wanted)
+        if self.loss not in LOSSES:
+            raise UsageError(
+                f"unknown loss {self.loss!r}{nearest(str(self.loss), LOSSES)}; choose one of {', '.join(LOSSES)}"
+            )
+        if self.loss != wanted:
+            raise UsageError(
+                f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
+            )
+        preset(self.model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The flat table of this recipe."""
+        table = dataclasses.asdict(self)
+        return table | table.pop("training")
+
+    def command(self, out: str = "OUT") -> str:
+        """The command line that trains this recipe."""
+        default = Recipe(param=self.param, sigma=self.sigma).to_dict()
+        words = ["mmdgs train", f"--data {self.data} --model {self.model} --param {self.param} --loss {self.loss}"]
+        words += [] if self.sigma is None else [f"--sigma {self.sigma:g}"]
+        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "network"}
+        words += [
+            f"--set {key}={'none' if value is None else value}"
+            for key, value in self.to_dict().items()
+            if key not in skip and value != default[key]
+        ]
+        words += [f"--set network.{key}={value}".replace(" ", "") for key, value in self.network.items()]
+        return " ".join([*words, f"--out {out}"])
+
+
+def _known_keys() -> dict[str, Any]:
+    """Every key of a recipe, with its type."""
+    hints = typing.get_type_hints(Recipe) | typing.get_type_hints(TrainingSettings)
+    return {key: hint for key, hint in hints.items() if key != "training"}
+
+
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """A value of the type a key wants; a whole number may stand for a float."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    bases = tuple(typing.get_origin(one) or one for one in allowed)
+    if float in bases and isinstance(value, (int, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            value = float(value)  # YAML reads 1e-4 as text
+    if int in bases and isinstance(value, float) and value.is_integer() and float not in bases:
+        value = int(value)
+    fits = isinstance(value, bases) and not (isinstance(value, bool) and bool not in bases)
+    if not fits:
+        names = " or ".join("none" if base is type(None) else base.__name__ for base in bases)
+        raise UsageError(f"{key} must be {names}, got {value!r}")
+    return value
+
+
+def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
+    """A recipe from a flat table of keys; an unknown key is refused with the nearest name."""
+    known = _known_keys()
+    values: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in table.items():
+        if key.startswith("network."):
+            options[key.removeprefix("network.")] = value
+        elif key not in known:
+            raise UsageError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
+        else:
+            values[key] = _checked(key, value, known[key])
+    settings = {f.name for f in dataclasses.fields(TrainingSettings)}
+    base = Recipe().training
+    loop = {key: value for key, value in values.items() if key in settings}
+    if "steps" not in loop and ("epochs" in loop or "minutes" in loop):
+        loop["steps"] = None
+    training = dataclasses.replace(base, **loop)
+    rest = {key: value for key, value in values.items() if key not in settings}
+    rest["network"] = {**rest.get("network", {}), **options}
+    return Recipe(**rest, training=training)
+
+
+def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe from a YAML or TOML file (or none: the defaults), with overrides."""
+    table: dict[str, Any] = {}
+    if path is not None:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        except OSError as error:
+            raise UsageError(f"cannot read the recipe {path}: {error.strerror or error}") from error
+        except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"the recipe {path} is no {'TOML' if path.suffix == '.toml' else 'YAML'}: {error}"
+            ) from error
+        if not isinstance(found, dict):
+            raise UsageError(f"the recipe {path} must be a table of keys and values, got {type(found).__name__}")
+        table = found
+    return make_recipe({**table, **(overrides or {})}, str(path) if path else "the command line")
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """key=value as given on the command line, the value read as YAML; `none` is None."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set takes key=value, such as --set steps=2000, got {text!r}")
+    try:
+        return key.strip(), None if value.strip().lower() == "none" else yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"the value of --set {text!r} cannot be read: {error}") from error

@@ -1,0 +1,65 @@
+"""How the training loop runs: sizes, learning rate, averaging, precision, and how often it reports and saves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mmdgs.errors import UsageError
+
+PRECISIONS = ("float32", "tf32", "bf16")
+FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
+"""Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How to train; the defaults are the authors' for the 2-D networks (10,000 steps of 100, Adam 1e-4).
+
+    A run ends after `steps`, after `epochs`, or after `minutes` of training, whichever comes first; with `decay`
+    the learning rate falls along a cosine to zero at that end.
+    """
+
+    steps: int | None = 10_000
+    epochs: float | None = None
+    minutes: float | None = None
+    batch_size: int = 100
+    learning_rate: float = 1e-4
+    warmup: int = 0  # steps of linear growth of the learning rate
+    decay: bool = False  # cosine decay of the learning rate to zero
+    clip: float | None = None  # largest norm of the gradient
+    ema: float | None = None  # decay of the exponential moving average of the weights
+    precision: str = "float32"
+    split: int = 1  # parts a batch is cut into; grows by itself where a step does not fit in memory
+    seed: int = 0
+    checkpoint_every: int | None = 1_000
+    validate_every: int | None = 1_000
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "minutes", "batch_size", "learning_rate", "clip", "split"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} must be positive and finite, got {value}")
+        for name in ("checkpoint_every", "validate_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, or none, got {value}")
+        if self.warmup < 0:
+            raise UsageError(f"warmup must not be negative, got {self.warmup}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"ema must lie between 0 and 1, got {self.ema}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+        if self.steps is None and self.epochs is None and self.minutes is None:
+            raise UsageError("say when training ends: steps, epochs or minutes")
+
+    def last_step(self, steps_an_epoch: int) -> int | None:
+        """The step after which training ends, where steps or epochs say so."""
+        ends = [self.steps] if self.steps is not None else []
+        ends += [math.ceil(self.epochs * steps_an_epoch)] if self.epochs is not None else []
+        return min(ends) if ends else None
+
+    def rate(self, step: int, fraction: float) -> float:
+        """The learning rate at a step, `fraction` of the whole run done."""
+        rate = self.learning_rate * min(1.0, (step + 1) / (self.warmup + 1))
+        return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, fraction))) if self.decay else rate
