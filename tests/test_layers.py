@@ -14,6 +14,7 @@ ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
     ["errors", "progress"],
+    ["files"],
     ["randomness", "threads", "version"],
     ["noise"],
     ["linalg"],
@@ -24,9 +25,10 @@ LAYERS = [
     ["moments"],
     ["samplers"],
     ["losses"],
-    ["data"],
+    ["data", "pictures"],
     ["metrics"],
-    ["training"],
+    ["models"],
+    ["sampling", "training"],
     ["experiments"],
     ["bench"],
     ["cli"],

@@ -1,4 +1,4 @@
-"""Benchmarks: mmdgs against a plain implementation written here, in one run on one machine.
+"""`mmdgs bench chain`: Gibbs chains in 2-D and the probe diagonal, against the plain way.
 
 The plain way is how the method reads when written down directly: one chain at a time; per step one forward
 and backward for the mean and one more for each row of the Hessian; per probe one forward and one backward.
@@ -6,14 +6,10 @@ and backward for the mean and one more for each row of the Hessian; per probe on
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor, nn
 
+from mmdgs.bench.timing import REPEATS, Row, Work, rates
 from mmdgs.denoisers import energy_denoiser, score_denoiser
 from mmdgs.moments import DiagonalMoments, FullMoments
 from mmdgs.networks import MLP
@@ -21,52 +17,10 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import seeded
 from mmdgs.samplers import gibbs_chain
 from mmdgs.threads import threads
-from mmdgs.version import __version__
 
 LEVEL = NoiseLevel(sigma=0.2)
 IMAGE = (3, 32, 32)  # d = 3,072
 PROBES = 10
-REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a benchmark: the same work done the plain way and ours, in units per second."""
-
-    name: str
-    unit: str
-    plain: float
-    ours: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.plain
-
-
-@dataclass(frozen=True)
-class Work:
-    """A piece of work to be timed, and how many units it does."""
-
-    call: Callable[[], object]
-    units: int
-
-
-def rates(works: Sequence[Work], device: torch.device, repeats: int = REPEATS) -> list[float]:
-    """Units per second of each piece of work: the best of some repeats after a warm-up.
-
-    The pieces take turns, so that a change in the machine's speed meets all of them; and the best is
-    taken, since the machine's other work only ever slows.
-    """
-    best = [float("inf")] * len(works)
-    for repeat in range(-1, repeats):
-        for i, work in enumerate(works):
-            started = time.perf_counter()
-            work.call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if repeat >= 0:
-                best[i] = min(best[i], time.perf_counter() - started)
-    return [work.units / seconds for work, seconds in zip(works, best, strict=True)]
 
 
 def plain_chain(energy: nn.Module, x: Tensor, steps: int, sigma: float, generator: torch.Generator) -> Tensor:
@@ -151,17 +105,3 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
         repeats=3 * REPEATS,
     )
     return [*rows, Row(f"diagonal, {PROBES} probes, d = 3,072, batch {len(x_t)}", "images/s", base, rate)]
-
-
-def record(rows: list[Row], device: torch.device) -> dict[str, object]:
-    """The benchmark as JSON-ready data, with what it ran on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "mmdgs": __version__,
-        "torch": torch.__version__,
-        "device": str(device),
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        "dtype": "float32",
-        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
-    }

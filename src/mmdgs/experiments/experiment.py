@@ -27,6 +27,7 @@ class Context:
     seeds: int | None = None
     quick: bool = False
     datasets: tuple[str, ...] | None = None
+    data_dir: str | None = None  # where image files are; none: MMDGS_DATA or the cache
     started: float = field(default_factory=time.perf_counter)
 
 

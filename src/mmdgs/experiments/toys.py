@@ -19,7 +19,7 @@ from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks import MLP
 from mmdgs.noise import CLEAN, NoiseLevel
-from mmdgs.randomness import seeded
+from mmdgs.randomness import Generator, seeded
 from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, Run, run
 from mmdgs.threads import side_by_side
 from mmdgs.training import TrainingSettings, train
@@ -103,7 +103,7 @@ def _trained(context: Context, one: Toy, settings: ToySettings, kind: str) -> ML
     network = MLP(2, 2 if kind == "energy" else 4, seed=context.seed).to(context.device)
     asked = {"points": settings.points, "seed": context.seed, **asdict(settings.training)}
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         if kind == "energy":
             return losses.dsm(energy_denoiser(network), x, LEVEL, generator=generator)
         return losses.kl(LearnedMoments(network), x, LEVEL, generator=generator)

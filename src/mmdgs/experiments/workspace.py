@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+from mmdgs.files import tensors_to_bytes, to_json, write_atomically
 
 PARTS = "parts"
 
@@ -33,19 +32,6 @@ class Part:
 
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp makes files that others cannot read
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 class Workspace:
@@ -78,14 +64,13 @@ class Workspace:
         if found is not None:
             return found
         part = compute()
-        tensors = {key: value.detach().cpu().contiguous() for key, value in part.tensors.items()}
-        content = save_tensors(tensors)
+        content = tensors_to_bytes(part.tensors)
         (self.out / PARTS).mkdir(exist_ok=True)
         # The JSON comes last: a part counts as finished only once both files are there, and belong together.
         write_atomically(self._file(name, "safetensors"), content)
         whole = {"settings": wanted, "values": part.values, "sha256": _digest(part.values, content)}
         self._json(self._file(name, "json"), whole)
-        return Part(part.values, tensors)
+        return Part(part.values, load_tensors(content))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file into the folder; numbers that are not finite become null."""
@@ -111,7 +96,7 @@ class Workspace:
         return self.out / PARTS / f"{name}.{kind}"
 
     def _json(self, path: Path, content: Mapping[str, Any]) -> Path:
-        write_atomically(path, (json.dumps(content, indent=1, allow_nan=True) + "\n").encode())
+        write_atomically(path, to_json(content))
         return path
 
     def _load(self, name: str, wanted: dict[str, Any]) -> Part | None:

@@ -1,0 +1,86 @@
+"""What all commands share: the application, its consoles and options, errors as one line, the device."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from mmdgs.errors import UsageError
+from mmdgs.version import __version__
+
+MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
+
+app = typer.Typer(
+    name="mmdgs",
+    help="From a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+# Off a terminal rich would assume 80 columns and break the tables.
+output = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+messages = Console(stderr=True, highlight=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        output.print(f"mmdgs {__version__} (torch {torch.__version__})")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for records.json, figures and report.html.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that is not empty.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished parts in the folder.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextlib.contextmanager
+def plain_errors(debug: bool) -> Iterator[None]:
+    """Turn errors into one line and an exit status: 2 for misuse, 1 for failure."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        messages.print("\nstopped")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        said = str(error) or type(error).__name__
+        messages.print(f"[bold red]error:[/bold red] {escape(said)}", soft_wrap=True)
+        raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
+
+
+def device_named(name: str) -> torch.device:
+    """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from error
+    return device

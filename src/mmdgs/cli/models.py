@@ -1,0 +1,180 @@
+"""`mmdgs train` and `mmdgs sample`: from data to a model's folder, and from a model to pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy
+import typer
+from rich.markup import escape
+
+from mmdgs.cli.common import (
+    INTERRUPTED,
+    Debug,
+    Device,
+    Overwrite,
+    Seed,
+    app,
+    device_named,
+    messages,
+    output,
+    plain_errors,
+)
+from mmdgs.errors import UsageError
+from mmdgs.files import write_atomically
+from mmdgs.models import MEAN_STD, Model, load
+from mmdgs.moments import Moments
+from mmdgs.pictures import image_grid, png
+from mmdgs.sampling import sample as draw_samples
+from mmdgs.training.job import train_model
+from mmdgs.training.recipe import parse_override, read_recipe
+
+POSTERIORS = ("diagonal", "isotropic", "learned")
+SCALE = 3
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model, its checkpoints and metrics.")],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="A recipe: YAML or TOML.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="mnist, cifar10, celeba, mog, rings, roll, or a folder or zip of images.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
+    model: Annotated[str | None, typer.Option(help="unet-small, unet-paper, unet-tiny, mlp or classifier.")] = None,
+    param: Annotated[
+        str | None,
+        typer.Option(help="The output: energy, energy-squared, score, noise, clean, velocity, mean-std, classes."),
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="dsm, kl or cross-entropy; goes with --param.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="End after so many passes over the data.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="End after so much time.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all processes.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's step size.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of the recipe, as key=value; may be given again.")
+    ] = None,
+    device: Device = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model on images or points; killed or stopped, it goes on with --resume.
+
+    Several processes: `accelerate launch -m mmdgs train ...` or `torchrun --nproc-per-node 2 -m mmdgs train ...`.
+    """
+    given: dict[str, Any] = {
+        "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "model": model,
+        "param": param,
+        "loss": loss,
+        "sigma": sigma,
+        "steps": steps,
+        "epochs": epochs,
+        "minutes": minutes,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "precision": precision,
+        "seed": seed,
+    }
+    with plain_errors(debug):
+        from accelerate import Accelerator, DistributedDataParallelKwargs
+
+        overrides = {key: value for key, value in given.items() if value is not None}
+        overrides |= dict(parse_override(one) for one in override or [])
+        recipe = read_recipe(config, overrides)
+        where = device_named(device)
+        # An energy's last bias has no gradient: data-parallel training must not wait for it.
+        accelerator = Accelerator(
+            cpu=where.type == "cpu", kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]
+        )
+        main = accelerator.is_main_process
+        where = accelerator.device if accelerator.num_processes > 1 else where
+        try:
+            _, trained = train_model(
+                recipe,
+                out,
+                device=where,
+                resume=resume,
+                overwrite=overwrite,
+                accelerator=accelerator,
+                report=(lambda line: messages.print(escape(line))) if main else None,
+            )
+        except KeyboardInterrupt:
+            if main:
+                messages.print(
+                    "\nstopped; to go on from the last checkpoint: the same command with [bold]--resume[/bold]"
+                )
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            accelerator.end_training()
+        if main:
+            window = trained.losses[-100:]
+            said = f"{len(trained.losses):,} steps, loss {window.mean():.4g} over the last {len(window)}"
+            if trained.validations:
+                said += f", validation {trained.validations[-1][1]:.4g}"
+            said += f", {trained.examples_a_second:,.0f} examples/s"
+            if trained.split > 1:
+                said += f", each step in {trained.split} parts to fit in memory"
+            output.print(said)
+            output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder, or one on the hub.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A picture (.png) or arrays (.npz).")] = Path("samples.png"),
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
+    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps of each chain.")] = 20,
+    posterior: Annotated[
+        str | None, typer.Option(help="diagonal, isotropic or learned.", show_default="the model's own")
+    ] = None,
+    probes: Annotated[int, typer.Option(min=1, help="Jacobian products for the diagonal, each step.")] = 3,
+    seed: Seed = 0,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Draw samples by Gibbs chains from noise."""
+    with plain_errors(debug):
+        if out.suffix not in (".png", ".npz"):
+            raise UsageError(f"--out must end in .png or .npz, got {out}")
+        if out.exists() and not overwrite:
+            raise UsageError(f"{out} exists; use --overwrite, or another name")
+        if not out.parent.is_dir():
+            raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
+        found = load(model, device=device_named(device))
+        if out.suffix == ".png" and len(found.config.shape) != 3:
+            raise UsageError(
+                f"the model gives points of shape {found.config.shape}, not images: use an --out ending in .npz"
+            )
+        result = draw_samples(found, n, steps=steps, posterior=_posterior(found, posterior, probes), seed=seed)
+        x = result.x[0]
+        if out.suffix == ".png":
+            write_atomically(out, png(image_grid(x), SCALE))
+        else:
+            content = io.BytesIO()
+            numpy.savez_compressed(content, x=x.numpy())
+            write_atomically(out, content.getvalue())
+        said = f"{n} chains of {steps} steps"
+        if result.repaired > 0:
+            said += f"; {100 * result.repaired:.2g}% of the variances lay below the floor and were lifted to it"
+        messages.print(said)
+        output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+
+
+def _posterior(model: Model, name: str | None, probes: int) -> Moments:
+    """The estimator a name stands for."""
+    learned = model.config.param == MEAN_STD
+    if name is not None and name not in POSTERIORS:
+        raise UsageError(f"--posterior must be one of {', '.join(POSTERIORS)}, got {name!r}")
+    if name is not None and learned != (name == "learned"):
+        raise UsageError(f"a model with parametrisation {model.config.param!r} has no {name} posterior")
+    return model.isotropic_posterior() if name == "isotropic" else model.posterior(probes=probes)
