@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, GREY, RED = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b"
@@ -64,6 +66,30 @@ def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: f
     axis.scatter(
         points[:, 0].numpy(), points[:, 1].numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True
     )
+
+
+def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
+    """Images (n, 1, H, W) as one picture (rows, columns) of tiles, row after row; NaN between the tiles."""
+    count, _, height, width = images.shape
+    rows = -(-count // columns)
+    picture = torch.full((rows * (height + gap) - gap, columns * (width + gap) - gap), torch.nan)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        picture[top : top + height, left : left + width] = image[0]
+    return picture
+
+
+def picture(
+    axis: Axes, images: Tensor, title: str = "", *, low: float = 0.0, high: float = 1.0, cmap: str = "gray"
+) -> AxesImage:
+    """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
+    colours = colormaps[cmap].with_extremes(bad="#8d99ab")
+    drawn = axis.imshow(mosaic(images).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    return drawn
 
 
 def bars(

@@ -1,0 +1,297 @@
+"""The MNIST experiment end to end at a tiny size, on real digits: what it writes, that it resumes, how it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmdgs.data import load_images
+from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.experiments import (
+    EXPERIMENTS,
+    Context,
+    Outcome,
+    Workspace,
+    conclude,
+    mnist_measures,
+    mnist_models,
+    mnist_report,
+    mnist_yardstick,
+)
+from mmdgs.experiments.drawing import mosaic
+from mmdgs.experiments.mnist_models import ENERGY, LEARNED, SIGMAS, MnistSettings
+from mmdgs.experiments.report import Report, Section
+from mmdgs.metrics import Instability
+from mmdgs.training import TrainingSettings, job
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+MNIST = EXPERIMENTS["mnist"]
+FIGURES = ["losses", "std", "noise", "chains", "numbers", "sigmas", "probes", "calibration"]
+
+needs_digits = pytest.mark.skipif(
+    not (DATA / "mnist").is_dir(), reason=f"the MNIST files are not in {DATA}; the experiment needs real digits"
+)
+
+TINY = MnistSettings(
+    model="unet-tiny",
+    network={"width": 4, "multipliers": [1, 1, 1]},
+    training=TrainingSettings(steps=14, batch_size=4, learning_rate=4e-3, ema=0.5, checkpoint_every=10),
+    curves=TrainingSettings(steps=12, batch_size=4, learning_rate=1e-3),
+    spike_window=5,
+    classifier=None,
+    classifier_limit=256,
+    classifier_epochs=1,
+    chains=8,
+    groups=2,
+    steps=2,
+    probes=1,
+    map_probes=2,
+    held_out=4,
+    exact_images=1,
+    most_probes=16,
+    probe_repeats=2,
+)
+
+
+def shrink(patch: pytest.MonkeyPatch) -> None:
+    """Make `--quick` tiny, and the test set and the validation on it small."""
+    patch.setattr(mnist_models, "QUICK", TINY)
+    patch.setattr(mnist_yardstick, "load_images", partial(load_images, limit=300))
+    patch.setattr(job, "VALIDATION_EXAMPLES", 16)
+    patch.setattr(job, "ISOTROPIC_EXAMPLES", {"cpu": 16})
+
+
+@pytest.fixture
+def tiny_mnist(monkeypatch):
+    shrink(monkeypatch)
+
+
+def run(folder: Path, **flags: bool) -> Outcome:
+    """Run the experiment in a folder, without writing its report."""
+    return MNIST.run(context_in(folder, **flags))
+
+
+def context_in(folder: Path, **flags: bool) -> Context:
+    workspace = Workspace(folder, **(flags or {"resume": True}))
+    return Context(workspace, torch.device("cpu"), quick=True, data_dir=str(DATA))
+
+
+def text_of(sections: Sequence[Section]) -> str:
+    return " ".join(paragraph for section in sections for paragraph in section.text)
+
+
+def rows_of(sections: Sequence[Section]) -> list[list[Sequence[str]]]:
+    return [list(table.rows) for section in sections for table in section.tables]
+
+
+def forbid(monkeypatch, *places: str) -> None:
+    """Make these functions fail if they are called."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("this was to come from the folder")
+
+    for place in places:
+        monkeypatch.setattr(f"mmdgs.experiments.{place}", refuse)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, dict, Report]:
+    """One run, which the tests look at, or copy and go on from."""
+    folder = tmp_path_factory.mktemp("mnist")
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        context = context_in(folder)
+        _, report = conclude(context, MNIST.title, MNIST.summary, MNIST.run(context))
+    return folder, json.loads((folder / "records.json").read_text()), report
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
+
+
+@needs_digits
+def test_it_writes_records_figures_and_a_self_contained_report(finished):
+    folder, records, report = finished
+    page = (folder / "report.html").read_text()
+    assert records["figures"] == [f"mnist_{name}.png" for name in FIGURES]
+    for figure in records["figures"]:
+        assert (folder / figure).read_bytes().startswith(b"\x89PNG")
+    assert page.count("data:image/png;base64,") == len(FIGURES)
+    assert 'src="http' not in page
+    assert len(report.tables()) == 4
+    assert records["settings"]["training"]["steps"] == TINY.training.steps
+    accuracy = records["yardstick"]["classifier_accuracy"]
+    assert 0 < accuracy < 1
+    assert f"{100 * accuracy:.2f}%" in text_of(report.sections)
+
+
+@needs_digits
+def test_its_records_hold_every_number(finished):
+    _, records, _ = finished
+    assert set(records["posteriors"]) == {"diagonal", "isotropic", "learned"}
+    assert set(records["noise_levels"]) == {f"{sigma:g}" for sigma in SIGMAS}
+    assert records["noise_levels"]["0.5"] == records["posteriors"]["diagonal"]  # the same chains
+    for one in (
+        *records["posteriors"].values(),
+        *records["noise_levels"].values(),
+        records["yardstick"]["test_images"],
+    ):
+        assert one["group_size"] == 4
+        assert all(len(one[number]) == 2 for number in ("frechet", "class_distance", "entropy", "confidence"))
+        assert sum(one["class_shares"]) == pytest.approx(1)
+    # The background of real digits has the noise of one grey level, and no sampler has less.
+    noise = {name: one["background"] for name, one in records["posteriors"].items()}
+    assert records["yardstick"]["test_images"]["background"] == pytest.approx(
+        [mnist_yardstick.QUANTISATION] * 2, rel=0.3
+    )
+    assert min(noise["isotropic"]) > 10 * mnist_yardstick.QUANTISATION
+    assert set(records["calibration"]) == {"diagonal, 1 probes", "diagonal, 2 probes", "isotropic", "learned by KL"}
+    assert records["calibration"]["isotropic"]["all"]["count"] == 4 * 784
+    assert set(records["training"]) == {*(f"energy-{s:g}" for s in SIGMAS), LEARNED, "loss-dsm", "loss-kl"}
+    assert records["training"]["loss-kl"]["recipe"]["learning_rate"] == TINY.curves.learning_rate
+
+
+@needs_digits
+def test_the_error_of_probes_falls_as_theory_says(finished):
+    """Even an untrained network's Jacobian has a diagonal to estimate: the slope and the constant are exact laws."""
+    found = finished[1]["probe_errors"]
+    assert found["probes"] == [1, 2, 4, 8, 16]
+    assert found["slope"] == pytest.approx(-0.5, abs=0.15)  # the largest number of probes has two draws
+    assert found["error"][:3] == pytest.approx(found["expected"][:3], rel=0.15)
+    assert found["checked_error"] == pytest.approx(found["error"][-1], rel=0.4)
+
+
+@needs_digits
+@pytest.mark.usefixtures("tiny_mnist")
+def test_resuming_reuses_every_part_and_gives_the_same_numbers(finished, copied, monkeypatch):
+    forbid(
+        monkeypatch,
+        "mnist_models.train_model",
+        "mnist_measures.sample",
+        "mnist_measures.posterior_of",
+        "mnist_probes.DiagonalMoments",
+        "mnist_probes.mean_and_pullback",
+        "mnist_yardstick.judge",
+    )
+    found = run(copied)
+    assert rows_of(found.sections) == rows_of(finished[2].sections)
+    assert found.records["calibration"] == finished[1]["calibration"]
+
+
+@needs_digits
+@pytest.mark.usefixtures("tiny_mnist")
+def test_a_finished_model_without_its_part_is_not_trained_again_and_a_lost_one_is_reported(copied, monkeypatch):
+    (copied / "parts" / f"train-{ENERGY}.json").unlink()
+    forbid(monkeypatch, "mnist_models.train_model")
+    run(copied)
+    (copied / "models" / ENERGY / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"energy-0\.5 is gone; use --overwrite"):
+        run(copied)
+
+
+@needs_digits
+@pytest.mark.usefixtures("tiny_mnist")
+def test_a_stopped_training_goes_on_from_its_checkpoint_and_overwrite_forgets_it(copied, monkeypatch):
+    before = torch.tensor(_losses(copied))
+    (copied / "parts" / f"train-{ENERGY}.json").unlink()
+    (copied / "models" / ENERGY / "config.json").unlink()
+    real, calls = mnist_models.train_model, []
+
+    def counted(recipe, folder, **options):
+        calls.append((Path(folder).name, options["resume"]))
+        return real(recipe, folder, **options)
+
+    monkeypatch.setattr(mnist_models, "train_model", counted)
+    run(copied)
+    assert calls == [(ENERGY, True)]
+    assert torch.equal(torch.tensor(_losses(copied)), before)
+
+    def first(recipe, folder, **options):
+        calls.append((Path(folder).name, options["resume"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mnist_models, "train_model", first)
+    with pytest.raises(KeyboardInterrupt):
+        run(copied, overwrite=True)
+    assert calls[1:] == [("energy-0.3", False)]
+    assert not list((copied / "models").glob("*/config.json"))
+
+
+def _losses(folder: Path) -> list[float]:
+    lines = (folder / "models" / ENERGY / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
+@needs_digits
+@pytest.mark.usefixtures("tiny_mnist")
+@pytest.mark.parametrize("keeps_best", [True, False])
+def test_a_kl_run_that_blows_up_is_said_and_its_best_weights_serve(copied, monkeypatch, keeps_best):
+    def blows_up(recipe, folder, **options):
+        assert recipe.param == "mean-std"
+        if not keeps_best:
+            shutil.rmtree(Path(folder) / "best")
+        raise NonFiniteError("training loss", [], 9)
+
+    (copied / "parts" / f"train-{LEARNED}.json").unlink()
+    (copied / "models" / LEARNED / "config.json").unlink()
+    monkeypatch.setattr(mnist_models, "train_model", blows_up)
+    found = run(copied)
+    records, said = found.records, text_of(found.sections)
+    assert records["training"][LEARNED]["stopped_at"] == 9
+    assert records["instability"][LEARNED]["failed_at"] is not None
+    assert ("learned" in records["posteriors"]) == keeps_best
+    assert ("learned by KL" in records["calibration"]) == keeps_best
+    assert "ended in a loss that is not finite, at step 9" in said
+    assert ("its best weights before that are used" in said) == keeps_best
+
+
+@needs_digits
+@pytest.mark.usefixtures("tiny_mnist")
+def test_chains_that_break_off_leave_a_row_that_says_so(copied, monkeypatch):
+    def diverges(model, chains, **options):
+        raise NonFiniteError("denoising mean", [3], 1)
+
+    (copied / "parts" / "chains-learned-0.5.json").unlink()
+    monkeypatch.setattr(mnist_measures, "sample", diverges)
+    found = run(copied)
+    records = found.records
+    assert "not finite" in records["posteriors"]["learned"]["failed"]
+    assert records["posteriors"]["diagonal"]["failed"] is None
+    row = next(row for row in rows_of(found.sections)[1] if row[0] == "learned by KL")
+    assert set(row[1:]) == {"broke off"}
+    assert "broke off" in text_of(found.sections)
+
+
+def curve(spikes: int, jump: float, failed_at: int | None = None) -> Instability:
+    return Instability(1_000, tuple(range(300, 300 + spikes)), spikes / 800, jump, failed_at)
+
+
+@pytest.mark.parametrize(
+    ("dsm", "kl", "verdict"),
+    [
+        (curve(0, 0.02), curve(9, 1.4), "KL is the less stable one"),
+        (curve(5, 0.9), curve(1, 0.1), "against the paper's finding"),
+        (curve(1, 0.02), curve(0, 0.3), "do not agree"),
+        (curve(9, 2.0), curve(0, 0.1, failed_at=500), "ended in a loss that is not finite"),
+    ],
+)
+def test_the_verdict_on_the_losses_follows_the_numbers(dsm, kl, verdict):
+    assert verdict in mnist_report._instability_verdict(dsm, kl)
+
+
+def test_a_mosaic_has_every_image_in_its_place():
+    images = torch.arange(7.0).reshape(7, 1, 1, 1).expand(7, 1, 2, 3)
+    picture = mosaic(images, columns=5, gap=1)
+    assert picture.shape == (2 * 2 + 1, 5 * 3 + 4)
+    assert picture[0, :3].tolist() == [0, 0, 0]
+    assert picture[3, 4:7].tolist() == [6, 6, 6]
+    assert math.isnan(picture[0, 3])
+    assert torch.isnan(picture[3:, 8:]).all()
