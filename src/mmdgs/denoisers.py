@@ -12,6 +12,7 @@ A denoiser is a differentiable function D(x_t, level) = E[x | x_t]. With x_t = a
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel
+
+logger = logging.getLogger("mmdgs")
 
 Network = Callable[..., Tensor]
 
@@ -205,7 +208,8 @@ def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
 class Compiled:
     """A denoiser or network through torch.compile: the same function of (x_t, level), trainable as before.
 
-    Not for energies, whose denoiser has a gradient inside: `training.energies.CompiledEnergy` is.
+    Where it cannot be compiled it runs as it is, and the log says why. Not for energies, whose denoiser has a
+    gradient inside: `training.energies.CompiledEnergy` is.
     """
 
     def __init__(self, function: Callable[..., Any], *, backend: str = "inductor") -> None:
@@ -214,7 +218,23 @@ class Compiled:
         def call(x_t: Tensor, level: NoiseLevel) -> Any:
             return function(x_t, level) if with_level else function(x_t)
 
+        self.plain = call
         self.function = torch.compile(call, backend=backend, dynamic=False)
 
     def __call__(self, x_t: Tensor, level: NoiseLevel) -> Any:
-        return self.function(x_t, level)
+        try:
+            return self.function(x_t, level)
+        except Exception as error:
+            raise_unless_compiler(error)
+            self.function = self.plain
+            return self.plain(x_t, level)
+
+
+def raise_unless_compiler(error: Exception) -> None:
+    """Raise an error again, unless it is torch.compile's: then log why something runs without it."""
+    from torch._dynamo.exc import TorchDynamoException  # takes longer to import than the rest of torch
+
+    if not isinstance(error, TorchDynamoException):
+        raise error
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    logger.warning("torch.compile failed (%s); going on without it", reason)

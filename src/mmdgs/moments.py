@@ -69,13 +69,17 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
             mean, x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
         )[0]
 
+    batchable = True
+
     def pullback(v: Tensor) -> Tensor:
-        if len(v) > 1:
+        nonlocal batchable
+        if len(v) > 1 and batchable:
             try:
                 return product(v, batched=True)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # an operation without a batching rule
+                batchable = False
                 logger.info("batched products are not available here (%s); taking them one by one", error)
         return torch.stack([product(row.clone(memory_format=layout), batched=False) for row in v])
 

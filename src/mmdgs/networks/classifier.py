@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from mmdgs.networks.dropout import RowDropout
 from mmdgs.networks.initial import initialise
 
+SMALLEST = 12
+"""Pixels on a side that leave something after two poolings and a convolution."""
+
 
 class ConvClassifier(nn.Module):
     """x (B, channels, H, W) in [0, 1) -> logits (B, classes); `features(x)` gives the last hidden layer (B, features).
@@ -32,6 +35,9 @@ class ConvClassifier(nn.Module):
         initialise(self, seed)
 
     def features(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or min(x.shape[2:]) < SMALLEST:
+            size = "x".join(map(str, x.shape[2:])) or f"shape {tuple(x.shape)}"
+            raise ValueError(f"the classifier takes images of at least {SMALLEST}x{SMALLEST} pixels, got {size}")
         return self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,25 +13,40 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-BITS = 31
-WORD = (1 << BITS) - 1
-# A 32-bit integer hash (T. Mueller, public domain) in 31 bits, so that no product overflows 64 and no constant 32:
-# compilers for GPUs take no larger ones here. And the golden ratio of Fibonacci hashing.
+STEPS = 256
+"""Probabilities are multiples of 1 / 256: one byte of a hash decides one element."""
+# A 32-bit integer hash (T. Mueller, public domain), and the golden ratio of Fibonacci hashing, as signed numbers.
 MIX = 0x45D9F3B
 GOLDEN = 0x61C88647
+HALF = 0xFFFF
 
 
 def _mixed(h: Tensor) -> Tensor:
-    """31 bits to 31 bits, in int64."""
-    h = ((h ^ (h >> 16)) * MIX) & WORD
-    h = ((h ^ (h >> 16)) * MIX) & WORD
-    return h ^ (h >> 16)
+    """32 bits to 32 bits, in int32, whose products wrap around."""
+    h = (h ^ ((h >> 16) & HALF)) * MIX
+    h = (h ^ ((h >> 16) & HALF)) * MIX
+    return h ^ ((h >> 16) & HALF)
+
+
+# One opaque operation: written out inside a compiled network, the hash made kernels that did not compile on a GPU.
+@torch.library.custom_op("mmdgs::kept", mutates_args=())
+def _kept(keys: Tensor, layer: int, count: int, dropped: int) -> Tensor:
+    """Which of `count` elements of each row are kept, (B, count): each dropped with probability dropped / 256."""
+    row = _mixed(_mixed(keys.to(torch.int32)) + layer)
+    words = torch.arange((count + 3) // 4, device=keys.device, dtype=torch.int32) * GOLDEN
+    hashed = _mixed(words + row[:, None])
+    return hashed.view(torch.uint8)[:, :count] >= dropped
+
+
+@_kept.register_fake
+def _(keys: Tensor, layer: int, count: int, dropped: int) -> Tensor:
+    return keys.new_empty((len(keys), count), dtype=torch.bool)
 
 
 class RowDropout(nn.Module):
     """Sets elements to zero with probability `p` and scales the others by 1 / (1 - p), in training mode only.
 
-    Needs keys (B,) of int64, set by `dropout_keys`; `layer` tells the layers of a network apart.
+    Needs keys (B,), set by `dropout_keys`; `layer` tells the layers of a network apart. `p` is rounded to 1 / 256.
     """
 
     def __init__(self, p: float, layer: int) -> None:
@@ -47,11 +62,12 @@ class RowDropout(nn.Module):
             return x
         if self.keys is None or len(self.keys) != len(x):
             raise ValueError("dropout in training mode needs one key an example: use networks.dropout_keys(...)")
-        row = _mixed((self.keys + self.layer * GOLDEN) & WORD)
-        element = torch.arange(x[0].numel(), device=x.device).reshape(x.shape[1:])
-        h = _mixed((element * GOLDEN + row.reshape(-1, *[1] * (x.ndim - 1))) & WORD)
-        keep = (h >= int(self.p * 2**BITS)).to(x.dtype)
-        return x * (keep / (1 - self.p))
+        dropped = min(round(self.p * STEPS), STEPS - 1)
+        keep = _kept(self.keys, self.layer, x[0].numel(), dropped)
+        # Images are trained in the channels-last layout: the mask in that order of memory.
+        last = [0, *range(2, x.ndim), 1]
+        keep = keep.reshape([x.shape[i] for i in last]).movedim(-1, 1)
+        return x * (keep.to(x.dtype) / (1 - dropped / STEPS))
 
 
 def _layers(network: nn.Module) -> list[RowDropout]:

@@ -20,7 +20,7 @@ NETWORKS: dict[str, type[nn.Module]] = {"mlp": MLP, "unet": UNet, "classifier": 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {"width": 400, "depth": 4}),
     "unet-tiny": ("unet", {"width": 8, "multipliers": [1, 2], "blocks": 1, "attention": [], "dropout": 0.0}),
-    "unet-small": ("unet", {"width": 24, "multipliers": [1, 2, 4], "blocks": 1, "attention": [1], "dropout": 0.0}),
+    "unet-small": ("unet", {"width": 16, "multipliers": [1, 3, 6], "blocks": 1, "attention": [], "dropout": 0.0}),
     "unet-paper": ("unet", {"width": 128, "multipliers": [1, 2, 2, 2], "blocks": 2, "attention": [1], "dropout": 0.1}),
     "classifier": ("classifier", {"width": 32, "features": 64, "dropout": 0.2}),
 }

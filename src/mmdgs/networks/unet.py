@@ -37,7 +37,8 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
             return super().forward(x)
-        groups = x.float().unflatten(1, (self.num_groups, -1))
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        groups = precise.unflatten(1, (self.num_groups, -1))
         centred = groups - groups.mean((2, 3, 4), keepdim=True)
         scale = (centred.square().mean((2, 3, 4), keepdim=True) + self.eps).rsqrt()
         return (centred * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
