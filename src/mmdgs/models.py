@@ -35,6 +35,18 @@ from mmdgs.version import __version__
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT = 1
+KINDS: dict[str, tuple[type, ...]] = {
+    "network": (str,),
+    "param": (str,),
+    "shape": (list,),
+    "options": (dict,),
+    "sigma": (float, int, type(None)),
+    "alpha": (float, int),
+    "classes": (list,),
+    "isotropic_variance": (float, int, type(None)),
+    "trained_on": (str,),
+}
+"""What each key of config.json holds."""
 
 
 class SquaredErrorEnergy(nn.Module):
@@ -69,6 +81,21 @@ PARAMS = (*DENOISERS, MEAN_STD, CLASSES)
 """All a network's output can mean; the last two: mean and log standard deviation of p(x | x_t), and class logits."""
 
 
+def check_param(param: str) -> None:
+    """Refuse a parametrisation there is not."""
+    if param not in PARAMS:
+        like = nearest(param, PARAMS)
+        raise UsageError(f"unknown parametrisation {param!r}{like}; choose one of {', '.join(PARAMS)}")
+
+
+def check_level(alpha: float, sigma: float) -> None:
+    """Refuse a noise level there cannot be."""
+    try:
+        NoiseLevel(alpha=alpha, sigma=sigma)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """All that is needed to build a model: what is in config.json."""
@@ -84,9 +111,7 @@ class ModelConfig:
     trained_on: str = ""
 
     def __post_init__(self) -> None:
-        if self.param not in PARAMS:
-            like = nearest(self.param, PARAMS)
-            raise UsageError(f"unknown parametrisation {self.param!r}{like}; choose one of {', '.join(PARAMS)}")
+        check_param(self.param)
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", tuple(self.classes))
         if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
@@ -95,6 +120,10 @@ class ModelConfig:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
         if self.param != CLASSES and self.sigma is None:
             raise UsageError(f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for")
+        if self.sigma is not None:
+            check_level(self.alpha, self.sigma)
+        if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
+            raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
 
     @property
     def outputs(self) -> int:
@@ -116,7 +145,15 @@ class ModelConfig:
         missing = {"network", "param", "shape"} - values.keys()
         if missing:
             raise UsageError(f"{where} lacks {', '.join(sorted(missing))}")
-        return cls(**values)
+        for key, value in values.items():
+            kinds = KINDS[key]
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise UsageError(f"{where}: {key} must be {names}, got {value!r}")
+        try:
+            return cls(**values)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
         return {"mmdgs_format": FORMAT, "mmdgs_version": __version__, **dataclasses.asdict(self)}

@@ -16,7 +16,7 @@ BACKGROUND = 40  # a dark grey between the tiles
 
 def image_grid(x: Tensor, columns: int | None = None) -> numpy.ndarray:
     """Images (n, C, H, W) in [0, 1] as one uint8 picture (rows, columns[, 3]), as square as can be."""
-    if x.ndim != 4 or x.shape[1] not in (1, 3):
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or len(x) == 0:
         raise ValueError(f"need images (n, 1 or 3, height, width), got shape {tuple(x.shape)}")
     count, channels, height, width = x.shape
     columns = columns or math.ceil(math.sqrt(count))

@@ -59,8 +59,12 @@ def sample(
     kept = (steps,) if keep is None else tuple(keep)
     if any(not 0 <= t <= steps for t in kept):
         raise ValueError(f"keep must hold steps between 0 and {steps}, got {kept}")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     device = next(model.network.parameters()).device
     shape = model.config.shape
+    if start is not None and start.shape != (chains, *shape):
+        raise ValueError(f"start must have shape {(chains, *shape)}, got {tuple(start.shape)}")
     size = batch_size or max(1, BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"]) // math.prod(shape))
     kernel = Gibbs(posterior or model.posterior())
     found = torch.empty(len(kept), chains, *shape)

@@ -74,7 +74,7 @@ def demo(
     resume: Resume = False,
     debug: Debug = False,
 ) -> None:
-    """Figure 1, Table 1 on the rings and Figure 2, in two minutes on a laptop."""
+    """Figure 1, Table 1 on the rings, Figure 2 and digits, in two minutes on a laptop."""
     with plain_errors(debug):
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)

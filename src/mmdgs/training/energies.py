@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import EnergyDenoiser
+from mmdgs.denoisers import EnergyDenoiser, raise_unless_compiler
 from mmdgs.networks.dropout import current_keys, dropout_keys
 from mmdgs.noise import NoiseLevel
 
@@ -31,17 +31,15 @@ class _Gradient(torch.autograd.Function):
         ctx.keys = current_keys(owner.network)
         kind = x_t.device.type
         ctx.low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        with torch.no_grad():
-            return owner.gradient(x_t, level)
+        return owner.value(x_t, level)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Any, ...]:
         (x_t,) = ctx.saved_tensors
         low = contextlib.nullcontext() if ctx.low is None else torch.autocast(x_t.device.type, ctx.low)
-        with torch.enable_grad(), dropout_keys(ctx.owner.network, ctx.keys), low:
-            slope = ctx.owner.slope(x_t, u, ctx.level)
         wanted = [p for p in ctx.parameters if p.requires_grad]
-        found = iter(torch.autograd.grad(slope, wanted, allow_unused=True))
+        with torch.enable_grad(), dropout_keys(ctx.owner.network, ctx.keys), low:
+            found = iter(ctx.owner.weight_gradients(x_t, u, ctx.level, wanted))
         return None, None, None, *[next(found) if p.requires_grad else None for p in ctx.parameters]
 
 
@@ -57,9 +55,32 @@ class CompiledEnergy:
         def slope(x_t: Tensor, u: Tensor, level: NoiseLevel) -> Tensor:
             return torch.func.jvp(lambda x: denoiser.call(x, level).sum(), (x_t,), (u,))[1]
 
+        self.denoiser = denoiser
         # Shapes as they are: dynamic ones fail inside these transforms.
         self.gradient = torch.compile(gradient, backend=backend, dynamic=False)
         self.slope = torch.compile(slope, backend=backend, dynamic=False)
+
+    def value(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        """grad f(x_t)."""
+        with torch.no_grad():
+            try:
+                return self.gradient(x_t, level)
+            except Exception as error:
+                raise_unless_compiler(error)
+                self.gradient = self._plain_gradient
+                return self.gradient(x_t, level)
+
+    def weight_gradients(self, x_t: Tensor, u: Tensor, level: NoiseLevel, weights: list[Tensor]) -> tuple[Any, ...]:
+        """The gradients of u' grad f(x_t) in the weights."""
+        try:
+            return torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
+        except Exception as error:
+            raise_unless_compiler(error)
+            self.slope = lambda x_t, u, level: (u * self._plain_gradient(x_t, level)).sum()
+            return torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
+
+    def _plain_gradient(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        return (x_t - level.alpha * self.denoiser(x_t, level)) / level.sigma**2
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         gradient = _Gradient.apply(x_t, self, level, *self.network.parameters())

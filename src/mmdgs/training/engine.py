@@ -140,7 +140,7 @@ class _Shares:
     def cut(self, parts: int) -> None:
         """Cut the share into parts; the random streams go on where they are."""
         if parts > self.rows:
-            raise UsageError("not even one example fits in memory; choose a smaller network or a smaller image")
+            raise UsageError(f"split must not be more than the {self.rows} examples that a process has, got {parts}")
         if parts > 1 and self.given is not None:
             raise UsageError("a batch can be split only with a random stream for each row: give no generator")
         edges = [round(i * self.rows / parts) for i in range(parts + 1)]
@@ -191,7 +191,7 @@ class Trainer:
         self.average = Average(network, settings.ema)
         self.drops = uses_dropout(network)
         module = _LossModule(network, loss)
-        self.module: nn.Module = accelerator.prepare_model(module) if accelerator else module
+        self.module: nn.Module = accelerator.prepare_model(module, device_placement=False) if accelerator else module
         self.main = accelerator is None or accelerator.is_main_process
         self.step, self.seconds_before = 0, 0.0
         self.best = math.inf
@@ -291,7 +291,12 @@ class Trainer:
 
     def _split_further(self, error: torch.OutOfMemoryError) -> None:
         """Cut the batch in twice as many parts; the step then begins anew, with the same noise."""
-        parts = 2 * len(self.shares.parts)
+        rows = self.shares.rows
+        if len(self.shares.parts) == rows:
+            raise UsageError(
+                "not even one example fits in memory; choose a smaller network or a smaller image"
+            ) from error
+        parts = min(rows, 2 * len(self.shares.parts))
         if self.accelerator and self.accelerator.num_processes > 1:
             raise UsageError(
                 f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
@@ -302,7 +307,7 @@ class Trainer:
             torch.cuda.empty_cache()
         logger.warning(
             "a step of %d examples does not fit in memory: taking it in %d parts (the gradients are the same)",
-            self.shares.rows,
+            rows,
             parts,
         )
 
@@ -327,14 +332,14 @@ class Trainer:
             values = self.accelerator.reduce(values, "mean")
         found = values.tolist()
         first = self.step - len(found)
-        for i, value in enumerate(found):
-            if not math.isfinite(value):
-                kept = self.folder is not None and (self.folder.path / "checkpoints").is_dir()
-                advice = ADVICE + ("; the last good checkpoint is kept" if kept else "")
-                raise NonFiniteError("training loss", [], first + i, advice=advice)
-        self.losses += found
+        good = next((i for i, value in enumerate(found) if not math.isfinite(value)), len(found))
+        self.losses += found[:good]
         if self.folder and self.main:
-            self.folder.log([{"step": first + i + 1, "loss": value} for i, value in enumerate(found)])
+            self.folder.log([{"step": first + i + 1, "loss": value} for i, value in enumerate(found[:good])])
+        if good < len(found):
+            kept = self.folder is not None and (self.folder.path / "checkpoints").is_dir()
+            advice = ADVICE + ("; the last good checkpoint is kept" if kept else "")
+            raise NonFiniteError("training loss", [], first + good, advice=advice)
         return math.fsum(found) / len(found)
 
     def _validate(self) -> None:
@@ -396,7 +401,7 @@ class Trainer:
         self.best = math.inf if state["best"] is None else state["best"]
         self.validations = [(step, value) for step, value in state["validations"]]
         self.shares.positions = dict(state["positions"])
-        self.shares.cut(state["split"])
+        self.shares.cut(min(max(state["split"], self.settings.split), self.shares.rows))
         if self.main:
             self.folder.keep_metrics_until(self.step)
         if self.accelerator:
@@ -412,9 +417,13 @@ def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     whole = optimiser.state_dict()
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)
+        parameter = parameters[int(index)]
+        if value.shape == parameter.shape:  # in its layout: fused Adam goes through the memory of both side by side
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         state.setdefault(int(index), {})[key] = value
     optimiser.load_state_dict(whole | {"state": state})
 

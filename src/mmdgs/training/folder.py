@@ -76,11 +76,14 @@ class RunFolder:
         tensors = {group: read_tensors(folder / f"{group}.safetensors") for group in state.pop("groups", [])}
         return Checkpoint(state, tensors)
 
-    def clear(self) -> None:
-        """Remove what an earlier run left."""
-        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-        shutil.rmtree(self.path / "best", ignore_errors=True)
-        (self.path / METRICS).unlink(missing_ok=True)
+    def clear(self, *, everything: bool) -> None:
+        """Remove what an earlier run left: everything, or the checkpoints that a kill left half written."""
+        for path in (self.path / CHECKPOINTS).glob(f".{LAST}.*"):
+            shutil.rmtree(path, ignore_errors=True)
+        if everything:
+            for name in (CHECKPOINTS, "best", "tensorboard"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            (self.path / METRICS).unlink(missing_ok=True)
 
     def keep_metrics_until(self, step: int) -> None:
         """Forget what was logged after a step: a resumed run logs it again."""

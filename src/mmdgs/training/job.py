@@ -152,13 +152,10 @@ def train_model(
     main = accelerator is None or accelerator.is_main_process
     folder = RunFolder(out, {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE})
     with _ours(out) if main else contextlib.nullcontext():
-        if main:
-            _prepare(recipe, folder, resume=resume, overwrite=overwrite)
-        if accelerator:
-            accelerator.wait_for_everyone()
+        begun = main and _begun(folder, resume=resume, overwrite=overwrite)
         sets = _sets(recipe, device)
         model = new_model(recipe, sets.shape, sets.classes).to(device)
-        if len(sets.shape) == 3:  # convolutions are faster in this layout, on CPUs and GPUs
+        if device.type == "cuda" and len(sets.shape) == 3:  # convolutions are faster there in this layout
             model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
         if report:
@@ -181,6 +178,10 @@ def train_model(
             folder=folder,
             accelerator=accelerator,
         )
+        if main:
+            _begin(recipe, folder, anew=not begun)
+        if accelerator:
+            accelerator.wait_for_everyone()
         try:
             trained = trainer.run(progress)
         finally:
@@ -210,16 +211,20 @@ def _ours(out: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder in use, unless to go on in it or to start anew; note the recipe."""
+def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
+    """Whether to go on from a checkpoint; a folder in use is refused, unless to go on in it or to start anew."""
     out = folder.path
     if any(path.name != LOCK for path in out.iterdir()) and not (resume or overwrite):
         raise UsageError(
             f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
         )
-    if not resume or folder.load() is None:
-        folder.clear()
-    write_atomically(out / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+    return resume and folder.load() is not None
+
+
+def _begin(recipe: Recipe, folder: RunFolder, *, anew: bool) -> None:
+    """Clear the folder of what is in the way and note the recipe: the last that may be refused is behind."""
+    folder.clear(everything=anew)
+    write_atomically(folder.path / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
 
 
 def finished(model: Model, examples: Examples, seed: int) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import tomllib
 import types
 import typing
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from mmdgs.errors import UsageError
-from mmdgs.models import CLASSES, MEAN_STD
+from mmdgs.models import CLASSES, MEAN_STD, check_level, check_param
 from mmdgs.networks.registry import nearest, preset
 from mmdgs.training.settings import TrainingSettings
 
@@ -48,6 +49,9 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        check_param(self.param)
+        if self.sigma is not None:
+            check_level(self.alpha, self.sigma)
         wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy"}.get(self.param, "dsm")
         if self.loss is None:
             object.__setattr__(self, "loss", wanted)
@@ -69,16 +73,14 @@ class Recipe:
     def command(self, out: str = "OUT") -> str:
         """The command line that trains this recipe."""
         default = Recipe(param=self.param, sigma=self.sigma).to_dict()
-        words = ["mmdgs train", f"--data {self.data} --model {self.model} --param {self.param} --loss {self.loss}"]
-        words += [] if self.sigma is None else [f"--sigma {self.sigma:g}"]
+        words = ["mmdgs", "train", "--data", self.data, "--model", self.model, "--param", self.param]
+        words += ["--loss", str(self.loss), *([] if self.sigma is None else ["--sigma", str(self.sigma)])]
         skip = {"data", "data_dir", "model", "param", "loss", "sigma", "network"}
-        words += [
-            f"--set {key}={'none' if value is None else value}"
-            for key, value in self.to_dict().items()
-            if key not in skip and value != default[key]
-        ]
-        words += [f"--set network.{key}={value}".replace(" ", "") for key, value in self.network.items()]
-        return " ".join([*words, f"--out {out}"])
+        settings = {key: value for key, value in self.to_dict().items() if key not in skip and value != default[key]}
+        settings |= {f"network.{key}": value for key, value in self.network.items()}
+        for key, value in settings.items():
+            words += ["--set", f"{key}={'none' if value is None else str(value).replace(', ', ',')}"]
+        return f"{shlex.join(words)} --out {out}"
 
 
 def _known_keys() -> dict[str, Any]:
@@ -108,7 +110,7 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     known = _known_keys()
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in ((str(key), value) for key, value in table.items()):  # YAML has keys that are no words
         if key.startswith("network."):
             options[key.removeprefix("network.")] = value
         elif key not in known:

@@ -1,0 +1,595 @@
+"""`mmdgs train` and `mmdgs sample` as a user meets them: recipes, folders, kills, full disks, several processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import Result
+from nets import random_images, tiny_model
+from PIL import Image
+from typer.testing import CliRunner
+
+import mmdgs
+from mmdgs import cli
+from mmdgs.errors import UsageError
+from mmdgs.files import locked
+from mmdgs.training import (
+    ImageExamples,
+    Recipe,
+    Trainer,
+    TrainingSettings,
+    job,
+    metrics,
+    read_recipe,
+    train_model,
+)
+from mmdgs.training.job import loss_of
+from mmdgs.training.recipe import make_recipe, parse_override
+
+run = CliRunner().invoke
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+needs_mnist = pytest.mark.skipif(
+    not (SHARED / "mnist").is_dir(), reason="the MNIST files are not beside this repository, in shared/data/mnist"
+)
+
+
+def said(result: Result) -> str:
+    """All a user saw, with line breaks folded."""
+    return " ".join(result.output.split())
+
+
+def write_pictures(folder: Path, count: int, size: int = 8, start: int = 0) -> None:
+    folder.mkdir(parents=True)
+    for i, image in enumerate(random_images(count, (1, size, size), seed=start)):
+        Image.fromarray(image[0].numpy()).save(folder / f"{i:03}.png")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 42 random pictures, 8x8: 39 to train on, 3 held out."""
+    folder = tmp_path_factory.mktemp("data") / "my pictures"
+    write_pictures(folder, 42)
+    return folder
+
+
+@pytest.fixture
+def recipe(pictures: Path) -> Recipe:
+    settings = TrainingSettings(steps=4, batch_size=8, learning_rate=1e-3, warmup=2, decay=True, ema=0.9)
+    return Recipe(str(pictures), model="unet-tiny", network={"multipliers": [1]}, sigma=0.5, training=settings)
+
+
+def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
+    """The words of the command line that trains a recipe."""
+    return [*shlex.split(recipe.command(shlex.quote(str(out))))[1:], "--device", "cpu", *more]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
+
+
+def with_settings(recipe: Recipe, **changes: object) -> Recipe:
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------
+
+YAML = "data: cifar10\nsigma: 0.3\nlearning_rate: 1e-4\nnetwork: {width: 16, attention: [1]}\nflips: false\nema: null\n"
+TOML = 'data = "cifar10"\nsigma = 0.3\nlearning_rate = 1e-4\nflips = false\n[network]\nwidth = 16\nattention = [1]\n'
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.toml", TOML)])
+def test_a_recipe_from_a_file_with_overrides(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    overrides = dict(map(parse_override, ["network.width=24", "sigma=1", "epochs=3", "ema=none"]))
+    found = read_recipe(tmp_path / name, overrides)
+    assert (found.data, found.sigma, found.flips, found.loss) == ("cifar10", 1.0, False, "dsm")
+    assert found.network == {"width": 24, "attention": [1]}
+    assert (found.training.learning_rate, found.training.epochs, found.training.ema) == (1e-4, 3.0, None)
+    assert found.training.steps is None  # epochs say when it ends
+    assert found.training.batch_size == Recipe().training.batch_size
+
+
+RECIPES = {
+    "unknown key": ("stepz: 3", "unknown key 'stepz' (did you mean 'steps'?)"),
+    "unknown key, nothing like it": ("zzz: 3", "unknown key 'zzz'"),
+    "a key that is no word": ("3: 4", "unknown key '3'"),
+    "a key yaml takes for a truth value": ("on: 4", "unknown key 'True'"),
+    "words for a number": ("steps: many", "steps must be int or none, got 'many'"),
+    "half a step": ("steps: 2.5", "steps must be int or none, got 2.5"),
+    "truth for a number": ("sigma: true", "sigma must be float or none, got True"),
+    "a number for words": ("data: 3", "data must be str, got 3"),
+    "words for truth": ("decay: maybe", "decay must be bool, got 'maybe'"),
+    "a list for a table": ("network: [1]", "network must be dict, got [1]"),
+    "none where there must be one": ("batch_size: null", "batch_size must be int, got None"),
+    "no steps": ("steps: 0", "steps must be positive and finite, got 0"),
+    "unknown model": ("model: unet-smal", "unknown model 'unet-smal' (did you mean 'unet-small'?)"),
+    "unknown loss": ("loss: dsn", "unknown loss 'dsn' (did you mean 'dsm'?)"),
+    "unknown parametrisation": ("param: scores", "unknown parametrisation 'scores' (did you mean 'score'?)"),
+    "loss and parametrisation": ("{param: energy, loss: kl}", "'energy' is trained with the loss 'dsm', got 'kl'"),
+    "loss of heads": ("{param: mean-std, loss: dsm}", "'mean-std' is trained with the loss 'kl', got 'dsm'"),
+    "negative noise": ("sigma: -0.5", "sigma", "-0.5"),
+    "no number": ("sigma: .nan", "sigma", "nan"),
+    "no table": ("[1, 2]", "must be a table of keys and values, got list"),
+    "empty": ("", "must be a table of keys and values, got NoneType"),
+    "not yaml": ("a: [1", "is no YAML"),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES.values(), ids=RECIPES.keys())
+def test_recipes_that_cannot_be(case, tmp_path: Path) -> None:
+    text, *parts = case
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UsageError, match="(?s)" + ".*".join(map(re.escape, parts))):
+        read_recipe(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", b"steps = ", "is no TOML"),
+        ("a.yaml", b"\xff\xfe\x00", "is no YAML"),
+        ("absent.yaml", None, "cannot read the recipe"),
+    ],
+)
+def test_recipe_files_that_cannot_be_read(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_recipe(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["steps", "=3", "steps=[", "steps 3"])
+def test_overrides_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError, match="--set"):
+        parse_override(text)
+
+
+COMMANDS = {
+    "the default": Recipe(sigma=0.5),
+    "a sigma of many digits": Recipe(sigma=0.123456789),
+    "a folder with a blank and a quote": Recipe("my 'own' pictures", sigma=1e-4),
+    "networks": Recipe(network={"width": 32, "multipliers": [1, 2], "attention": [], "dropout": 0.05}, sigma=0.3),
+    "a classifier": Recipe(model="classifier", param="classes"),
+    "heads": Recipe(param="mean-std", sigma=0.3, alpha=0.9, flips=True, size=32, limit=100, unreadable="skip"),
+    "the loop": Recipe(
+        sigma=0.3,
+        compile=False,
+        training=TrainingSettings(
+            steps=None, epochs=2.5, minutes=0.1, batch_size=7, learning_rate=1e-5, warmup=3, decay=False, clip=1.0,
+            ema=None, precision="bf16", split=2, seed=11, checkpoint_every=None, validate_every=5,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", COMMANDS.values(), ids=COMMANDS.keys())
+def test_the_command_of_a_recipe_trains_that_recipe(recipe: Recipe, monkeypatch) -> None:
+    found = []
+
+    def note(recipe: Recipe, *_, **__):
+        found.append(recipe)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("mmdgs.cli.models.train_model", note)
+    monkeypatch.delenv("MMDGS_DATA", raising=False)
+    result = run(cli.app, shlex.split(recipe.command("some/where"))[1:])
+    assert result.exit_code == 2, result.output
+    assert found == [recipe]
+
+
+def test_a_table_of_a_recipe_is_that_recipe() -> None:
+    for recipe in COMMANDS.values():
+        assert make_recipe(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+# --- from data to a model ---------------------------------------------------------------------------------------
+
+
+def test_train_writes_a_model_and_sample_reads_it(recipe: Recipe, tmp_path: Path) -> None:
+    out = tmp_path / "a [bold] name"
+    result = run(cli.app, words(recipe, out))
+    assert result.exit_code == 0, result.output
+    assert "4 steps, loss" in said(result)
+    assert result.output.strip().splitlines()[-1] == f"model: {out}"
+    for name in ("config.json", "model.safetensors", "README.md", "recipe.yaml", "best/config.json"):
+        assert (out / name).is_file()
+    assert recipe.command() in (out / "README.md").read_text()
+    lines = metrics(out)
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [4]
+    model = mmdgs.load(out)
+    assert model.config.isotropic_variance > 0
+    assert model.config.trained_on == recipe.data
+    # The recipe that was saved is the recipe: fed back, it gives the same model.
+    assert read_recipe(out / "recipe.yaml") == recipe
+    again = tmp_path / "again"
+    result = run(cli.app, ["train", "--config", str(out / "recipe.yaml"), "--out", str(again), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert losses(again) == losses(out)
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+    picture, arrays = tmp_path / "x.png", tmp_path / "x.npz"
+    common = ["sample", str(out), "--n", "5", "--steps", "2", "--device", "cpu", "--seed", "3"]
+    result = run(cli.app, [*common, "--out", str(picture)])
+    assert result.exit_code == 0, result.output
+    with Image.open(picture) as image:
+        assert image.size == (3 * (3 * 10 + 2), 3 * (2 * 10 + 2))  # three columns, two rows, three times as large
+    assert run(cli.app, [*common, "--out", str(arrays)]).exit_code == 0
+    found = np.load(arrays)["x"]
+    expected = mmdgs.sample(model, 5, steps=2, posterior=model.posterior(probes=3), seed=3, progress=None).x[0]
+    assert found.shape == (5, 1, 8, 8)
+    np.testing.assert_array_equal(found, expected.numpy())
+    # A file that is there is not overwritten unasked.
+    result = run(cli.app, [*common, "--out", str(arrays)])
+    assert result.exit_code == 2
+    assert "exists; use --overwrite" in said(result)
+    isotropic = run(cli.app, [*common, "--out", str(arrays), "--overwrite", "--posterior", "isotropic"])
+    assert isotropic.exit_code == 0, isotropic.output
+    assert not np.array_equal(np.load(arrays)["x"], found)
+
+
+def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
+    common = ["--out", str(tmp_path / "m"), "--device", "cpu", "--steps", "3", "--sigma", "0.5"]
+    more = ["--set", "network.width=8", "--set", "limit=200"]
+    result = run(cli.app, ["train", "--data", "mog", "--model", "mlp", *common, *more])
+    assert result.exit_code == 0, result.output
+    sample = ["sample", str(tmp_path / "m"), "--n", "4", "--steps", "2", "--device", "cpu", "--out"]
+    assert run(cli.app, [*sample, str(tmp_path / "x.npz")]).exit_code == 0
+    assert np.load(tmp_path / "x.npz")["x"].shape == (4, 2)
+    result = run(cli.app, [*sample, str(tmp_path / "x.png")])
+    assert result.exit_code == 2
+    assert "points of shape (2,), not images: use an --out ending in .npz" in said(result)
+
+
+def test_a_classifier_learns_from_subfolders(tmp_path: Path) -> None:
+    for i, name in enumerate(("bright", "dark")):
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        for j, image in enumerate(random_images(20, (1, 12, 12), seed=i)):
+            Image.fromarray((image[0] // 2 + 127 * (name == "bright")).numpy()).save(folder / f"{j}.png")
+    common = ["train", "--data", str(tmp_path / "data"), "--model", "classifier", "--param", "classes"]
+    more = ["--set", "network.width=8", "--steps", "30", "--batch-size", "16", "--learning-rate", "0.01"]
+    result = run(cli.app, [*common, *more, "--set", "warmup=0", "--out", str(tmp_path / "m"), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    model = mmdgs.load(tmp_path / "m")
+    assert model.config.classes == ("bright", "dark")
+    means = torch.tensor([0.75, 0.25])[:, None, None, None].expand(2, 1, 12, 12)
+    assert model.network(means).argmax(1).tolist() == [0, 1]
+    found = losses(tmp_path / "m")
+    assert found[-1] < 0.5 * found[0]
+    result = run(cli.app, ["sample", str(tmp_path / "m"), "--out", str(tmp_path / "x.png"), "--device", "cpu"])
+    assert result.exit_code == 2
+    assert "classes" in said(result)
+
+
+# --- misuse -----------------------------------------------------------------------------------------------------
+
+MISUSE = {
+    "no sigma": (["--param", "energy"], "'energy' needs sigma"),
+    "loss and parametrisation": (["--sigma", "1", "--loss", "kl"], "'energy' is trained with the loss 'dsm'"),
+    "unknown key": (["--sigma", "1", "--set", "stepz=3"], "the command line has an unknown key 'stepz' (did you mean"),
+    "no key": (["--sigma", "1", "--set", "3"], "--set takes key=value"),
+    "unknown option of the network": (["--sigma", "1", "--set", "network.depht=3"], "has no option 'depht'"),
+    "unknown data": (["--sigma", "1", "--data", "mnits"], "did you mean mnist?"),
+    "a network for points": (["--sigma", "1", "--model", "mlp"], "does not fit data of shape (1, 8, 8)"),
+    "a network for images": (["--sigma", "1", "--data", "mog"], "does not fit data of shape (2,)"),
+    "no labels": (["--param", "classes", "--model", "classifier"], "has no labels to train a classifier on"),
+    "no end": (["--sigma", "1", "--set", "steps=none"], "say when training ends"),
+    "a device": (["--sigma", "1", "--device", "abacus"], "device 'abacus' cannot be used here"),
+    "too many parts": (["--sigma", "1", "--set", "split=99"], "split must not be more than the 39 examples"),
+    "both": (["--sigma", "1", "--resume", "--overwrite"], "choose one of --resume (go on) and --overwrite"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSE.values(), ids=MISUSE.keys())
+def test_misuse_of_train_is_status_2_and_leaves_nothing_in_the_way(case, pictures: Path, tmp_path: Path) -> None:
+    more, message = case
+    out = tmp_path / "out"
+    result = run(cli.app, ["train", "--data", str(pictures), "--model", "unet-tiny", "--out", str(out), *more])
+    assert result.exit_code == 2, result.output
+    assert message in said(result)
+    assert "Traceback" not in result.output
+    # The corrected command must not be told that the folder is not empty.
+    assert [path.name for path in out.glob("*") if path.name != ".lock"] == []
+
+
+def test_a_classifier_for_images_too_small(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_pictures(tmp_path / "data" / name, 4)
+    common = ["train", "--data", str(tmp_path / "data"), "--model", "classifier", "--param", "classes"]
+    result = run(cli.app, [*common, "--steps", "1", "--out", str(tmp_path / "m"), "--device", "cpu"])
+    assert result.exit_code != 0
+    assert "images of at least 12x12 pixels, got 8x8" in said(result)
+
+
+def test_an_output_that_is_a_file_or_cannot_be_made(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    result = run(cli.app, words(recipe, tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "is a file; give a folder" in said(result)
+    result = run(cli.app, words(recipe, tmp_path / "out" / "below"))
+    assert result.exit_code == 2
+    assert "cannot write in the output folder" in said(result)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_folder_that_is_not_empty(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    result = run(cli.app, words(recipe, tmp_path))
+    assert result.exit_code == 2
+    assert "is not empty; use --resume to go on, --overwrite to start anew, or another folder" in said(result)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "notes.txt"]
+    first = run(cli.app, words(recipe, tmp_path, "--overwrite"))
+    assert first.exit_code == 0, first.output
+    other = with_settings(recipe, seed=5, steps=3)
+    assert run(cli.app, words(other, tmp_path, "--overwrite")).exit_code == 0
+    assert len(losses(tmp_path)) == 3
+    train_model(other, tmp_path / "fresh", progress=None)
+    assert losses(tmp_path / "fresh") == losses(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_two_runs_into_one_folder(recipe: Recipe, tmp_path: Path) -> None:
+    with locked(tmp_path):
+        for flag in ([], ["--overwrite"], ["--resume"]):
+            result = run(cli.app, words(recipe, tmp_path, *flag))
+            assert result.exit_code == 2
+            assert "another run is writing into" in said(result)
+    assert run(cli.app, words(recipe, tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--out", "x.jpg"], "--out must end in .png or .npz, got x.jpg"),
+        (["--out", "no/x.png"], "there is no folder no to write x.png into"),
+        (["--posterior", "exact"], "--posterior must be one of diagonal, isotropic, learned, got 'exact'"),
+        (["--posterior", "learned"], "'energy' has no learned posterior"),
+        (["--posterior", "isotropic"], "holds no isotropic variance"),
+        (["--n", "0"], "--n"),
+        (["--steps", "0"], "--steps"),
+        (["--probes", "0"], "--probes"),
+    ],
+)
+def test_misuse_of_sample(more: list[str], message: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mmdgs.save(tiny_model(), "model")
+    result = run(cli.app, ["sample", "model", "--device", "cpu", *more])
+    assert result.exit_code == 2
+    assert message in said(result)
+    assert "Traceback" not in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    for name, message in (("file", "no model folder"), ("absent", "no model folder"), ("empty", "holds no model")):
+        result = run(cli.app, ["sample", name, "--device", "cpu"])
+        assert result.exit_code == 2
+        assert message in said(result)
+    mmdgs.save(tiny_model("mean-std"), "heads")
+    result = run(cli.app, ["sample", "heads", "--device", "cpu", "--posterior", "diagonal"])
+    assert result.exit_code == 2
+    assert "'mean-std' has no diagonal posterior" in said(result)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_by_control_c_and_resumed(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    recipe = with_settings(recipe, steps=8, checkpoint_every=3)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    train_model(recipe, whole, progress=None)
+    step = Trainer._step
+
+    def interrupted(self: Trainer, indices: torch.Tensor) -> torch.Tensor:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return step(self, indices)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", interrupted)
+        result = run(cli.app, words(recipe, out))
+    assert result.exit_code == 130
+    assert "--resume" in said(result)
+    assert "Traceback" not in result.output
+    assert not (out / "config.json").exists()
+    result = run(cli.app, words(recipe, out, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert losses(out) == losses(whole)
+    for folder in ("", "best"):
+        assert (out / folder / "model.safetensors").read_bytes() == (whole / folder / "model.safetensors").read_bytes()
+    # A run that is done has nothing more to do; with more steps it goes on.
+    assert run(cli.app, words(recipe, out, "--resume")).exit_code == 0
+    assert losses(out) == losses(whole)
+    longer = with_settings(recipe, steps=10)
+    assert run(cli.app, words(longer, out, "--resume")).exit_code == 0
+    assert len(losses(out)) == 10
+
+
+def test_resuming_with_other_settings_names_the_key(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(recipe, tmp_path, progress=None)
+    other = with_settings(dataclasses.replace(recipe, sigma=0.7), learning_rate=0.5)
+    result = run(cli.app, words(other, tmp_path, "--resume"))
+    assert result.exit_code == 2
+    assert "started with other settings (learning_rate was 0.001, now 0.5, sigma was 0.5, now 0.7)" in said(result)
+    assert read_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_resuming_where_nothing_was_begun(recipe: Recipe, tmp_path: Path) -> None:
+    result = run(cli.app, words(recipe, tmp_path / "new", "--resume"))
+    assert result.exit_code == 0, result.output
+    assert len(losses(tmp_path / "new")) == 4
+
+
+def test_a_checkpoint_that_is_damaged(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(recipe, tmp_path, progress=None)
+    damaged = tmp_path / "checkpoints" / "last" / "optimiser.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    result = run(cli.app, words(with_settings(recipe, steps=6), tmp_path, "--resume"))
+    assert result.exit_code == 2
+    assert "optimiser.safetensors is not a whole safetensors file" in said(result)
+
+
+def test_a_loss_that_blows_up_is_status_1(recipe: Recipe, tmp_path: Path) -> None:
+    result = run(cli.app, words(with_settings(recipe, learning_rate=1e30, warmup=0, steps=9), tmp_path))
+    assert result.exit_code == 1
+    assert "is not finite at step" in said(result)
+    assert "smaller learning rate" in said(result)
+
+
+@pytest.fixture
+def room():
+    """Let the operating system refuse files larger than some bytes, as a full disk would; undone afterwards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN  # Python's way: a write fails in place of a signal
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(recipe: Recipe, tmp_path: Path, room) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    recipe = with_settings(recipe, decay=False)  # with it the number of steps would change the path
+    train_model(with_settings(recipe, steps=6), whole, progress=None)
+    train_model(with_settings(recipe, steps=3), out, progress=None)
+    before = out / "checkpoints" / "last"
+    kept = {path.name: path.read_bytes() for path in before.iterdir()}
+    size = (before / "network.safetensors").stat().st_size
+    assert (before / "optimiser.safetensors").stat().st_size > 1.5 * size
+    room(int(1.2 * size))  # the model fits, Adam's state does not
+    result = run(cli.app, words(with_settings(recipe, steps=6, checkpoint_every=2), out, "--resume"))
+    room(resource.RLIM_INFINITY)
+    assert result.exit_code == 1, result.output
+    assert "the checkpoint at step 4 could not be written into" in said(result)
+    assert "File too large" in said(result)
+    assert "use --resume" in said(result)
+    assert {path.name: path.read_bytes() for path in before.iterdir()} == kept
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["last"]
+    assert sorted(path.name for path in out.rglob(".*")) == [".lock"]
+    result = run(cli.app, words(with_settings(recipe, steps=6, checkpoint_every=2), out, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert losses(out) == losses(whole)
+
+
+def command(*more: str) -> list[str]:
+    return [sys.executable, "-m", *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def mnist_words(out: Path) -> list[str]:
+    settings = TrainingSettings(
+        steps=80, batch_size=32, learning_rate=1e-3, warmup=3, decay=True, ema=0.99, checkpoint_every=5
+    )
+    network = {"multipliers": [1], "dropout": 0.1}
+    recipe = Recipe("mnist", size=8, limit=256, model="unet-tiny", network=network, sigma=0.5, training=settings)
+    return words(recipe, out, "--data-dir", str(SHARED))
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    result = run(cli.app, mnist_words(whole))
+    assert result.exit_code == 0, result.output
+    process = subprocess.Popen(
+        command("mmdgs", *mnist_words(out)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (out / "metrics.jsonl").exists() and len(losses(out)) >= 7:
+            break
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert 7 <= len(losses(out)) < 80, "it must be killed on its way"
+    assert not (out / "config.json").exists()
+    result = run(cli.app, [*mnist_words(out), "--resume"])
+    assert result.exit_code == 0, result.output
+    lines = [line for line in metrics(out) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 81))
+    assert losses(out) == pytest.approx(losses(whole), rel=1e-6)
+    assert sorted(path.name for path in out.rglob(".*")) == [".lock"]
+    one, two = (mmdgs.load(folder).network.state_dict() for folder in (whole, out))
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(recipe, tmp_path, progress=None)
+    (tmp_path / "checkpoints" / ".last.abc").mkdir()
+    (tmp_path / "checkpoints" / ".last.abc" / "network.safetensors").write_bytes(b"half")
+    train_model(with_settings(recipe, steps=5), tmp_path, resume=True, progress=None)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last"]
+
+
+# --- several processes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(recipe, network={"multipliers": [1], "dropout": 0.1})
+    recipe = with_settings(recipe, split=2, steps=8, clip=10.0, checkpoint_every=3)
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_model(recipe, one, progress=None)
+    launch = command("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs")
+    found = subprocess.run([*launch, *words(recipe, two)], env=environment(), capture_output=True, timeout=200)
+    assert found.returncode == 0, found.stderr.decode()
+    assert [line["step"] for line in metrics(two)] == [line["step"] for line in metrics(one)]  # each once
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert found.stdout.decode().count("model:") == 1
+    assert mmdgs.load(two).config.isotropic_variance == pytest.approx(
+        mmdgs.load(one).config.isotropic_variance, rel=1e-4
+    )
+
+
+def test_a_batch_that_processes_cannot_share() -> None:
+    model = tiny_model()
+    three = SimpleNamespace(num_processes=3, process_index=0)
+    with pytest.raises(UsageError, match="batch_size 8 cannot be shared evenly by 3 processes"):
+        Trainer(
+            model.network,
+            loss_of(model),
+            ImageExamples(random_images(20)),
+            TrainingSettings(steps=1, batch_size=8),
+            accelerator=three,  # type: ignore[arg-type]
+        )
+
+
+# --- what a recipe says of the data -----------------------------------------------------------------------------
+
+
+def test_mirrored_images_where_the_recipe_says_so(recipe: Recipe) -> None:
+    for flips, expected in ((None, False), (False, False), (True, True)):
+        sets = job._sets(dataclasses.replace(recipe, flips=flips), torch.device("cpu"))
+        assert sets.train.flips is expected
+        assert sets.held_out.flips is False  # the held-out images are as they are
+
+
+def test_yaml_of_a_run_is_for_people(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(with_settings(recipe, steps=1), tmp_path, progress=None)
+    table = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert table["sigma"] == 0.5
+    assert table["steps"] == 1
+    assert list(table)[:2] == ["data", "data_dir"]
