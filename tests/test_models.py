@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, locked, write_atomically
-from mmdgs.models import DENOISERS, PARAMS, Model, ModelConfig, SquaredErrorEnergy, model_card
+from mmdgs.models import DENOISERS, PARAMS, Model, ModelConfig, SquaredErrorEnergy
 from mmdgs.networks import PRESETS, build_network, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import seeded
@@ -90,7 +90,7 @@ def test_the_folder_is_in_the_hubs_format(folder: Path) -> None:
 
 
 def test_the_card_says_how_it_was_trained() -> None:
-    card = model_card(tiny_model(), {"command": "mmdgs train --data mnist --out OUT", "minutes": 1.23456789})
+    card = tiny_model().describe({"command": "mmdgs train --data mnist --out OUT", "minutes": 1.23456789})
     assert "```\nmmdgs train --data mnist --out OUT\n```" in card
     assert "| minutes | 1.23457 |" in card
 
@@ -353,7 +353,7 @@ def test_pushing_uploads_the_files(monkeypatch) -> None:
 
 
 def test_a_model_that_ships_needs_its_weights(monkeypatch, tmp_path: Path, folder: Path) -> None:
-    monkeypatch.setattr("mmdgs.models.__file__", str(tmp_path / "src" / "mmdgs" / "models.py"))
+    monkeypatch.setattr("mmdgs.models.model.__file__", str(tmp_path / "src" / "mmdgs" / "models" / "model.py"))
     with refused("the weights of 'mnist' did not come with this installation"):
         mmdgs.load("mnist")
     (tmp_path / "weights").mkdir()

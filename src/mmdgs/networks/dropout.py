@@ -29,7 +29,9 @@ def _mixed(h: Tensor) -> Tensor:
 
 
 # One opaque operation: written out inside a compiled network, the hash made kernels that did not compile on a GPU.
-@torch.library.custom_op("mmdgs::kept", mutates_args=())
+@torch.library.custom_op(
+    "mmdgs::kept", mutates_args=(), schema="(Tensor keys, int layer, int count, int dropped) -> Tensor"
+)
 def _kept(keys: Tensor, layer: int, count: int, dropped: int) -> Tensor:
     """Which of `count` elements of each row are kept, (B, count): each dropped with probability dropped / 256."""
     row = _mixed(_mixed(keys.to(torch.int32)) + layer)

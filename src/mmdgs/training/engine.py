@@ -13,21 +13,22 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.networks.dropout import dropout_keys, uses_dropout
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import Generator, Streams, seeded, uniforms
 from mmdgs.threads import stop_if_asked
+from mmdgs.training.average import Average
 from mmdgs.training.examples import Examples, TensorExamples, batch_order
 from mmdgs.training.folder import Checkpoint, RunFolder
 from mmdgs.training.settings import FLUSH_EVERY, FLUSH_SECONDS, TrainingSettings
+from mmdgs.training.shares import Shares
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -64,53 +65,6 @@ class Trained:
     ended_by: str = "steps"
 
 
-class Average:
-    """The exponential moving average of a network's weights, which can take their place for a while."""
-
-    def __init__(self, network: nn.Module, decay: float | None) -> None:
-        self.names = [name for name, _ in network.named_parameters()]
-        self.live = [p.detach() for p in network.parameters()]
-        self.decay = decay
-        self.weights = [p.clone() for p in self.live] if decay is not None else self.live
-
-    def update(self, step: int) -> None:
-        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten."""
-        if self.decay is not None:
-            decay = min(self.decay, (1 + step) / (10 + step))
-            get_ema_multi_avg_fn(decay)(self.weights, self.live, 0)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The network computes with the average inside this block."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    def settle(self) -> None:
-        """Leave the average in the network for good."""
-        if self.decay is not None:
-            for live, average in zip(self.live, self.weights, strict=True):
-                live.copy_(average)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.weights, strict=True)) if self.decay is not None else {}
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        for name, weight in zip(self.names, self.weights, strict=True):
-            if name in tensors:
-                weight.copy_(tensors[name])
-
-    def _exchange(self) -> None:
-        if self.decay is None:
-            return
-        for live, average in zip(self.live, self.weights, strict=True):
-            kept = live.clone()
-            live.copy_(average)
-            average.copy_(kept)
-
-
 class _LossModule(nn.Module):
     """The loss as a module's forward pass, which is what data-parallel wrappers want to see."""
 
@@ -121,46 +75,6 @@ class _LossModule(nn.Module):
 
     def forward(self, batch: Any, generator: Generator) -> Tensor:
         return self.loss(batch, generator)
-
-
-class _Shares:
-    """Which rows of a global batch are whose: the process's share, cut into parts, each with its random streams."""
-
-    def __init__(self, batch_size: int, seed: int, accelerator: Accelerator | None, generator: Generator | None):
-        count = accelerator.num_processes if accelerator else 1
-        self.rank: int = accelerator.process_index if accelerator else 0
-        if batch_size % count:
-            raise UsageError(f"batch_size {batch_size} cannot be shared evenly by {count} processes")
-        self.rows = batch_size // count
-        self.seed = seed
-        self.given = generator
-        self.positions: dict[str, int] = {}
-        self.cut(1)
-
-    def cut(self, parts: int) -> None:
-        """Cut the share into parts; the random streams go on where they are."""
-        if parts > self.rows:
-            raise UsageError(f"split must not be more than the {self.rows} examples that a process has, got {parts}")
-        if parts > 1 and self.given is not None:
-            raise UsageError("a batch can be split only with a random stream for each row: give no generator")
-        edges = [round(i * self.rows / parts) for i in range(parts + 1)]
-        self.parts = [slice(a, b) for a, b in pairwise(edges)]
-        self.generators: list[Generator] = [self._generator(part) for part in self.parts]
-
-    def _generator(self, part: slice) -> Generator:
-        if self.given is not None:
-            return self.given
-        first = self.rank * self.rows + part.start
-        return Streams(self.seed, part.stop - part.start, first_row=first, positions=self.positions)
-
-    def of(self, indices: Tensor) -> Tensor:
-        """This process's indices of a global batch."""
-        return indices[self.rank * self.rows : (self.rank + 1) * self.rows]
-
-    def remember(self) -> None:
-        """Note how far the streams are: where a step begins anew, and what a checkpoint needs."""
-        if isinstance(self.generators[0], Streams):
-            self.positions = self.generators[0].positions
 
 
 class Trainer:
@@ -182,7 +96,7 @@ class Trainer:
         self.validation, self.folder, self.accelerator = validation, folder, accelerator
         self.device = examples.device
         self.batch_size = min(settings.batch_size, len(examples))
-        self.shares = _Shares(self.batch_size, settings.seed + 1, accelerator, generator)
+        self.shares = Shares(self.batch_size, settings.seed + 1, accelerator, generator)
         if settings.split > 1:
             self.shares.cut(settings.split)
         self.parameters = [p for p in network.parameters() if p.requires_grad]

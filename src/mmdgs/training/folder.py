@@ -94,7 +94,8 @@ class RunFolder:
 
     def losses(self) -> list[float]:
         """The training losses logged so far."""
-        return [line["loss"] for line in metrics(self.path) if "loss" in line]
+        known = (self.path / METRICS).is_file()
+        return [line["loss"] for line in metrics(self.path) if "loss" in line] if known else []
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to metrics.jsonl, and to TensorBoard where that is installed."""

@@ -19,7 +19,7 @@ from mmdgs.data import TOYS, ImageSet, load_images, toy
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, locked, write_atomically
-from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig, model_card
+from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import preset
 from mmdgs.randomness import Generator, Streams
@@ -166,7 +166,7 @@ def train_model(
 
         def keep_best(value: float, step: int) -> None:
             note = {"command": recipe.command(), "step": step, "validation loss": value}
-            model.save_pretrained(out / "best", card=model_card(model, note))
+            model.save_pretrained(out / "best", card=model.describe(note))
 
         validation = Validation(sets.held_out, loss_of(model), keep_best)
         trainer = Trainer(
@@ -188,7 +188,7 @@ def train_model(
             folder.close()
         model = finished(model, sets.train, recipe.training.seed)
         if main:
-            model.save_pretrained(out, card=model_card(model, _numbers(recipe, trained, device)))
+            model.save_pretrained(out, card=model.describe(_numbers(recipe, trained, device)))
         if accelerator:
             accelerator.wait_for_everyone()
     model.network.requires_grad_(False)

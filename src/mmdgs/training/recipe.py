@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from mmdgs.errors import UsageError
-from mmdgs.models import CLASSES, MEAN_STD, check_level, check_param
+from mmdgs.models.config import CLASSES, MEAN_STD, check_level, check_param
 from mmdgs.networks.registry import nearest, preset
 from mmdgs.training.settings import TrainingSettings
 

@@ -1,4 +1,4 @@
-"""Models as files and as denoisers: a network, what its output means, and the noise level it was trained at.
+"""Models as denoisers and as files: a network with its configuration.
 
 A model's folder is in the Hugging Face hub's format: `config.json` (everything needed to build it),
 `model.safetensors` (its weights) and `README.md` (its card). Nothing in it is executed on loading.
@@ -6,157 +6,24 @@ A model's folder is in the Hugging Face hub's format: `config.json` (everything 
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import (
-    Denoiser,
-    Network,
-    clean_denoiser,
-    energy_denoiser,
-    noise_denoiser,
-    score_denoiser,
-    takes_level,
-    velocity_denoiser,
-)
+from mmdgs.denoisers import Denoiser, Network
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.models.card import model_card
+from mmdgs.models.config import DENOISERS, MEAN_STD, ModelConfig
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, LearnedMoments, Moments
-from mmdgs.networks.registry import build_network, nearest
+from mmdgs.networks.registry import build_network
 from mmdgs.noise import NoiseLevel
-from mmdgs.version import __version__
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-FORMAT = 1
-KINDS: dict[str, tuple[type, ...]] = {
-    "network": (str,),
-    "param": (str,),
-    "shape": (list,),
-    "options": (dict,),
-    "sigma": (float, int, type(None)),
-    "alpha": (float, int),
-    "classes": (list,),
-    "isotropic_variance": (float, int, type(None)),
-    "trained_on": (str,),
-}
-"""What each key of config.json holds."""
-
-
-class SquaredErrorEnergy(nn.Module):
-    """The energy ||x - net(x)||^2 / 2 (the authors' code), one value a row."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-        self.with_level = takes_level(network)
-
-    def forward(self, x: Tensor, level: NoiseLevel) -> Tensor:
-        reconstruction = self.network(x, level) if self.with_level else self.network(x)
-        return 0.5 * (x - reconstruction).flatten(1).square().sum(1)
-
-
-def _squared_error(network: Network) -> Denoiser:
-    return energy_denoiser(SquaredErrorEnergy(network))
-
-
-DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
-    "energy": energy_denoiser,
-    "energy-squared": _squared_error,
-    "score": score_denoiser,
-    "noise": noise_denoiser,
-    "clean": clean_denoiser,
-    "velocity": velocity_denoiser,
-}
-"""What a network's output can mean, where it gives E[x | x_t]."""
-
-MEAN_STD, CLASSES = "mean-std", "classes"
-PARAMS = (*DENOISERS, MEAN_STD, CLASSES)
-"""All a network's output can mean; the last two: mean and log standard deviation of p(x | x_t), and class logits."""
-
-
-def check_param(param: str) -> None:
-    """Refuse a parametrisation there is not."""
-    if param not in PARAMS:
-        like = nearest(param, PARAMS)
-        raise UsageError(f"unknown parametrisation {param!r}{like}; choose one of {', '.join(PARAMS)}")
-
-
-def check_level(alpha: float, sigma: float) -> None:
-    """Refuse a noise level there cannot be."""
-    try:
-        NoiseLevel(alpha=alpha, sigma=sigma)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """All that is needed to build a model: what is in config.json."""
-
-    network: str
-    param: str
-    shape: tuple[int, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    sigma: float | None = None
-    alpha: float = 1.0
-    classes: tuple[str, ...] = ()
-    isotropic_variance: float | None = None
-    trained_on: str = ""
-
-    def __post_init__(self) -> None:
-        check_param(self.param)
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "classes", tuple(self.classes))
-        if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
-            raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {self.shape}")
-        if self.param == CLASSES and not self.classes:
-            raise UsageError("a classifier needs the names of its classes, and its data labels")
-        if self.param != CLASSES and self.sigma is None:
-            raise UsageError(f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for")
-        if self.sigma is not None:
-            check_level(self.alpha, self.sigma)
-        if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
-            raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
-
-    @property
-    def outputs(self) -> int:
-        """Numbers (or channels) that the network puts out."""
-        if self.param == CLASSES:
-            return len(self.classes)
-        return self.shape[0] * (2 if self.param == MEAN_STD else 1)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any], where: object) -> ModelConfig:
-        """Checked: every key known, none missing."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        values = {key: value for key, value in content.items() if key not in ("mmdgs_format", "mmdgs_version")}
-        if content.get("mmdgs_format") != FORMAT:
-            raise UsageError(f"{where} is no model of mmdgs: it has no mmdgs_format {FORMAT}")
-        for key in values:
-            if key not in known:
-                raise UsageError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
-        missing = {"network", "param", "shape"} - values.keys()
-        if missing:
-            raise UsageError(f"{where} lacks {', '.join(sorted(missing))}")
-        for key, value in values.items():
-            kinds = KINDS[key]
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise UsageError(f"{where}: {key} must be {names}, got {value!r}")
-        try:
-            return cls(**values)
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
-
-    def to_json(self) -> dict[str, Any]:
-        return {"mmdgs_format": FORMAT, "mmdgs_version": __version__, **dataclasses.asdict(self)}
 
 
 class Model:
@@ -168,8 +35,10 @@ class Model:
 
     def __init__(self, config: ModelConfig, network: nn.Module | None = None, *, seed: int = 0) -> None:
         self.config = config
-        built = build_network(config.network, config.shape[0], config.outputs, config.options, seed=seed)
-        self.network = built if network is None else network
+        self.card: str | None = None  # README.md, where the model came with one
+        if network is None:
+            network = build_network(config.network, config.shape[0], config.outputs, config.options, seed=seed)
+        self.network = network
 
     @property
     def level(self) -> NoiseLevel:
@@ -209,14 +78,19 @@ class Model:
         self.network.to(device)
         return self
 
+    def describe(self, training: Mapping[str, Any] | None = None) -> str:
+        """A card for this model; `training` holds the command it was trained with, and its numbers."""
+        return model_card(self.config, sum(p.numel() for p in self.network.parameters()), training)
+
     def save_pretrained(self, folder: Path | str, *, card: str | None = None, dtype: torch.dtype | None = None) -> Path:
         """Write the folder of this model (hub format), weights in `dtype` if given. Each file whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / WEIGHTS, tensors_to_bytes(self.network.state_dict(), dtype))
         write_atomically(folder / CONFIG, to_json(self.config.to_json()))
+        card = card or self.card
         if card is not None or not (folder / CARD).exists():
-            write_atomically(folder / CARD, (card or model_card(self)).encode())
+            write_atomically(folder / CARD, (card or self.describe()).encode())
         return folder
 
     @classmethod
@@ -230,12 +104,12 @@ class Model:
         model = cls(ModelConfig.from_json(read_json(folder / CONFIG), folder / CONFIG))
         load_weights(model.network, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
         model.network.requires_grad_(False).eval()
+        if (folder / CARD).is_file():
+            model.card = (folder / CARD).read_text(encoding="utf-8")
         return model
 
     def push_to_hub(self, repository: str, *, private: bool = False, token: str | None = None) -> str:
         """Upload to the Hugging Face hub as "owner/name"; returns the address."""
-        import tempfile
-
         from huggingface_hub import HfApi
 
         api = HfApi(token=token)
@@ -305,41 +179,8 @@ def _shipped(name: str) -> Path | None:
     """The folder of a model that comes with the package (inside it, or beside `src` in a source tree)."""
     if name not in SHIPPED or Path(name).is_dir():
         return None
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     for root in (here / "weights", here.parents[1] / "weights"):
         if (root / SHIPPED[name] / CONFIG).is_file():
             return root / SHIPPED[name]
     raise UsageError(f"the weights of {name!r} did not come with this installation; look for them in the source tree")
-
-
-def model_card(model: Model, training: Mapping[str, Any] | None = None) -> str:
-    """README.md of a model: what it is, how to use it, and (given `training`) the command and its numbers."""
-    config = model.config
-    parameters = sum(p.numel() for p in model.network.parameters())
-    facts = {
-        "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
-        "output": config.param,
-        "shape": "x".join(map(str, config.shape)),
-        "noise level": "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}",
-        "trained on": config.trained_on or "not said",
-    }
-    if config.isotropic_variance is not None:
-        facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
-    lines = ["---", "library_name: mmdgs", "license: mit", "tags: [energy-based-model, score-matching]", "---", ""]
-    lines += [f"# {config.trained_on or 'A'} {config.param} model", "", "| | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in facts.items()]
-    use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
-    if config.param == CLASSES:
-        use += ["logits = model.network(images)"]
-    else:
-        use += ["q = model.posterior()(x_t, model.level, generator=generator)   # mean, covariance, samples"]
-    lines += ["", "```python", *use, "```", ""]
-    if training:
-        lines += ["## Training", "", "```", str(training["command"]), "```", "", "| | |", "| --- | --- |"]
-        lines += [f"| {key} | {_shown(value)} |" for key, value in training.items() if key != "command"]
-        lines += [""]
-    return "\n".join(lines)
-
-
-def _shown(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)

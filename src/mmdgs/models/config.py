@@ -1,0 +1,150 @@
+"""What a model is: its network by name, what the output means, the shape of an example, the noise level."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmdgs.denoisers import (
+    Denoiser,
+    Network,
+    clean_denoiser,
+    energy_denoiser,
+    noise_denoiser,
+    score_denoiser,
+    takes_level,
+    velocity_denoiser,
+)
+from mmdgs.errors import UsageError
+from mmdgs.networks.registry import nearest
+from mmdgs.noise import NoiseLevel
+from mmdgs.version import __version__
+
+FORMAT = 1
+KINDS: dict[str, tuple[type, ...]] = {
+    "network": (str,),
+    "param": (str,),
+    "shape": (list,),
+    "options": (dict,),
+    "sigma": (float, int, type(None)),
+    "alpha": (float, int),
+    "classes": (list,),
+    "isotropic_variance": (float, int, type(None)),
+    "trained_on": (str,),
+}
+"""What each key of config.json holds."""
+
+
+class SquaredErrorEnergy(nn.Module):
+    """The energy ||x - net(x)||^2 / 2 (the authors' code), one value a row."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.with_level = takes_level(network)
+
+    def forward(self, x: Tensor, level: NoiseLevel) -> Tensor:
+        reconstruction = self.network(x, level) if self.with_level else self.network(x)
+        return 0.5 * (x - reconstruction).flatten(1).square().sum(1)
+
+
+def _squared_error(network: Network) -> Denoiser:
+    return energy_denoiser(SquaredErrorEnergy(network))
+
+
+DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
+    "energy": energy_denoiser,
+    "energy-squared": _squared_error,
+    "score": score_denoiser,
+    "noise": noise_denoiser,
+    "clean": clean_denoiser,
+    "velocity": velocity_denoiser,
+}
+"""What a network's output can mean, where it gives E[x | x_t]."""
+
+MEAN_STD, CLASSES = "mean-std", "classes"
+PARAMS = (*DENOISERS, MEAN_STD, CLASSES)
+"""All a network's output can mean; the last two: mean and log standard deviation of p(x | x_t), and class logits."""
+
+
+def check_param(param: str) -> None:
+    """Refuse a parametrisation there is not."""
+    if param not in PARAMS:
+        like = nearest(param, PARAMS)
+        raise UsageError(f"unknown parametrisation {param!r}{like}; choose one of {', '.join(PARAMS)}")
+
+
+def check_level(alpha: float, sigma: float) -> None:
+    """Refuse a noise level there cannot be."""
+    try:
+        NoiseLevel(alpha=alpha, sigma=sigma)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """All that is needed to build a model: what is in config.json."""
+
+    network: str
+    param: str
+    shape: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    sigma: float | None = None
+    alpha: float = 1.0
+    classes: tuple[str, ...] = ()
+    isotropic_variance: float | None = None
+    trained_on: str = ""
+
+    def __post_init__(self) -> None:
+        check_param(self.param)
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "classes", tuple(self.classes))
+        if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
+            raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {self.shape}")
+        if self.param == CLASSES and not self.classes:
+            raise UsageError("a classifier needs the names of its classes, and its data labels")
+        if self.param != CLASSES and self.sigma is None:
+            raise UsageError(f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for")
+        if self.sigma is not None:
+            check_level(self.alpha, self.sigma)
+        if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
+            raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
+
+    @property
+    def outputs(self) -> int:
+        """Numbers (or channels) that the network puts out."""
+        if self.param == CLASSES:
+            return len(self.classes)
+        return self.shape[0] * (2 if self.param == MEAN_STD else 1)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], where: object) -> ModelConfig:
+        """Checked: every key known, none missing."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        values = {key: value for key, value in content.items() if key not in ("mmdgs_format", "mmdgs_version")}
+        if content.get("mmdgs_format") != FORMAT:
+            raise UsageError(f"{where} is no model of mmdgs: it has no mmdgs_format {FORMAT}")
+        for key in values:
+            if key not in known:
+                raise UsageError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
+        missing = {"network", "param", "shape"} - values.keys()
+        if missing:
+            raise UsageError(f"{where} lacks {', '.join(sorted(missing))}")
+        for key, value in values.items():
+            kinds = KINDS[key]
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise UsageError(f"{where}: {key} must be {names}, got {value!r}")
+        try:
+            return cls(**values)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mmdgs_format": FORMAT, "mmdgs_version": __version__, **dataclasses.asdict(self)}
