@@ -43,6 +43,8 @@ def train(
         str | None, typer.Option(help="mnist, cifar10, celeba, mog, rings, roll, or a folder or zip of images.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
+    size: Annotated[int | None, typer.Option(help="Crop and resize images to this many pixels.")] = None,
+    unreadable: Annotated[str | None, typer.Option(help="An unreadable image: refuse it, or skip it.")] = None,
     model: Annotated[str | None, typer.Option(help="unet-small, unet-paper, unet-tiny, mlp or classifier.")] = None,
     param: Annotated[
         str | None,
@@ -72,6 +74,8 @@ def train(
     given: dict[str, Any] = {
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
+        "size": size,
+        "unreadable": unreadable,
         "model": model,
         "param": param,
         "loss": loss,

@@ -28,14 +28,15 @@ PERIODS = (0.02, 100.0)
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's group norm, written out where it is compiled.
+    """torch's group norm, written out where it is compiled, and on a GPU where its weights are fixed.
 
     The compiler makes the same kernels of both, and torch's own has no forward-mode derivative for images in the
-    channels-last layout, which the training of energies needs.
+    channels-last layout, which the training of energies needs. Its second derivative cannot be batched either, which
+    a GPU's products with the Jacobian of an energy need. Elsewhere torch's own is faster.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and (self.weight.requires_grad or not x.is_cuda):
             return super().forward(x)
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
         groups = precise.unflatten(1, (self.num_groups, -1))
