@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +201,7 @@ def _ours(out: Path) -> Iterator[None]:
     """The output folder, made if need be, and locked against a second run."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"the output {out} is a file; give a folder")
+    new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = locked(out)
@@ -208,7 +210,11 @@ def _ours(out: Path) -> Iterator[None]:
         raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
     with contextlib.ExitStack() as stack:
         stack.push(lock)
-        yield
+        try:
+            yield
+        finally:
+            if new and [path.name for path in out.iterdir()] == [LOCK]:  # refused before anything was written
+                shutil.rmtree(out)
 
 
 def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
