@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mmdgs.models.config import CLASSES, ModelConfig
+from mmdgs.models.config import CLASSES, MEAN_STD, ModelConfig
 
 
 def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any] | None = None) -> str:
@@ -20,8 +20,9 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     }
     if config.isotropic_variance is not None:
         facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
-    lines = ["---", "library_name: mmdgs", "license: mit", "tags: [energy-based-model, score-matching]", "---", ""]
-    lines += [f"# {config.trained_on or 'A'} {config.param} model", "", "| | |", "| --- | --- |"]
+    tags = "image-classification" if config.param == CLASSES else "denoising, score-matching"
+    lines = ["---", "library_name: mmdgs", "license: mit", f"tags: [{tags}]", "---", ""]
+    lines += [f"# {_title(config)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
     if config.param == CLASSES:
@@ -34,6 +35,12 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         lines += [f"| {key} | {_shown(value)} |" for key, value in training.items() if key != "command"]
         lines += [""]
     return "\n".join(lines)
+
+
+def _title(config: ModelConfig) -> str:
+    kind = {CLASSES: "classifier", MEAN_STD: "denoising posterior with learned mean and standard deviation"}
+    what = kind.get(config.param, f"denoising model ({config.param})")
+    return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")
 
 
 def _shown(value: object) -> str:
