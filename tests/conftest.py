@@ -8,7 +8,7 @@ import sizes
 import torch
 
 import mmdgs
-from mmdgs.experiments import toys
+from mmdgs.experiments import digits, toys
 from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
@@ -59,3 +59,4 @@ def _no_global_randomness() -> None:
 def tiny(monkeypatch):
     """Make `--quick` tiny: experiments end to end in a second."""
     monkeypatch.setattr(toys, "QUICK", sizes.TINY)
+    monkeypatch.setattr(digits, "SETTINGS", sizes.TINY_DIGITS)

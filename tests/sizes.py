@@ -1,6 +1,6 @@
 """Sizes that let an experiment run end to end in a second."""
 
-from mmdgs.experiments import toys
+from mmdgs.experiments import digits, toys
 from mmdgs.training import TrainingSettings
 
 TINY = toys.ToySettings(
@@ -11,3 +11,5 @@ TINY = toys.ToySettings(
     many_chains=30,
     many_steps=4,
 )
+
+TINY_DIGITS = digits.DigitSettings(chains=2, steps=1, probes=1)

@@ -76,9 +76,9 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_does_not(tmp_path
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_demo_is_one_page_with_all_three(tmp_path):
+def test_the_demo_is_one_page_with_all_four(tmp_path):
     path, _ = perform(DEMO, tmp_path)
-    assert path.read_text().count("data:image/png;base64,") == 5
+    assert path.read_text().count("data:image/png;base64,") == 6
     assert set(json.loads((tmp_path / "records.json").read_text())) >= {"fig1", "table1", "fig2"}
 
 
