@@ -14,20 +14,22 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from click.testing import Result
 from nets import random_images, tiny_model
 from PIL import Image
+from torch.nn import functional
 from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
+from mmdgs.metrics import frechet_distance
 from mmdgs.training import (
     ImageExamples,
     Recipe,
@@ -48,7 +50,7 @@ needs_mnist = pytest.mark.skipif(
 )
 
 
-def said(result: Result) -> str:
+def said(result: Any) -> str:
     """All a user saw, with line breaks folded."""
     return " ".join(result.output.split())
 
@@ -534,6 +536,17 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     one, two = (mmdgs.load(folder).network.state_dict() for folder in (whole, out))
     for key in one:
         torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-6)
+    # The resumed model draws samples, and they can be scored: far from digits after 80 small steps.
+    result = run(
+        cli.app, ["sample", str(out), "--n", "32", "--steps", "2", "--probes", "1", "--out", str(out / "x.npz")]
+    )
+    assert result.exit_code == 0, result.output
+    samples = torch.from_numpy(np.load(out / "x.npz")["x"])
+    assert samples.shape == (32, 1, 8, 8)
+    digits = mmdgs.data.midpoints(mmdgs.data.load_images("mnist", "test", data_dir=SHARED, size=8, limit=64).images)
+    network = mmdgs.load("mnist-classifier").network
+    seen = [network.features(functional.interpolate(x, size=28)) for x in (digits[:32], digits[32:], samples)]
+    assert 0 < frechet_distance(seen[0], seen[1]) < frechet_distance(seen[0], seen[2])
 
 
 def test_what_a_kill_left_half_written_is_cleared_away(recipe: Recipe, tmp_path: Path) -> None:

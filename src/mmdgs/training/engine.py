@@ -141,6 +141,8 @@ class Trainer:
                     if self.settings.minutes is not None:
                         fraction = max(fraction, passed / (60 * self.settings.minutes))
                         ended_by = "minutes" if fraction >= 1 and self.step != end else ended_by
+                        # As far as it will get at this rate: the bar then knows the time left.
+                        bar.total = min(end or math.inf, math.ceil(self.step / min(1.0, fraction)))
                 if self._due(self.settings.validate_every) or self.step == end or ended_by == "minutes":
                     self._flush(recent)
                     self._validate()
