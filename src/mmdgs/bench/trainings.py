@@ -76,7 +76,8 @@ def train(device: torch.device, *, quick: bool = False) -> list[Row]:
         )
         recipe = Recipe(model=size.model, param=param, sigma=SIGMA, network={"dropout": 0.0}, training=settings)
         plain_model, model = (new_model(recipe, size.shape).to(device) for _ in range(2))
-        model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if device.type == "cuda":
+            model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         loss = loss_of(model, compiled=device.type == "cuda")
 
         def ours(model: Model = model, loss: PerExampleLoss = loss, settings: TrainingSettings = settings) -> None:
