@@ -40,6 +40,7 @@ from mmdgs.training import (
     read_recipe,
     train_model,
 )
+from mmdgs.training.folder import RunFolder
 from mmdgs.training.job import loss_of
 from mmdgs.training.recipe import make_recipe, parse_override
 
@@ -555,6 +556,16 @@ def test_what_a_kill_left_half_written_is_cleared_away(recipe: Recipe, tmp_path:
     (tmp_path / "checkpoints" / ".last.abc" / "network.safetensors").write_bytes(b"half")
     train_model(with_settings(recipe, steps=5), tmp_path, resume=True, progress=None)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last"]
+
+
+def test_a_run_begun_anew_removes_the_old_model(recipe: Recipe, tmp_path: Path) -> None:
+    # Else a kill would leave the old weights in the folder, to pass for those of the new recipe.
+    train_model(recipe, tmp_path, progress=None)
+    folder = RunFolder(tmp_path, {})
+    folder.clear(everything=False)
+    assert (tmp_path / "config.json").exists()
+    folder.clear(everything=True)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "recipe.yaml"}
 
 
 # --- several processes ------------------------------------------------------------------------------------------

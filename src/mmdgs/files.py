@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -22,12 +22,13 @@ from mmdgs.errors import UsageError
 LOCK = ".lock"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, then renamed."""
+@contextlib.contextmanager
+def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp makes files that others cannot read
@@ -35,6 +36,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    with file_written_atomically(path) as stream:
+        stream.write(content)
 
 
 @contextlib.contextmanager
@@ -60,12 +67,19 @@ def to_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, allow_nan=True) + "\n").encode()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def read_file(path: Path) -> bytes:
+    """The bytes of a file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    text = read_file(path)
+    try:
+        content = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -75,10 +89,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
+    content = read_file(path)
     try:
-        return load_tensors(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        return load_tensors(content)
     except SafetensorError as error:
         raise UsageError(f"{path} is not a whole safetensors file: {error}") from error
 

@@ -9,24 +9,32 @@ import numpy
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 GAP = 2
 BACKGROUND = 40  # a dark grey between the tiles
+
+
+def tiled(images: Tensor, columns: int, *, gap: int, fill: float) -> Tensor:
+    """Images (n, C, H, W) as one picture (C, rows, columns) of tiles, row after row, with `fill` between them."""
+    count, channels, height, width = images.shape
+    rows = math.ceil(count / columns)
+    shape = (channels, rows * (height + gap) - gap, columns * (width + gap) - gap)
+    picture = torch.full(shape, fill, dtype=images.dtype)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        picture[:, top : top + height, left : left + width] = image
+    return picture
 
 
 def image_grid(x: Tensor, columns: int | None = None) -> numpy.ndarray:
     """Images (n, C, H, W) in [0, 1] as one uint8 picture (rows, columns[, 3]), as square as can be."""
     if x.ndim != 4 or x.shape[1] not in (1, 3) or len(x) == 0:
         raise ValueError(f"need images (n, 1 or 3, height, width), got shape {tuple(x.shape)}")
-    count, channels, height, width = x.shape
-    columns = columns or math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    tiles = (x.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8)
-    picture = torch.full((channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP), BACKGROUND).byte()
-    for i, tile in enumerate(tiles):
-        top, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
-        picture[:, top : top + height, left : left + width] = tile
-    return (picture[0] if channels == 1 else picture.permute(1, 2, 0)).numpy()
+    bytes_ = (x.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8)
+    picture = tiled(bytes_, columns or math.ceil(math.sqrt(len(x))), gap=GAP, fill=BACKGROUND)
+    framed = functional.pad(picture, [GAP] * 4, value=BACKGROUND)
+    return (framed[0] if len(framed) == 1 else framed.permute(1, 2, 0)).numpy()
 
 
 def png(picture: numpy.ndarray, scale: int = 1) -> bytes:

@@ -17,7 +17,7 @@ from mmdgs.models import Model
 from mmdgs.randomness import seeded
 from mmdgs.training.engine import PerExampleLoss, Trainer
 from mmdgs.training.examples import ImageExamples
-from mmdgs.training.job import loss_of, new_model
+from mmdgs.training.job import loss_of, new_model, placed
 from mmdgs.training.recipe import Recipe
 from mmdgs.training.settings import TrainingSettings
 
@@ -75,9 +75,8 @@ def train(device: torch.device, *, quick: bool = False) -> list[Row]:
             steps=steps, batch_size=size.batch_size, ema=0.999, precision=size.precision, checkpoint_every=None
         )
         recipe = Recipe(model=size.model, param=param, sigma=SIGMA, network={"dropout": 0.0}, training=settings)
-        plain_model, model = (new_model(recipe, size.shape).to(device) for _ in range(2))
-        if device.type == "cuda":
-            model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        plain_model = new_model(recipe, size.shape).to(device)
+        model = placed(new_model(recipe, size.shape), device)
         loss = loss_of(model, compiled=device.type == "cuda")
 
         def ours(model: Model = model, loss: PerExampleLoss = loss, settings: TrainingSettings = settings) -> None:

@@ -1,7 +1,7 @@
 """Data: the paper's 2-D sets with their densities, and sets of images."""
 
 from mmdgs.data.images import load_images
-from mmdgs.data.imageset import ImageSet
+from mmdgs.data.imageset import ImageSet, spread
 from mmdgs.data.toys import (
     CURVE_POINTS,
     MOG_MEANS,
@@ -39,6 +39,7 @@ __all__ = [
     "mog_density",
     "rings_density",
     "roll_density",
+    "spread",
     "to_uint8",
     "toy",
 ]

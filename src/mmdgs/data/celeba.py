@@ -7,8 +7,9 @@ from pathlib import Path, PurePosixPath
 
 from mmdgs.data.gallery import Reading, open_gallery, read_images
 from mmdgs.data.imageset import ImageSet
-from mmdgs.data.sources import ENVIRONMENT, check_split, data_folder, read_file
+from mmdgs.data.sources import ENVIRONMENT, check_split, data_folder
 from mmdgs.errors import UsageError
+from mmdgs.files import read_file
 
 SPLITS = {"train": "0", "valid": "1", "test": "2"}
 PARTITION = "list_eval_partition.txt"

@@ -13,8 +13,9 @@ import torch
 
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.pickles import read_pickle
-from mmdgs.data.sources import Source, check_split, data_folder, obtain, read_file
+from mmdgs.data.sources import Source, check_split, data_folder, obtain
 from mmdgs.errors import UsageError
+from mmdgs.files import read_file
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

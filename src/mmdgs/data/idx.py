@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.data.imageset import ImageSet
-from mmdgs.data.sources import Source, check_split, data_folder, obtain, read_file
+from mmdgs.data.sources import Source, check_split, data_folder, obtain
 from mmdgs.errors import UsageError
+from mmdgs.files import read_file
 
 IMAGES, LABELS = "images", "labels"
 MAGIC = {IMAGES: 2051, LABELS: 2049}

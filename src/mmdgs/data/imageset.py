@@ -61,3 +61,8 @@ class ImageSet:
             indices = indices.long() if indices.numel() == 0 else indices
         labels = None if self.labels is None else self.labels[indices]
         return replace(self, images=self.images[indices], labels=labels)
+
+
+def spread(total: int, count: int) -> Tensor:
+    """At most `count` indices, evenly over `total` examples: some sets are sorted by class."""
+    return torch.arange(0, total, max(1, total // count))[:count]

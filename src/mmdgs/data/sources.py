@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from mmdgs.errors import UsageError
+from mmdgs.files import file_written_atomically
 from mmdgs.progress import progress_bar
 
 ENVIRONMENT = "MMDGS_DATA"
@@ -50,14 +50,6 @@ def check_split(name: str, split: str, choices: Sequence[str]) -> None:
     """Refuse a split that a set does not have."""
     if split not in choices:
         raise UsageError(f"unknown split {split!r} of {name}; choose one of {', '.join(choices)}")
-
-
-def read_file(path: Path) -> bytes:
-    """The bytes of a file that was found."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def obtain(name: str, sources: Sequence[Source], root: Path, *, download: bool) -> Path:
@@ -98,21 +90,14 @@ def _fetch(source: Source, folder: Path) -> list[str]:
 
 
 def _download(url: str, target: Path, md5: str) -> None:
-    """Download to a temporary file beside the target, which gets the target's name once its checksum is right."""
+    """Download a file, which gets its name once its checksum is right."""
     digest = hashlib.md5(usedforsecurity=False)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            for chunk in _chunks(url, target.name):
-                stream.write(chunk)
-                digest.update(chunk)
+    with file_written_atomically(target) as stream:
+        for chunk in _chunks(url, target.name):
+            stream.write(chunk)
+            digest.update(chunk)
         if digest.hexdigest() != md5:
             raise _DownloadFailed(f"its MD5 checksum is {digest.hexdigest()}, expected {md5}")
-        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp makes files that others cannot read
-        os.replace(temporary, target)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _chunks(url: str, label: str) -> Iterator[bytes]:

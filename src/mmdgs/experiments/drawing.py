@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
 
+from mmdgs.pictures import tiled
+
 BLUE, ORANGE, GREEN, GREY, RED = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b"
 COLOURS = {
     "learned": RED,
@@ -70,13 +72,7 @@ def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: f
 
 def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
     """Images (n, 1, H, W) as one picture (rows, columns) of tiles, row after row; NaN between the tiles."""
-    count, _, height, width = images.shape
-    rows = -(-count // columns)
-    picture = torch.full((rows * (height + gap) - gap, columns * (width + gap) - gap), torch.nan)
-    for i, image in enumerate(images):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
-        picture[top : top + height, left : left + width] = image[0]
-    return picture
+    return tiled(images, columns, gap=gap, fill=torch.nan)[0]
 
 
 def picture(

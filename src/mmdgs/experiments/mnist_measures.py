@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdgs.data import dequantised, load_images
+from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import NonFiniteError
 from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.mnist_models import ENERGY, LEARNED, MnistSettings, Training
@@ -135,7 +135,7 @@ class HeldOut:
 def noisy_digits(context: Context, training: Training, count: int) -> tuple[Tensor, Tensor]:
     """Test digits, spread over the test set, dequantised, and noised at the model's level."""
     test = load_images("mnist", "test", data_dir=context.data_dir).images
-    images = test[torch.arange(0, len(test), max(1, len(test) // count))[:count]]
+    images = test[spread(len(test), count)]
     x = dequantised(images, Streams(context.seed + DATA_SEED, count))
     return x, add_noise(x, model_of(training).level, generator=Streams(context.seed + DATA_SEED + 1, count))
 

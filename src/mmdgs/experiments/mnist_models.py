@@ -189,7 +189,6 @@ def trained(context: Context, name: str, recipe: Recipe, *, quiet: bool = False)
 def _train(context: Context, folder: Path, recipe: Recipe, asked: dict[str, Any], progress: str | None) -> int | None:
     """Train into the folder; returns the step at which the loss stopped being finite, if it did."""
     go_on = _same_recipe(folder, asked)
-    (folder / CONFIG).unlink(missing_ok=True)  # of another recipe: it must not pass for this one's if we are stopped
     try:
         train_model(recipe, folder, device=context.device, resume=go_on, overwrite=not go_on, progress=progress)
     except NonFiniteError as error:

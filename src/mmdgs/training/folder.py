@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.models import CARD, CONFIG, WEIGHTS
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -56,8 +57,8 @@ class RunFolder:
                 f"({error.strerror or error}); the one before it is untouched. Free some room and use --resume"
             ) from error
 
-    def load(self) -> Checkpoint | None:
-        """The last checkpoint, or None where there is none; refused where its settings were others."""
+    def state(self) -> dict[str, Any] | None:
+        """The numbers of the last checkpoint, or None where there is none; refused where its settings were others."""
         folder = self.path / CHECKPOINTS / LAST
         if not folder.is_dir():
             # A kill between the two renames of a save leaves the one before under its old name.
@@ -73,17 +74,25 @@ class RunFolder:
             raise UsageError(
                 f"the run in {self.path} was started with other settings ({said}); give the same, or another --out"
             )
-        tensors = {group: read_tensors(folder / f"{group}.safetensors") for group in state.pop("groups", [])}
-        return Checkpoint(state, tensors)
+        return state
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint whole, or None where there is none."""
+        state = self.state()
+        if state is None:
+            return None
+        folder = self.path / CHECKPOINTS / LAST
+        return Checkpoint(state, {g: read_tensors(folder / f"{g}.safetensors") for g in state.pop("groups", [])})
 
     def clear(self, *, everything: bool) -> None:
-        """Remove what an earlier run left: everything, or the checkpoints that a kill left half written."""
+        """Remove what an earlier run left: everything, its model too, or the checkpoints a kill left half written."""
         for path in (self.path / CHECKPOINTS).glob(f".{LAST}.*"):
             shutil.rmtree(path, ignore_errors=True)
         if everything:
             for name in (CHECKPOINTS, "best", "tensorboard"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            (self.path / METRICS).unlink(missing_ok=True)
+            for name in (METRICS, CONFIG, WEIGHTS, CARD):
+                (self.path / name).unlink(missing_ok=True)
 
     def keep_metrics_until(self, step: int) -> None:
         """Forget what was logged after a step: a resumed run logs it again."""

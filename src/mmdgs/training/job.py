@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs import losses
-from mmdgs.data import TOYS, ImageSet, load_images, toy
+from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, locked, write_atomically
@@ -79,12 +79,11 @@ def _sets(recipe: Recipe, device: torch.device) -> _Sets:
     train, test = read("train", recipe.limit), read("test", None)
     if labelled and train.labels is None:
         raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
-    # Every so many: some test sets are sorted by class.
-    spread = torch.arange(0, len(test), max(1, len(test) // VALIDATION_EXAMPLES))[:VALIDATION_EXAMPLES]
+    validation = spread(len(test), VALIDATION_EXAMPLES).to(device)
     flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
     return _Sets(
         examples_of(train, flips=flips, labelled=labelled),
-        examples_of(test.take(spread.to(device)), labelled=labelled),
+        examples_of(test.take(validation), labelled=labelled),
         train.shape,
         train.classes,
     )
@@ -132,6 +131,14 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
     return Model(config, seed=recipe.training.seed)
 
 
+def placed(model: Model, device: torch.device) -> Model:
+    """The model on a device, in the layout that trains fastest there: convolutions on a GPU like channels last."""
+    model.to(device)
+    if device.type == "cuda" and len(model.config.shape) == 3:
+        model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
 def train_model(
     recipe: Recipe,
     out: Path | str,
@@ -155,9 +162,7 @@ def train_model(
     with _ours(out) if main else contextlib.nullcontext():
         begun = main and _begun(folder, resume=resume, overwrite=overwrite)
         sets = _sets(recipe, device)
-        model = new_model(recipe, sets.shape, sets.classes).to(device)
-        if device.type == "cuda" and len(sets.shape) == 3:  # convolutions are faster there in this layout
-            model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = placed(new_model(recipe, sets.shape, sets.classes), device)
         compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
         if report:
             parameters = sum(p.numel() for p in model.network.parameters())
@@ -224,7 +229,7 @@ def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
         raise UsageError(
             f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
         )
-    return resume and folder.load() is not None
+    return resume and folder.state() is not None
 
 
 def _begin(recipe: Recipe, folder: RunFolder, *, anew: bool) -> None:
@@ -237,8 +242,7 @@ def finished(model: Model, examples: Examples, seed: int) -> Model:
     """The trained model with its isotropic variance fitted, where it is a denoiser."""
     if model.config.param not in DENOISERS:
         return model
-    count = min(len(examples), ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"]))
-    indices = torch.arange(0, len(examples), len(examples) // count)[:count]
+    indices = spread(len(examples), ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"]))
     streams = Streams(seed + 2, len(indices))
     x = examples.take(indices, streams)
     fitted = IsotropicMoments.fit(model.denoiser, x, model.level, generator=streams)
