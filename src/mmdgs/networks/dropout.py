@@ -89,8 +89,8 @@ def current_keys(network: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def dropout_keys(network: nn.Module, keys: Tensor | None) -> Iterator[None]:
-    """Give all dropout layers of a network the keys (B,) of the examples it is about to see."""
-    layers = _layers(network)
+    """Give all dropout layers of a network the keys (B,) of the examples it is about to see; None gives none."""
+    layers = _layers(network) if keys is not None else []
     for layer in layers:
         layer.keys = keys
     try:
