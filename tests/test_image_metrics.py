@@ -135,6 +135,31 @@ def test_calibration_looks_at_the_pixels_of_a_mask_only():
     assert math.isnan(nothing.variance)
 
 
+def test_a_fitted_floor_is_the_size_of_errors_the_variances_do_not_know():
+    """x - mean has variance v + e where v is told and e is not: tiny v are best lifted to about e."""
+    told = torch.logspace(-8, -4, 40_000, dtype=torch.float64).reshape(-1, 1)
+    x = (told + 1e-2).sqrt() * normals(40_000, 1)
+    q = Gaussian(torch.zeros_like(x), Diagonal(told))
+    # All of them lie under e: the best floor is the grid's end, where every variance is the same.
+    assert metrics.fitted_floor(x, q) == pytest.approx(1e-4)
+    told = torch.logspace(-8, 1, 40_000, dtype=torch.float64).reshape(-1, 1)
+    x = (told + 1e-2).sqrt() * normals(40_000, 1)
+    q = Gaussian(torch.zeros_like(x), Diagonal(told))
+    floor = metrics.fitted_floor(x, q)
+    assert 0.8e-2 < floor < 2e-2
+
+    def nll(limit: float) -> float:
+        return metrics.calibration(x, Gaussian(q.mean, Diagonal(told.clamp(min=limit)))).nll
+
+    grid = torch.logspace(-8, 1, 91, dtype=torch.float64)
+    assert nll(floor) <= min(nll(limit.item()) for limit in grid) + 1e-4
+    # Where the variances are right, none of them is worth lifting: a floor costs likelihood.
+    right = Gaussian(torch.zeros_like(x), Diagonal(told))
+    assert metrics.fitted_floor(told.sqrt() * normals(40_000, 1), right) < 1e-6
+    with pytest.raises(ValueError, match="shape"):
+        metrics.fitted_floor(x[:3], q)
+
+
 def test_reliability_is_the_diagonal_for_right_variances_and_leaves_it_for_wrong_ones():
     std = torch.logspace(-3, 0, 60_000, dtype=torch.float64).reshape(-1, 1)
     x = std * normals(60_000, 1)

@@ -153,8 +153,12 @@ def test_its_records_hold_every_number(finished):
         [mnist_yardstick.QUANTISATION] * 2, rel=0.3
     )
     assert min(noise["isotropic"]) > 10 * mnist_yardstick.QUANTISATION
-    assert set(records["calibration"]) == {"diagonal, 1 probes", "diagonal, 2 probes", "isotropic", "learned by KL"}
+    fitted = "diagonal, 2 probes, fitted floor"
+    kinds = {"diagonal, 1 probes", "diagonal, 2 probes", "isotropic", "learned by KL", fitted}
+    assert set(records["calibration"]) == kinds
     assert records["calibration"]["isotropic"]["all"]["count"] == 4 * 784
+    assert records["calibration"][fitted]["all"]["count"] == 2 * 784  # the digits it was not fitted on
+    assert records["calibration"][fitted]["floor"] > 0
     assert set(records["training"]) == {*(f"energy-{s:g}" for s in SIGMAS), LEARNED, "loss-dsm", "loss-kl"}
     assert records["training"]["loss-kl"]["recipe"]["learning_rate"] == TINY.curves.learning_rate
 

@@ -16,7 +16,7 @@ from mmdgs.experiments.mnist_models import ENERGY, LEARNED, MnistSettings, Train
 from mmdgs.experiments.mnist_yardstick import Yardstick, score
 from mmdgs.experiments.workspace import Part
 from mmdgs.linalg import Diagonal
-from mmdgs.metrics import calibration, reliability
+from mmdgs.metrics import calibration, fitted_floor, reliability
 from mmdgs.models import Model
 from mmdgs.moments import Moments
 from mmdgs.noise import add_noise
@@ -31,6 +31,8 @@ KEPT = (0, 1, 5, 10, 20)
 SHOWN = 25
 UNCERTAIN = 0.05
 """A posterior is uncertain of a pixel where its own standard deviation is above this."""
+FITTED = ", fitted floor"
+"""Ends the label of a posterior whose floor was fitted."""
 CHAIN_SEED, DATA_SEED, PROBE_SEED = 10, 20, 30
 ROWS = {"cuda": 256, "cpu": 32}
 
@@ -180,13 +182,34 @@ def _posterior(context: Context, training: Training, method: str, probes: int, x
 
 
 def calibrations(found: HeldOut, background: Tensor) -> dict[str, dict[str, Any]]:
-    """For each posterior its calibration over all pixels, those it is uncertain of, and the background; reliability."""
-    black = background.expand_as(found.x)
-    records: dict[str, dict[str, Any]] = {}
-    for label, q in found.posteriors.items():
-        places = {"all": None, "uncertain": q.cov.diagonal().sqrt() > UNCERTAIN, "background": black}
-        records[label] = {where: asdict(calibration(found.x, q, mask)) for where, mask in places.items()}
-        records[label]["reliability"] = asdict(reliability(found.x, q))
-        records[label]["repaired"] = 0.0 if q.repaired is None else q.repaired.mean().item()
-        records[label]["median_std"] = q.cov.diagonal().sqrt().median().item()
+    """For each posterior its calibration over all pixels, those it is uncertain of, and the background; reliability.
+
+    The diagonal of many probes also with the floor that fits every second digit, judged on the others.
+    """
+    records = {label: _calibration(found.x, q, background) for label, q in found.posteriors.items()}
+    probed = [label for label, method in found.methods.items() if method == "diagonal"]
+    if probed:
+        q = found.posteriors[probed[-1]]
+        floor = fitted_floor(found.x[::2], _taken(q, 0))
+        judged = _taken(q, 1)
+        variances = judged.cov.diagonal()
+        lifted = (variances < floor).float().flatten(1).mean(1)
+        judged = Gaussian(judged.mean, Diagonal(variances.clamp(min=floor)), lifted)
+        records[probed[-1] + FITTED] = _calibration(found.x[1::2], judged, background) | {"floor": floor}
     return records
+
+
+def _taken(q: Gaussian, first: int) -> Gaussian:
+    """Every second posterior of a batch."""
+    return Gaussian(q.mean[first::2], Diagonal(q.cov.diagonal()[first::2]))
+
+
+def _calibration(x: Tensor, q: Gaussian, background: Tensor) -> dict[str, Any]:
+    std = q.cov.diagonal().sqrt()
+    places = {"all": None, "uncertain": std > UNCERTAIN, "background": background.expand_as(x)}
+    return {
+        **{where: asdict(calibration(x, q, mask)) for where, mask in places.items()},
+        "reliability": asdict(reliability(x, q)),
+        "repaired": 0.0 if q.repaired is None else q.repaired.mean().item(),
+        "median_std": std.median().item(),
+    }

@@ -41,12 +41,12 @@ class MnistSettings:
     network: dict[str, Any] = field(default_factory=dict)  # options over the model's preset
     training: TrainingSettings = field(
         default_factory=lambda: TrainingSettings(
-            steps=12_000, batch_size=128, learning_rate=1e-3, warmup=500, decay=True, ema=0.999, precision="tf32"
+            steps=6_000, batch_size=128, learning_rate=1e-3, warmup=500, decay=True, ema=0.999, precision="tf32"
         )
     )
     # Figure 5 wants the paper's constant rate: a decaying one would calm any loss. None: the models' own runs.
     curves: TrainingSettings | None = field(
-        default_factory=lambda: TrainingSettings(steps=8_000, batch_size=128, learning_rate=1e-4, precision="tf32")
+        default_factory=lambda: TrainingSettings(steps=4_000, batch_size=128, learning_rate=1e-4, precision="tf32")
     )
     spike_window: int = 200
     classifier: str | None = "mnist-classifier"  # a shipped one; None, or where it is absent: trained here

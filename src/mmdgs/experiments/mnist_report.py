@@ -14,7 +14,7 @@ from mmdgs.experiments.mnist_figures import (
     draw_noise,
     draw_probes,
 )
-from mmdgs.experiments.mnist_measures import PROBE_SEED, UNCERTAIN, Chains, HeldOut
+from mmdgs.experiments.mnist_measures import FITTED, PROBE_SEED, UNCERTAIN, Chains, HeldOut
 from mmdgs.experiments.mnist_models import SIGMA, MnistSettings, Training
 from mmdgs.experiments.mnist_yardstick import QUANTISATION, Yardstick
 from mmdgs.experiments.report import Figure, Section, Table
@@ -170,7 +170,7 @@ def calibration_section(found: Findings) -> Section:
     for label, one in found.calibration.items():
         for place, name in PLACES.items():
             c = one[place]
-            share = c["count"] / found.held_out.x.numel()
+            share = c["count"] / one["all"]["count"]
             numbers = [_plain(c[key]) for key in ("variance", "within_one", "within_two", "nll")]
             rows.append([label, name, f"{100 * share:.0f}%", *(numbers if c["count"] else [""] * 4)])
     header = ["posterior", "pixels", "share", "variance", "within 1 std", "within 2 std", "NLL a pixel"]
@@ -194,6 +194,7 @@ def calibration_section(found: Findings) -> Section:
         "which then fills the variance over all pixels. Lifted: "
         + ", ".join(f"{label} {100 * one['repaired']:.1f}%" for label, one in found.calibration.items())
         + " of the pixels.",
+        *_floor_said(found.calibration),
     ]
     caption = (
         "Left and middle: residuals against the standard normal (black), on a logarithmic scale. Right: error against "
@@ -202,6 +203,21 @@ def calibration_section(found: Findings) -> Section:
     canvas = draw_calibration(found.held_out, found.calibration, found.yardstick.background)
     table = Table("Calibration of the posteriors", header, rows, note, left=2)
     return Section("Calibration", text, [table], [Figure("mnist_calibration", caption, canvas)])
+
+
+def _floor_said(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What a floor fitted to the network's own errors does, if there is one."""
+    label, one = next(((label, one) for label, one in records.items() if "floor" in one), (None, {}))
+    if label is None:
+        return []
+    plain = records[label.removesuffix(FITTED)]["all"]
+    return [
+        "Below some size a variance says less than the error of the network itself. A fitted floor is the one "
+        f"that makes every second digit likeliest, {one['floor'] / SIGMA**2:.2g} sigma^2; judged on the others it "
+        f"takes the residuals' variance from {_plain(plain['variance'])} to {_plain(one['all']['variance'])} and the "
+        f"negative log-likelihood from {_plain(plain['nll'])} to {_plain(one['all']['nll'])}. "
+        "`metrics.fitted_floor` finds it, and the estimators take it as `floor`."
+    ]
 
 
 def _plain(value: float) -> str:

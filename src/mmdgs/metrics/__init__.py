@@ -1,6 +1,6 @@
 """Numbers that say how good samples and posteriors are, and tests of densities on grids."""
 
-from mmdgs.metrics.calibration import Calibration, Reliability, calibration, reliability, standardised
+from mmdgs.metrics.calibration import Calibration, Reliability, calibration, fitted_floor, reliability, standardised
 from mmdgs.metrics.chains import ModeStatistics, effective_sample_size, mode_statistics
 from mmdgs.metrics.classes import class_shares, entropy, total_variation
 from mmdgs.metrics.curves import Instability, instability
@@ -21,6 +21,7 @@ __all__ = [
     "deconvolve",
     "effective_sample_size",
     "entropy",
+    "fitted_floor",
     "frechet_distance",
     "gaussian_frechet_distance",
     "instability",

@@ -57,6 +57,29 @@ def calibration(
     )
 
 
+def fitted_floor(x: Float[Tensor, "batch ..."], posterior: Gaussian, *, points: int = 200) -> float:
+    """The lower limit of the variances under which x is likeliest: a network's errors have a size that its Jacobian
+    does not know. Give it to an estimator as `floor`, in units of (sigma / alpha)^2; fit and judge on different x.
+
+    The best of a grid of `points` limits, equally spaced in log from the smallest variance to the largest.
+    """
+    if x.shape != posterior.mean.shape:
+        raise ValueError(f"x must have the posterior's shape {tuple(posterior.mean.shape)}, got {tuple(x.shape)}")
+    variances = posterior.cov.diagonal().double().expand_as(x).flatten()
+    order = variances.argsort()
+    variances, errors = variances[order], (x.double() - posterior.mean.double()).square().flatten()[order]
+    grid = torch.linspace(0, 1, points, dtype=torch.float64, device=x.device)
+    low, high = variances[0].log(), variances[-1].log()
+    limits = (low + grid * (high - low)).exp()
+    # Sorted by variance, a limit lifts the first few: their share by a cumulative sum, the others' by its complement.
+    lifted = torch.searchsorted(variances, limits, right=True)
+    zero = errors.new_zeros(1)
+    error_sum = torch.cat([zero, errors.cumsum(0)])
+    kept = torch.cat([zero, (errors / variances + variances.log()).cumsum(0)])
+    total = error_sum[lifted] / limits + lifted * limits.log() + kept[-1] - kept[lifted]
+    return limits[total.argmin()].item()
+
+
 @dataclass(frozen=True)
 class Reliability:
     """Pixels in bins of predicted standard deviation: root mean squares of prediction and of error, and counts."""
