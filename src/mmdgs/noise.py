@@ -9,6 +9,7 @@ alpha = 1; diffusion models have alpha < 1. Between a cleaner level s and a nois
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,6 +46,28 @@ class NoiseLevel:
         return self.sigma**2 / self.alpha
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoiseLevels:
+    """A level for each row of a batch, which training at many levels draws: alpha and sigma (B, 1, ..., 1).
+
+    It stands wherever arithmetic with a `NoiseLevel` broadcasts over rows: denoisers, networks, the DSM loss.
+    """
+
+    alpha: Tensor
+    sigma: Tensor
+
+    @classmethod
+    def of(cls, levels: Sequence[NoiseLevel], like: Tensor) -> NoiseLevels:
+        """Levels, one a row, to go with a batch (B, ...) such as `like`."""
+        if len(levels) != len(like):
+            raise ValueError(f"need one level for each of {len(like)} rows, got {len(levels)}")
+        shape = (-1, *[1] * (like.ndim - 1))
+        return cls(
+            alpha=like.new_tensor([level.alpha for level in levels]).reshape(shape),
+            sigma=like.new_tensor([level.sigma for level in levels]).reshape(shape),
+        )
+
+
 def _clean() -> NoiseLevel:
     level = object.__new__(NoiseLevel)
     object.__setattr__(level, "alpha", 1.0)
@@ -68,10 +91,14 @@ def transition(cleaner: NoiseLevel, noisier: NoiseLevel) -> tuple[float, float]:
     return a, math.sqrt(variance)
 
 
-def add_noise(x: Tensor, level: NoiseLevel, *, generator: Generator, start: NoiseLevel = CLEAN) -> Tensor:
+def add_noise(x: Tensor, level: NoiseLevel | NoiseLevels, *, generator: Generator, start: NoiseLevel = CLEAN) -> Tensor:
     """Draw x_t given x at the cleaner level `start`; x (B, ...) -> x_t (B, ...)."""
     if not x.is_floating_point():
         raise ValueError(f"x must be a floating-point tensor, got {x.dtype}")
+    if isinstance(level, NoiseLevels):
+        if start != CLEAN:
+            raise ValueError("a level for each row starts from clean data")
+        return level.alpha * x + level.sigma * randn_like(x, generator)
     a, b = transition(start, level)
     noise = randn_like(x, generator)
     return x.add(noise, alpha=b) if a == 1.0 else a * x + b * noise

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, repeat
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ KINDS: dict[str, tuple[type, ...]] = {
     "options": (dict,),
     "sigma": (float, int, type(None)),
     "alpha": (float, int),
+    "sigmas": (list,),
+    "alphas": (list,),
+    "interval": (list,),
     "classes": (list,),
     "isotropic_variance": (float, int, type(None)),
     "trained_on": (str,),
@@ -87,6 +91,21 @@ def check_level(alpha: float, sigma: float) -> None:
         raise UsageError(str(error)) from error
 
 
+def check_levels(sigmas: Sequence[float], alphas: Sequence[float]) -> None:
+    """Refuse lists of levels that do not match, or that are not in order."""
+    if alphas and len(alphas) != len(sigmas):
+        raise UsageError(f"need as many alphas as sigmas, or none, got {len(alphas)} and {len(sigmas)}")
+    for alpha, sigma in zip(alphas or repeat(1.0), sigmas, strict=False):
+        check_level(alpha, sigma)
+    ratios = [sigma / alpha for alpha, sigma in zip(alphas or repeat(1.0), sigmas, strict=False)]
+    for i, (noisier, cleaner) in enumerate(pairwise(ratios)):
+        if noisier <= cleaner:
+            raise UsageError(
+                f"levels must go from the noisiest to the cleanest, and {i + 1} (sigma / alpha {cleaner:g}) is not "
+                f"cleaner than {i} ({noisier:g}); turn the list around, or sort it"
+            )
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """All that is needed to build a model: what is in config.json."""
@@ -97,24 +116,41 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
     sigma: float | None = None
     alpha: float = 1.0
+    sigmas: tuple[float, ...] = ()  # in place of sigma: many levels, the noisiest first
+    alphas: tuple[float, ...] = ()  # of these; none: 1
+    interval: tuple[float, float] = (0.0, 1.0)  # where the data's values lie
     classes: tuple[str, ...] = ()
     isotropic_variance: float | None = None
     trained_on: str = ""
 
     def __post_init__(self) -> None:
         check_param(self.param)
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "classes", tuple(self.classes))
+        for name in ("shape", "classes", "sigmas", "alphas", "interval"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {self.shape}")
         if self.param == CLASSES and not self.classes:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
-        if self.param != CLASSES and self.sigma is None:
-            raise UsageError(f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for")
+        if self.param != CLASSES and (self.sigma is None) == (not self.sigmas):
+            raise UsageError(
+                f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for, or many sigmas"
+            )
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
+        check_levels(self.sigmas, self.alphas)
+        if len(self.interval) != 2 or not self.interval[0] < self.interval[1]:
+            raise UsageError(f"interval must be two numbers, the smaller first, got {list(self.interval)}")
         if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
+
+    @property
+    def levels(self) -> tuple[NoiseLevel, ...]:
+        """The noise levels the model is for, the noisiest first; a classifier has none."""
+        if self.sigma is not None:
+            return (NoiseLevel(alpha=self.alpha, sigma=self.sigma),)
+        return tuple(
+            NoiseLevel(alpha=a, sigma=s) for a, s in zip(self.alphas or repeat(1.0), self.sigmas, strict=False)
+        )
 
     @property
     def outputs(self) -> int:

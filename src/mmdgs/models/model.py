@@ -43,9 +43,15 @@ class Model:
     @property
     def level(self) -> NoiseLevel:
         """The noise level the model was trained at."""
-        if self.config.sigma is None:
-            raise UsageError("a classifier has no noise level")
-        return NoiseLevel(alpha=self.config.alpha, sigma=self.config.sigma)
+        if len(self.levels) != 1:
+            said = f"{len(self.levels)} noise levels: use model.levels" if self.levels else "no noise level"
+            raise UsageError(f"this model has {said}")
+        return self.levels[0]
+
+    @property
+    def levels(self) -> tuple[NoiseLevel, ...]:
+        """The noise levels the model was trained at, the noisiest first."""
+        return self.config.levels
 
     @property
     def denoiser(self) -> Denoiser:
