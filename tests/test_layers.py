@@ -15,7 +15,7 @@ ROOT = Path(mmdgs.__file__).parent
 LAYERS = [
     ["errors", "progress"],
     ["files"],
-    ["randomness", "threads", "version"],
+    ["cost", "randomness", "threads", "version"],
     ["noise"],
     ["linalg"],
     ["posterior"],

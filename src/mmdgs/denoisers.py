@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmdgs.cost import spend
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel
 
@@ -194,6 +195,7 @@ def velocity_denoiser(v: Network) -> VelocityDenoiser:
 
 def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
     """D(x_t), checked: anybody's denoiser may return another shape, which would broadcast unseen."""
+    spend(forwards=1)
     mean = denoiser(x_t, level)
     if mean.shape != x_t.shape:
         raise ValueError(f"the denoiser must return its input's shape {tuple(x_t.shape)}, got {tuple(mean.shape)}")

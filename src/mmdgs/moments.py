@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, denoise, score, takes_level
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
@@ -73,6 +74,7 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
 
     def pullback(v: Tensor) -> Tensor:
         nonlocal batchable
+        spend(products=len(v))
         if len(v) > 1 and batchable:
             try:
                 return product(v, batched=True)
@@ -122,7 +124,10 @@ def _basis_products(pullback: Pullback, x_t: Tensor) -> Iterator[tuple[int, int,
 def _known_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
     # Not isinstance(denoiser, KnowsJacobian): checking a protocol takes a tenth of a 2-D step.
     known: KnowsJacobian | None = denoiser if hasattr(denoiser, "mean_and_jacobian") else None  # type: ignore[assignment]
-    return None if known is None else known.mean_and_jacobian(x_t, level)
+    found = None if known is None else known.mean_and_jacobian(x_t, level)
+    if found is not None:
+        spend(forwards=1, products=math.prod(x_t.shape[1:]))
+    return found
 
 
 def mean_and_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
@@ -280,6 +285,7 @@ class LearnedMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
+        spend(forwards=1)
         out = self.network(x_t, level) if self.with_level else self.network(x_t)
         pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
         if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):

@@ -1,7 +1,50 @@
-"""Samplers: small step kernels, and the one driver that runs them along a path of noise levels."""
+"""Samplers: small step kernels, plans that say which kernel at which levels, and the one driver that runs them."""
 
-from mmdgs.samplers.driver import Run, gibbs_chain, run
-from mmdgs.samplers.gibbs import ExactGibbs, Gibbs
+from mmdgs.samplers.ancestral import Ancestral, FixedVariance
+from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
+from mmdgs.samplers.driver import Run, gibbs_chain, run, run_plan
+from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove
 from mmdgs.samplers.kernel import Info, Kernel, State
+from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
+from mmdgs.samplers.plans import (
+    Plan,
+    Step,
+    ancestral_plan,
+    consistent_plan,
+    ddim_plan,
+    fixed_variance_plan,
+    gibbs_plan,
+    heun_plan,
+    langevin_plan,
+    single_level_plan,
+)
 
-__all__ = ["ExactGibbs", "Gibbs", "Info", "Kernel", "Run", "State", "gibbs_chain", "run"]
+__all__ = [
+    "DDIM",
+    "Ancestral",
+    "ConsistentAnnealed",
+    "Denoise",
+    "ExactGibbs",
+    "FixedVariance",
+    "Gibbs",
+    "GibbsFromAbove",
+    "Heun",
+    "Info",
+    "Kernel",
+    "Langevin",
+    "Plan",
+    "Run",
+    "State",
+    "Step",
+    "ancestral_plan",
+    "consistent_plan",
+    "ddim_plan",
+    "fixed_variance_plan",
+    "gibbs_chain",
+    "gibbs_plan",
+    "heun_plan",
+    "langevin_plan",
+    "run",
+    "run_plan",
+    "single_level_plan",
+]

@@ -1,4 +1,4 @@
-"""The one driver: runs any kernel along a path of level pairs, with progress, burn-in, thinning and a callback."""
+"""The one driver: runs kernels along pairs of levels, with progress, burn-in, thinning, a callback, and the cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmdgs.cost import Cost, counting
 from mmdgs.errors import NonFiniteError
 from mmdgs.moments import Moments, require_batch
 from mmdgs.noise import CLEAN, NoiseLevel
@@ -18,6 +19,7 @@ from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
 from mmdgs.samplers.gibbs import Gibbs
 from mmdgs.samplers.kernel import Info, Kernel, State
+from mmdgs.samplers.plans import Plan, Step
 from mmdgs.threads import stop_if_asked, threads
 
 logger = logging.getLogger("mmdgs")
@@ -31,13 +33,17 @@ SMALL_STATE = 256
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves: kept samples, the last state, per-chain averages of the info, and the random streams."""
+    """What a run leaves: kept samples, the last state, per-chain averages of the info, the random streams, the cost.
+
+    An average is over the steps that report it.
+    """
 
     samples: Float[Tensor, "kept chains ..."]
     state: State
     info: dict[str, Float[Tensor, " chains"]]
     streams: Streams
     seconds: float
+    cost: Cost
 
     @property
     def repaired(self) -> float:
@@ -64,37 +70,65 @@ def run(
     after each step, steps counted from 0. `progress` names the bar, which stays quiet off a terminal; None
     switches it off.
     """
+    steps = [Step(kernel, level, following) for level, following in path]
+    return _walk(steps, x0, seed, first_chain, burn_in, thin, callback, progress)
+
+
+def run_plan(
+    plan: Plan,
+    x0: Float[Tensor, "chains ..."],
+    *,
+    seed: int | Sequence[int] | Streams = 0,
+    first_chain: int = 0,
+    callback: Callable[[int, State, Info], None] | None = None,
+    progress: str | None = "sampling",
+) -> Run:
+    """Run a plan from x0, which is noise at its first level (`plan.noise`); the last state is the sample."""
+    return _walk(plan.steps, x0, seed, first_chain, len(plan.steps) - 1, 1, callback, progress)
+
+
+def _walk(
+    steps: Sequence[Step],
+    x0: Tensor,
+    seed: int | Sequence[int] | Streams,
+    first_chain: int,
+    burn_in: int,
+    thin: int,
+    callback: Callable[[int, State, Info], None] | None,
+    progress: str | None,
+) -> Run:
     require_batch(x0)
     if not torch.isfinite(x0).all():
         raise ValueError("x0 holds values that are not finite")
-    if burn_in < 0 or thin < 1 or burn_in + thin > len(path):
+    if burn_in < 0 or thin < 1 or burn_in + thin > len(steps):
         raise ValueError(
-            f"need burn_in >= 0, thin >= 1 and burn_in + thin <= steps, got {burn_in=}, {thin=}, steps={len(path)}"
+            f"need burn_in >= 0, thin >= 1 and burn_in + thin <= steps, got {burn_in=}, {thin=}, steps={len(steps)}"
         )
     streams = seed if isinstance(seed, Streams) else Streams(seed, len(x0), first_chain)
-    samples = x0.new_empty((len(path) - burn_in) // thin, *x0.shape)
-    totals: dict[str, Tensor] = {}
+    samples = x0.new_empty((len(steps) - burn_in) // thin, *x0.shape)
+    totals: dict[str, tuple[Tensor, int]] = {}
     state = State(x0.detach())
     started = time.perf_counter()
-    bar = progress_bar(len(path), progress)
+    bar = progress_bar(len(steps), progress)
     small = x0.device.type == "cpu" and x0.numel() <= SMALL_STATE
-    with bar, torch.no_grad(), threads(1 if small else None):
-        for step, (level, following) in enumerate(path):
+    with bar, torch.no_grad(), threads(1 if small else None), counting() as cost:
+        for number, (kernel, level, following) in enumerate(steps):
             stop_if_asked()
             try:
                 state, info = kernel.step(state, level, following, generator=streams)
             except NonFiniteError as error:
-                raise NonFiniteError(error.what, [first_chain + c for c in error.chains], step) from error
+                raise NonFiniteError(error.what, [first_chain + c for c in error.chains], number) from error
             for name, value in info.items():
-                totals[name] = totals[name] + value if name in totals else value
-            kept, rest = divmod(step + 1 - burn_in, thin)
+                total, count = totals.get(name, (torch.zeros_like(value), 0))
+                totals[name] = (total + value, count + 1)
+            kept, rest = divmod(number + 1 - burn_in, thin)
             if kept > 0 and rest == 0:
                 samples[kept - 1] = state.x
             if callback is not None:
-                callback(step, state, info)
+                callback(number, state, info)
             bar.update()
-    averages = {name: total / len(path) for name, total in totals.items()}
-    return Run(samples, state, averages, streams, time.perf_counter() - started)
+    averages = {name: total / count for name, (total, count) in totals.items()}
+    return Run(samples, state, averages, streams, time.perf_counter() - started, cost)
 
 
 def gibbs_chain(

@@ -38,6 +38,19 @@ class Gibbs:
 
 
 @dataclass(frozen=True)
+class GibbsFromAbove:
+    """The first sweep at a pair (t, s) in the paper's Algorithm 2: the state at t is taken for one at s."""
+
+    moments: Moments
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        taken = State(state.x * (following.alpha / level.alpha))
+        return Gibbs(self.moments).step(taken, level, following, generator=generator)
+
+
+@dataclass(frozen=True)
 class ExactGibbs:
     """Gibbs with the true p(x_s | x_t) of a mixture: leaves the mixture, noised to level s, invariant."""
 

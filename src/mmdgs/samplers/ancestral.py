@@ -1,0 +1,54 @@
+"""Ancestral sampling: down from level to level by the bridge of the denoising posterior, no noise up.
+
+    x_s ~ N(g m + (a sigma_s^2 / sigma_t^2) x_t,  v I + g^2 C),   v = sigma_s^2 b^2 / sigma_t^2       (posterior.py)
+
+With C = 0 this is DDPM's small variance; with b^2 I in place of the covariance its large one (Ho et al., 2020);
+with C from a moments estimator it is the optimal covariance of its kind (Bao et al., 2022, and beyond).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.linalg import Diagonal
+from mmdgs.moments import Moments
+from mmdgs.noise import CLEAN, NoiseLevel, transition
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, randn_like
+from mmdgs.samplers.kernel import Info, State
+from mmdgs.samplers.langevin import finite
+
+
+@dataclass(frozen=True)
+class Ancestral:
+    """Ancestral sampling with the covariance of any moments estimator; to clean data it gives the mean."""
+
+    moments: Moments
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        q = self.moments(state.x, level, generator=generator)
+        if following == CLEAN:
+            return State(finite(q.mean)), {}
+        x = q.bridge(state.x, level, following).sample(generator=generator)
+        return State(finite(x)), {} if q.repaired is None else {"repaired": q.repaired}
+
+
+@dataclass(frozen=True)
+class FixedVariance:
+    """Ancestral sampling with DDPM's fixed variances: the small one (C = 0), or the large one, b^2."""
+
+    denoiser: Denoiser
+    large: bool = False
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        mean = denoise(self.denoiser, state.x, level)
+        if following == CLEAN:
+            return State(finite(mean)), {}
+        known = Gaussian(mean, Diagonal(mean.new_zeros(()).expand_as(mean))).bridge(state.x, level, following)
+        std = transition(following, level)[1] if self.large else known.cov.diagonal().sqrt()
+        return State(finite(known.mean + std * randn_like(mean, generator))), {}

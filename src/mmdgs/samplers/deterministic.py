@@ -1,0 +1,88 @@
+"""Samplers without noise of their own: DDIM, Heun's method for the probability-flow ODE, and a denoising step.
+
+In y = x / alpha and s = sigma / alpha the ODE is dy/ds = (y - D) / s (Karras et al., 2022): DDIM is its Euler step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.noise import CLEAN, NoiseLevel, transition
+from mmdgs.randomness import Generator, randn_like
+from mmdgs.samplers.kernel import Info, State
+from mmdgs.samplers.langevin import finite
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """D(x) in place of x: the last step of annealed Langevin dynamics and of multi-level Gibbs."""
+
+    denoiser: Denoiser
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+    ) -> tuple[State, Info]:
+        return State(finite(denoise(self.denoiser, state.x, level))), {}
+
+
+@dataclass(frozen=True)
+class DDIM:
+    """x_s = alpha_s D + sqrt(sigma_s^2 - v^2) e + v z, e = (x_t - alpha_t D) / sigma_t (Song et al., 2021).
+
+    v^2 is `eta`^2 times the small variance of ancestral sampling: eta = 0 is deterministic, eta = 1 is DDPM.
+    """
+
+    denoiser: Denoiser
+    eta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta must lie in [0, 1], got {self.eta}")
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        mean = denoise(self.denoiser, state.x, level)
+        if following == CLEAN:
+            return State(finite(mean)), {}
+        noise = (state.x - level.alpha * mean) / level.sigma
+        fresh = self.eta * following.sigma * transition(following, level)[1] / level.sigma
+        x = following.alpha * mean + math.sqrt(following.sigma**2 - fresh**2) * noise
+        return State(finite(x + fresh * randn_like(x, generator) if fresh else x)), {}
+
+
+@dataclass(frozen=True)
+class Heun:
+    """Heun's second-order step with optional churn (Karras et al., 2022, Algorithms 1 and 2).
+
+    `churn` lifts the noise by that share of it before a step, and the step then leads down from there.
+    """
+
+    denoiser: Denoiser
+    churn: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.churn < 0:
+            raise ValueError(f"churn must be at least 0, got {self.churn}")
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        transition(following, level)  # refuses levels in the wrong order
+        if self.churn:
+            # The same alpha and more noise: a level between the trained ones.
+            lifted = NoiseLevel(alpha=level.alpha, sigma=level.sigma * (1 + self.churn))
+            extra = math.sqrt(lifted.sigma**2 - level.sigma**2)
+            state, level = State(state.x + extra * randn_like(state.x, generator)), lifted
+        mean = denoise(self.denoiser, state.x, level)
+        if following == CLEAN:
+            return State(finite(mean)), {}
+        now, then = level.sigma / level.alpha, following.sigma / following.alpha
+        y = state.x / level.alpha
+        slope = (y - mean) / now
+        guess = y + (then - now) * slope
+        corrected = (guess - denoise(self.denoiser, following.alpha * guess, following)) / then
+        y = y + (then - now) * 0.5 * (slope + corrected)
+        return State(finite(following.alpha * y)), {}

@@ -1,0 +1,359 @@
+"""Samplers over many levels: their laws on exact mixtures, their orders of convergence, their cost, their seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from oracles import assert_moments, gaussian_target, paper_mixture, random_covariances, skewed_mixture
+from torch import Tensor
+
+import mmdgs
+from mmdgs import metrics, samplers
+from mmdgs.cost import counting
+from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.randomness import Streams, seeded
+from mmdgs.samplers import Plan, State
+from mmdgs.targets import GaussianMixture
+
+
+def exploding(count: int, first: float = 8.0, last: float = 0.02) -> list[NoiseLevel]:
+    """Geometric levels with alpha = 1."""
+    ratio = (last / first) ** (1 / (count - 1))
+    return [NoiseLevel(sigma=first * ratio**i) for i in range(count)]
+
+
+def preserving(count: int, first: float = 8.0, last: float = 0.02) -> list[NoiseLevel]:
+    """The same ratios sigma / alpha with alpha^2 + sigma^2 = 1."""
+    alphas = [(1 + level.sigma**2) ** -0.5 for level in exploding(count, first, last)]
+    return [NoiseLevel(alpha=a, sigma=a * e.sigma) for a, e in zip(alphas, exploding(count, first, last), strict=True)]
+
+
+def noised(target: GaussianMixture, level: NoiseLevel, chains: int, seed: int = 0) -> Tensor:
+    """Exact draws of x_t: what a plan starts from when its first level is not yet all noise."""
+    return target.noised(level).sample((chains,), generator=seeded(seed))
+
+
+def sampled(plan: Plan, target: GaussianMixture, chains: int, seed: int = 1) -> Tensor:
+    return samplers.run_plan(plan, noised(target, plan.start, chains), seed=seed, progress=None).state.x
+
+
+Make = Callable[[GaussianMixture, Sequence[NoiseLevel]], Plan]
+PLANS: dict[str, Make] = {
+    "gibbs": lambda t, levels: samplers.gibbs_plan(t.denoiser(), mmdgs.FullMoments(t.denoiser()), levels, sweeps=2),
+    "gibbs, down first": lambda t, levels: samplers.gibbs_plan(
+        t.denoiser(), mmdgs.FullMoments(t.denoiser()), levels, sweeps=2, noise_first=False
+    ),
+    "langevin": lambda t, levels: samplers.langevin_plan(t.denoiser(), levels, steps=4, rate=0.15),
+    "consistent": lambda t, levels: samplers.consistent_plan(t.denoiser(), levels),
+    "ancestral, full": lambda t, levels: samplers.ancestral_plan(mmdgs.FullMoments(t.denoiser()), levels),
+    "ancestral, probes": lambda t, levels: samplers.ancestral_plan(
+        mmdgs.DiagonalMoments(t.denoiser(), probes=2), levels
+    ),
+    "small": lambda t, levels: samplers.fixed_variance_plan(t.denoiser(), levels),
+    "large": lambda t, levels: samplers.fixed_variance_plan(t.denoiser(), levels, large=True),
+    "ddim": lambda t, levels: samplers.ddim_plan(t.denoiser(), levels),
+    "ddim, eta": lambda t, levels: samplers.ddim_plan(t.denoiser(), levels, eta=0.5),
+    "heun": lambda t, levels: samplers.heun_plan(t.denoiser(), levels),
+    "heun, churn": lambda t, levels: samplers.heun_plan(t.denoiser(), levels, churn=0.1),
+}
+plans = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS.keys())
+families = pytest.mark.parametrize("family", [exploding, preserving])
+CHAINS = 3_000
+
+
+def high_dimensional() -> GaussianMixture:
+    """Two modes in 64 dimensions, correlated within."""
+    means = torch.zeros(2, 64, dtype=torch.float64)
+    means[0, :8], means[1, :8] = 1.0, -1.0
+    return GaussianMixture([0.7, 0.3], means, 0.3 * random_covariances(2, 64, seed=2))
+
+
+# --- the law of what comes out ---------------------------------------------------------------------------------
+
+
+def deficit(target: GaussianMixture, x: Tensor) -> float:
+    """How much less likely than data the samples are, in nats: of either sign where they are too wide or too narrow."""
+    data = target.sample((20_000,), generator=seeded(10))
+    return (target.log_prob(data).mean() - target.log_prob(x).mean()).item()
+
+
+@plans
+@families
+def test_the_law_approaches_the_target_as_levels_grow(make: Make, family: Callable) -> None:
+    if make is PLANS["gibbs"]:
+        pytest.skip("the paper's order keeps a bias, which falls as sweeps grow: the next test")
+    target = paper_mixture()
+    few, many = (sampled(make(target, family(n)), target, CHAINS) for n in (5, 80))
+    assert abs(deficit(target, many)) < 0.15
+    assert abs(deficit(target, few)) > 3 * abs(deficit(target, many))
+    assert metrics.mmd(many, target.sample((CHAINS,), generator=seeded(11))) < 0.007  # of data against data: 0.001
+
+
+def test_the_papers_order_of_gibbs_sweeps_keeps_a_bias_that_falls_as_sweeps_grow() -> None:
+    """Its chains are too wide by a part that more levels do not mend, and more sweeps do."""
+    target = GaussianMixture([1.0], torch.zeros(1, 1, dtype=torch.float64), 0.3)
+    moments = mmdgs.FullMoments(target.denoiser())
+
+    def excess(count: int, sweeps: int, noise_first: bool = True) -> float:
+        levels = exploding(count, 4.0, 0.01)
+        plan = samplers.gibbs_plan(target.denoiser(), moments, levels, sweeps=sweeps, noise_first=noise_first)
+        return sampled(plan, target, 8_000).var().item() / 0.3**2 - 1
+
+    assert excess(60, 1) > 0.2
+    assert excess(240, 1) == pytest.approx(excess(60, 1), rel=0.3)
+    assert excess(60, 8) < 0.4 * excess(60, 1)
+    assert abs(excess(60, 1, noise_first=False)) < 0.03
+
+
+HIGH = {
+    **{name: PLANS[name] for name in ("langevin", "consistent", "ancestral, probes", "ddim", "heun", "small")},
+    "gibbs": lambda t, levels: samplers.gibbs_plan(
+        t.denoiser(), mmdgs.DiagonalMoments(t.denoiser(), probes=3), levels, noise_first=False
+    ),
+}
+
+
+@pytest.mark.parametrize("make", HIGH.values(), ids=HIGH.keys())
+def test_the_law_approaches_the_target_in_64_dimensions(make: Make) -> None:
+    target, chains = high_dimensional(), 600
+    exact = target.sample((4_000,), generator=seeded(5))
+    few, many = (sampled(make(target, exploding(n, last=0.05)), target, chains) for n in (10, 100))
+    weight = (many[:, :8].mean(1) > 0).double().mean().item()
+    assert weight == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / chains))
+    errors = [abs(x.var().item() / exact.var().item() - 1) for x in (few, many)]
+    assert errors[1] < 0.09  # Langevin steps of this size are too wide by 0.075
+    assert errors[1] < 0.6 * errors[0]
+    assert metrics.mmd(many, exact[:chains]) < 0.015  # of data against data: 0.009
+
+
+@families
+def test_ancestral_sampling_with_the_full_covariance_is_exact_for_a_gaussian_in_few_steps(family: Callable) -> None:
+    target = gaussian_target()
+    plan = samplers.ancestral_plan(mmdgs.FullMoments(target.denoiser()), family(4, last=1e-3))
+    x = sampled(plan, target, 40_000)
+    assert_moments(x, target.means[0], target.covariances[0])
+
+
+def test_the_fixed_variances_miss_by_an_error_of_first_order() -> None:
+    """Small is too narrow, large too wide, and both errors halve as the steps double."""
+    target = GaussianMixture([1.0], torch.zeros(1, 2, dtype=torch.float64), 1.0)
+    for large, sign in ((False, -1), (True, 1)):
+        errors = []
+        for count in (16, 32, 64):
+            x = sampled(samplers.fixed_variance_plan(target.denoiser(), exploding(count), large=large), target, 60_000)
+            errors.append(sign * (x.var().item() - 1))
+        assert all(error > 0.02 for error in errors)
+        assert errors[0] / errors[1] == pytest.approx(2, rel=0.35)
+        assert errors[1] / errors[2] == pytest.approx(2, rel=0.35)
+
+
+def test_langevin_at_one_level_has_its_known_stationary_variance() -> None:
+    """x <- (1 - a / v) x + sqrt(2 a) z settles at v / (1 - a / (2 v)), v the variance of x_t."""
+    std, level, rate = 0.8, NoiseLevel(alpha=0.7, sigma=0.6), 0.5
+    target = GaussianMixture([1.0], torch.zeros(1, 2, dtype=torch.float64), std)
+    v, a = (level.alpha * std) ** 2 + level.sigma**2, rate * level.sigma**2
+    kernel = samplers.Langevin(target.denoiser(), rate)
+    x0 = noised(target, level, 60_000)
+    x = samplers.run(kernel, x0, [(level, level)] * 60, seed=3, progress=None).state.x
+    assert x.var().item() == pytest.approx(v / (1 - a / (2 * v)), rel=0.02)
+
+
+@families
+def test_consistent_annealing_keeps_the_noise_of_the_levels(family: Callable) -> None:
+    """Where D is the clean x, the state at every level is N(alpha x, sigma^2)."""
+    clean = torch.tensor([[0.5, -1.0]], dtype=torch.float64)
+    levels = family(6, first=2.0, last=0.1)
+    seen: list[State] = []
+    plan = samplers.consistent_plan(lambda x_t, level: clean.expand_as(x_t), levels)
+    x0 = levels[0].alpha * clean + levels[0].sigma * torch.randn(50_000, 2, generator=seeded(0), dtype=torch.float64)
+    samplers.run_plan(plan, x0, callback=lambda step, state, info: seen.append(state), progress=None)
+    for level, state in zip([*levels[1:], None], seen, strict=True):
+        if level is None:
+            assert torch.equal(state.x, clean.expand_as(state.x))
+        else:
+            eye = level.sigma**2 * torch.eye(2, dtype=torch.float64)
+            assert_moments(state.x, level.alpha * clean[0], eye)
+
+
+def test_consistent_annealing_refuses_an_eta_that_adds_no_noise() -> None:
+    target = paper_mixture()
+    plan = samplers.consistent_plan(target.denoiser(), [NoiseLevel(sigma=1.0), NoiseLevel(sigma=0.5)], eta=0.1)
+    with pytest.raises(ValueError, match=r"eta 0.1 is too small .* at least 0\.5; use more levels"):
+        sampled(plan, target, 4)
+
+
+# --- identities and orders ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "order"), [(samplers.DDIM, 1), (samplers.Heun, 2)])
+@families
+def test_the_order_of_the_deterministic_samplers(kernel: type, order: int, family: Callable) -> None:
+    target = skewed_mixture()
+    x0 = noised(target, family(2, 4.0, 0.3)[0], 20)
+
+    def end(count: int, of: type) -> Tensor:
+        levels = family(count + 1, 4.0, 0.3)
+        return samplers.run(of(target.denoiser()), x0, list(pairwise(levels)), progress=None).state.x
+
+    exact = end(1_500, samplers.Heun)
+    errors = [(end(count, kernel) - exact).norm().item() for count in (20, 40, 80)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.25)
+    assert math.log2(errors[1] / errors[2]) == pytest.approx(order, abs=0.15)
+
+
+@plans
+def test_levels_of_another_alpha_are_the_same_problem_rescaled(make: Make) -> None:
+    """x / alpha does not know which family its levels are of: the same numbers come out."""
+    if make is PLANS["large"]:
+        pytest.skip("DDPM's large variance is a number of x_t's own scale")
+    target = skewed_mixture()
+    exploded, preserved = make(target, exploding(7)), make(target, preserving(7))
+    x0 = noised(target, exploded.start, 5)
+    one = samplers.run_plan(exploded, x0, seed=4, progress=None).state.x
+    two = samplers.run_plan(preserved, preserved.start.alpha * x0, seed=4, progress=None).state.x
+    assert torch.allclose(one, two, atol=1e-9)
+
+
+@families
+def test_ddim_with_eta_one_is_the_small_variance(family: Callable) -> None:
+    target = skewed_mixture()
+    x0 = noised(target, family(9)[0], 6)
+    ends = [
+        samplers.run_plan(plan, x0, seed=2, progress=None).state.x
+        for plan in (
+            samplers.ddim_plan(target.denoiser(), family(9), eta=1.0),
+            samplers.fixed_variance_plan(target.denoiser(), family(9)),
+        )
+    ]
+    assert torch.allclose(*ends, atol=1e-10)
+
+
+def test_gibbs_is_the_papers_algorithm_written_out() -> None:
+    """Algorithm 2 by hand: noise up by sigma_{t+1}^2 - sigma_t^2, down by the Gaussian of the analytic moments."""
+    target, levels = skewed_mixture(), exploding(4, 2.0, 0.2)
+    moments = mmdgs.FullMoments(target.denoiser())
+    x0 = noised(target, levels[0], 3)
+    plan = samplers.gibbs_plan(target.denoiser(), moments, levels, sweeps=2)
+    found = samplers.run_plan(plan, x0, seed=8, progress=None).state.x
+    draws, x = Streams(8, 3), x0
+    for noisier, cleaner in pairwise(levels):
+        variance = noisier.sigma**2 - cleaner.sigma**2
+        for _ in range(2):
+            x_t = x + math.sqrt(variance) * mmdgs.randomness.randn((3, 3), x, draws)
+            q = moments(x_t, noisier)
+            gain = variance / noisier.sigma**2
+            mean = gain * q.mean + (1 - gain) * x_t
+            cov = gain**2 * q.cov.dense() + gain * cleaner.sigma**2 * torch.eye(3, dtype=torch.float64)
+            values, vectors = torch.linalg.eigh(cov)
+            z = mmdgs.randomness.randn((3, 3), x, draws)[..., None]
+            x = mean + (vectors @ (values.sqrt()[..., None] * (vectors.mT @ z)))[..., 0]
+    wanted = target.denoiser()(x, levels[-1])
+    assert torch.allclose(found, wanted, atol=1e-8)
+
+
+# --- what every plan promises ------------------------------------------------------------------------------------
+
+
+@plans
+def test_a_chain_does_not_know_its_batch(make: Make) -> None:
+    target = skewed_mixture()
+    plan = make(target, exploding(5))
+    x0 = noised(target, plan.start, 6)
+    whole = samplers.run_plan(plan, x0, seed=9, progress=None).state.x
+    parts = [samplers.run_plan(plan, x0[i : i + 2], seed=9, first_chain=i, progress=None).state.x for i in (0, 2, 4)]
+    assert torch.allclose(whole, torch.cat(parts), atol=1e-12)
+
+
+@plans
+def test_levels_in_the_wrong_order_are_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="wrong order"):
+        make(skewed_mixture(), exploding(5)[::-1])
+
+
+@plans
+def test_every_plan_ends_in_clean_data_and_starts_from_noise(make: Make) -> None:
+    plan = make(skewed_mixture(), preserving(5))
+    assert plan.steps[-1].following == CLEAN
+    assert all(step.following != CLEAN for step in plan.steps[:-1])
+    start = plan.noise((3,), 20_000, generator=Streams(0, 20_000), centre=2.0)
+    assert start.mean().item() == pytest.approx(2 * plan.start.alpha, abs=0.03)
+    assert start.std().item() == pytest.approx(plan.start.sigma, rel=0.02)
+
+
+COSTS = {
+    "gibbs": (2 * 9 + 1, 2 * 9 * 3),
+    "langevin": (4 * 10 + 1, 0),
+    "consistent": (10, 0),
+    "ancestral, full": (10, 10 * 3),
+    "ancestral, probes": (10, 10 * 2),
+    "small": (10, 0),
+    "ddim": (10, 0),
+    "heun": (2 * 9 + 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_run_says_what_it_cost(name: str) -> None:
+    target = skewed_mixture()
+    plan = PLANS[name](target, exploding(10))
+    result = samplers.run_plan(plan, noised(target, plan.start, 7), progress=None)
+    assert (result.cost.forwards, result.cost.products) == COSTS[name]
+    assert result.cost.evaluations == result.cost.forwards + 2 * result.cost.products
+    assert result.seconds > 0
+
+
+def test_counters_may_be_nested() -> None:
+    denoiser = skewed_mixture().denoiser()
+    x, level = torch.zeros(2, 3, dtype=torch.float64), NoiseLevel(sigma=0.5)
+    with counting() as outer:
+        mmdgs.denoisers.denoise(denoiser, x, level)
+        with counting() as inner:
+            mmdgs.DiagonalMoments(denoiser, probes=4)(x, level, generator=seeded(0))
+    mmdgs.denoisers.denoise(denoiser, x, level)
+    assert (inner.forwards, inner.products) == (1, 4)
+    assert (outer.forwards, outer.products) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda d: samplers.langevin_plan(d, exploding(3), rate=2.5), "rate must lie in"),
+        (lambda d: samplers.langevin_plan(d, exploding(3), steps=0), "steps must be at least 1, got 0"),
+        (lambda d: samplers.gibbs_plan(d, mmdgs.FullMoments(d), exploding(3), sweeps=0), "sweeps must be at least 1"),
+        (lambda d: samplers.gibbs_plan(d, mmdgs.FullMoments(d), exploding(3)[:1]), "at least 2 noise levels, got 1"),
+        (lambda d: samplers.ddim_plan(d, []), "at least 1 noise levels, got 0"),
+        (lambda d: samplers.ddim_plan(d, exploding(3), eta=1.5), "eta must lie in"),
+        (lambda d: samplers.heun_plan(d, exploding(3), churn=-1), "churn must be at least 0"),
+        (lambda d: samplers.consistent_plan(d, exploding(3), eta=0.0), "eta must lie in"),
+        (lambda d: samplers.consistent_plan(d, exploding(3), factor=0.5), "factor must be at least 1"),
+        (lambda d: samplers.single_level_plan(mmdgs.FullMoments(d), NoiseLevel(sigma=1.0), steps=0), "steps must be"),
+    ],
+)
+def test_what_a_plan_refuses(make: Callable, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(skewed_mixture().denoiser())
+
+
+@plans
+def test_a_state_that_is_not_finite_stops_the_run(make: Make) -> None:
+    target = skewed_mixture()
+    plan = make(target, exploding(3))
+
+    class Broken:
+        def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+            mean = target.denoiser()(x_t, level)
+            return torch.where(torch.arange(len(mean))[:, None] == 1, torch.nan, mean)
+
+    def broken(kernel: object) -> object:
+        name = "moments" if hasattr(kernel, "moments") else "denoiser"
+        inner = getattr(kernel, name)
+        swapped = Broken() if name == "denoiser" else type(inner)(Broken())
+        return type(kernel)(**{**kernel.__dict__, name: swapped})
+
+    bad = Plan(plan.start, tuple(step._replace(kernel=broken(step.kernel)) for step in plan.steps))
+    with pytest.raises(mmdgs.NonFiniteError, match="chain"):
+        samplers.run_plan(bad, noised(target, plan.start, 3), first_chain=10, progress=None)
