@@ -17,6 +17,7 @@ LAYERS = [
     ["files"],
     ["cost", "randomness", "threads", "version"],
     ["noise"],
+    ["schedules"],
     ["linalg"],
     ["posterior"],
     ["networks"],

@@ -3,7 +3,7 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, losses, metrics, networks, samplers, targets, training
+from mmdgs import data, losses, metrics, networks, samplers, schedules, targets, training
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -63,6 +63,7 @@ __all__ = [
     "sample",
     "samplers",
     "save",
+    "schedules",
     "score_denoiser",
     "targets",
     "training",
