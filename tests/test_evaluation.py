@@ -161,8 +161,10 @@ def test_a_point_is_within_reach_up_to_the_kth_neighbour() -> None:
 
 
 def test_duplicates_count_as_within_reach_in_single_precision() -> None:
-    rows = (normals(20, 2048) * 10 + 5).float().repeat(4, 1)  # every radius is zero
-    assert metrics.precision_recall(rows, rows) == metrics.PrecisionRecall(1, 1)
+    # Every radius is zero, and products of other shapes round differently.
+    rows = (normals(37, 2048) * 10 + 5).float()
+    copies = rows[:1].repeat(4, 1)
+    assert metrics.precision_recall(copies, rows.repeat(5, 1)) == metrics.PrecisionRecall(1, 1 / 37)
 
 
 def test_diversity_is_the_mean_distance_to_the_nearest_other(monkeypatch: pytest.MonkeyPatch) -> None:

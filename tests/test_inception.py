@@ -19,7 +19,7 @@ from mmdgs.data.sources import Source
 from mmdgs.errors import UsageError
 from mmdgs.metrics import inception_file
 from mmdgs.metrics.inception import InceptionV3, as_colour, prepared, resized_as_tensorflow
-from mmdgs.metrics.inception_file import ENVIRONMENT, KNOWN, load_inception, network_of, probe_image
+from mmdgs.metrics.inception_file import ENVIRONMENT, KNOWN, Inception, load_inception, network_of, probe_image
 from mmdgs.randomness import seeded
 
 
@@ -129,6 +129,21 @@ def test_a_state_dict_gives_the_network_with_its_head_and_altered_weights_are_re
     torch.save({**state, key: state[key].flip(3)}, file)
     with pytest.raises(UsageError, match="not the standard Inception network"):
         load_inception(file)
+
+
+def test_convolutions_are_in_full_precision_for_the_time_of_the_features() -> None:
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is None:
+        pytest.skip("needs torch 2.9, which has a setting for convolutions")
+    before, during = conv.fp32_precision, []
+
+    class Watching(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            during.append(conv.fp32_precision)
+            return x.mean((2, 3))
+
+    Inception("watching.pt", "", Watching()).features(probe_image())
+    assert (during, conv.fp32_precision) == (["ieee"], before)
 
 
 # --- files that are not -----------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ Whatever the file, its features of one fixed image must be the known ones: anoth
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,7 @@ class Inception:
     @torch.no_grad()
     def features(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n features"]:
         """Features of stored images, on the images' device, in float32 throughout."""
-        # cuDNN would take TF32 by default, whose rounding shows in a distance between close sets.
-        with (
-            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
-            torch.autocast(images.device.type, enabled=False),
-        ):
+        with _full_precision(images.device.type):
             x = as_colour(images).contiguous() if self.raw else prepared(images)
             found = self.network(x, return_features=True) if self.raw else self.network(x)
         return found.float()
@@ -125,6 +122,23 @@ class Inception:
         """Move the network; returns itself."""
         self.network.to(device)
         return self
+
+
+@contextlib.contextmanager
+def _full_precision(device: str) -> Iterator[None]:
+    """Convolutions in float32 on a GPU: by default cuDNN takes TF32, whose rounding shows between close sets."""
+    cudnn = torch.backends.cudnn
+    # torch 2.9 has a setting for convolutions alone, and does not like it mixed with the older one.
+    owner, name, wanted = (
+        (cudnn.conv, "fp32_precision", "ieee") if hasattr(cudnn, "conv") else (cudnn, "allow_tf32", False)
+    )
+    before = getattr(owner, name)
+    setattr(owner, name, wanted)
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        setattr(owner, name, before)
 
 
 def load_inception(file: Path | str | None = None, *, download: bool = True) -> Inception:
