@@ -51,7 +51,7 @@ def test_the_kernel_distance_is_the_double_sum_over_different_rows() -> None:
     )
     across = sum(kernel(x, y) for x in a for y in b) / 63
     # A subset of 7 rows of 9 is random: over all of a and each b of 7 rows there is nothing to draw.
-    whole = metrics.kernel_distance(a, b[:7], subsets=1)
+    whole = metrics.kernel_distance(a, b[:7])
     within_7 = sum(kernel(x[i], x[j]) / 42 for x in (a, b[:7]) for i in range(7) for j in range(7) if i != j)
     across_7 = sum(kernel(x, y) for x in a for y in b[:7]) / 49
     assert whole.mean == pytest.approx(within_7 - 2 * across_7, rel=1e-10)

@@ -156,6 +156,13 @@ def test_files_that_are_no_network_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"not a network")
     with pytest.raises(UsageError, match="neither a state dict nor TorchScript"):
         load_inception(file)
+    torch.save({"fc.weight": torch.zeros(3)}, file)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="neither a state dict nor TorchScript"):
+        load_inception(file)
+    torch.save({"fc.weight": torch.zeros(1000, 2048)}, file, _use_new_zipfile_serialization=False)
+    with pytest.raises(UsageError, match="not the Inception network of"):
+        load_inception(file)
     torch.save([1, 2], file)
     with pytest.raises(UsageError, match="no state dict of tensors"):
         load_inception(file)

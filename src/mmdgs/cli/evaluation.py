@@ -68,7 +68,7 @@ def evaluate_command(
     Features of the reference are cached (in MMDGS_CACHE, or ~/.cache/mmdgs).
     """
     with plain_errors(debug):
-        chosen = [name.strip() for name in metrics.split(",") if name.strip()]
+        chosen = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
         _check_out(out, overwrite)
         earlier = [record for file in compare or [] for record in read_evaluations(file)]
         judge = None if classifier is None else load(classifier)
@@ -133,7 +133,7 @@ def _show(found: list[Evaluation], earlier: list[Evaluation], content: dict[str,
 
 
 ROWS: dict[str, list[tuple[str, Callable[[Any], str]]]] = {
-    "fid": [("FID", lambda value: f"{value:.3f}")],
+    "fid": [("FID", lambda value: f"{max(value, 0):.3f}")],
     "kid": [("KID x 1000", lambda value: f"{1000 * value['mean']:.3f} ± {1000 * value['std']:.3f}")],
     "precision-recall": [
         ("precision", lambda value: f"{value['precision']:.3f}"),
@@ -141,7 +141,7 @@ ROWS: dict[str, list[tuple[str, Callable[[Any], str]]]] = {
     ],
     "is": [("Inception score", lambda value: f"{value['mean']:.2f} ± {value['std']:.2f}")],
     "diversity": [
-        ("diversity, of the data's", lambda value: "-" if value["ratio"] is None else f"{value['ratio']:.3f}"),
+        ("diversity (1: as the data)", lambda value: "-" if value["ratio"] is None else f"{value['ratio']:.3f}"),
         ("duplicates", lambda value: f"{100 * value['samples']['duplicates']:.1f}%"),
     ],
     "classes": [

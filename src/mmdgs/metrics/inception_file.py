@@ -199,10 +199,11 @@ def _read(path: Path) -> Inception:
 
 def _is_torchscript(path: Path) -> bool:
     """Both kinds of file are zips; only TorchScript has a folder of code."""
-    if not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except zipfile.BadZipFile:  # older state dicts are no zips; torch.load says so where it is neither
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any("/code/" in name for name in archive.namelist())
 
 
 def _scripted(path: Path, checksum: str) -> Inception:
@@ -213,7 +214,7 @@ def _scripted(path: Path, checksum: str) -> Inception:
         # Weights may be stored in 16 bits: the arithmetic is in 32 all the same.
         network = network.float().eval()
         arguments = [argument.name for argument in network.forward.schema.arguments]
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:  # the latter: it has no forward
         raise UsageError(f"{path} is a damaged TorchScript file; {ADVICE}") from error
     heads = [value for value in network.state_dict().values() if tuple(value.shape) == (CLASSES, FEATURES)]
     return Inception(path.name, checksum, network, heads[0] if heads else None, raw="return_features" in arguments)

@@ -36,13 +36,16 @@ def kernel_distance(
 ) -> Spread:
     """The squared MMD with k(x, y) = (x'y / d + 1)^3, unbiased (it may be negative), over random subsets.
 
-    The KID of Bińkowski et al. (2018). Subsets are drawn without replacement, and no larger than the smaller set.
+    The KID of Bińkowski et al. (2018). Subsets are drawn without replacement, no larger than the smaller
+    set; sets that are both one subset are taken as they are, once.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
         raise ValueError(f"features must be (n, d) of one dimension, got {tuple(a.shape)} and {tuple(b.shape)}")
     size = min(subset_size, len(a), len(b))
     if size < 2 or subsets < 1:
         raise ValueError(f"need subsets of at least 2 rows, at least one of them, got {size} rows, {subsets=}")
+    if size == len(a) == len(b):
+        subsets = 1  # there is nothing to draw: all would be alike
     generator = seeded(seed)
 
     def part(x: Tensor) -> Tensor:
