@@ -29,7 +29,7 @@ LAYERS = [
     ["data", "pictures"],
     ["metrics"],
     ["models"],
-    ["sampling", "training"],
+    ["sampling", "training", "evaluation"],
     ["experiments"],
     ["bench"],
     ["cli"],

@@ -3,7 +3,7 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, losses, metrics, networks, samplers, schedules, targets, training
+from mmdgs import data, evaluation, losses, metrics, networks, samplers, schedules, targets, training
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -53,6 +53,7 @@ __all__ = [
     "clean_denoiser",
     "data",
     "energy_denoiser",
+    "evaluation",
     "gibbs_chain",
     "load",
     "losses",
