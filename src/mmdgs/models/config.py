@@ -135,7 +135,8 @@ class ModelConfig:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
         if self.param != CLASSES and (self.sigma is None) == (not self.sigmas):
             raise UsageError(
-                f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for, or many sigmas"
+                f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for, or many sigmas "
+                "(in a recipe: levels)"
             )
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
