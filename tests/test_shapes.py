@@ -62,6 +62,13 @@ toy = data.toy("rings")
 points = toy.sample(100, 0)
 settings = training.TrainingSettings(steps=3, batch_size=10)
 training.train(network, lambda x, g: losses.dsm(energy, x, level, generator=g), points, settings, progress=None)
+preconditioned = mmdgs.edm_denoiser(networks.MLP(2, 2, width=8, depth=2, conditional=True))
+for name in ("uniform", "lognormal"):
+    drawn = training.level_draw(mmdgs.schedules.edm(5), name)(points, generator)
+    for weighting in losses.WEIGHTINGS.values():
+        losses.dsm(preconditioned, points, drawn, generator=generator, weighting=weighting)
+heads = mmdgs.LearnedMoments(networks.MLP(2, 4, width=8, depth=2, conditional=True))
+losses.kl(heads, points, drawn, generator=generator)
 chain = mmdgs.gibbs_chain(mmdgs.FullMoments(energy), points[:4], level, steps=5, progress=None)
 metrics.mmd(chain[-1], points)
 metrics.mode_statistics(chain, points[:3])

@@ -7,6 +7,7 @@ from mmdgs import data, evaluation, losses, metrics, networks, samplers, schedul
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
+    edm_denoiser,
     energy_denoiser,
     noise_denoiser,
     score_denoiser,
@@ -22,7 +23,7 @@ from mmdgs.moments import (
     LearnedMoments,
     Moments,
 )
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
@@ -45,6 +46,7 @@ __all__ = [
     "ModelConfig",
     "Moments",
     "NoiseLevel",
+    "NoiseLevels",
     "NonFiniteError",
     "Streams",
     "UsageError",
@@ -52,6 +54,7 @@ __all__ = [
     "add_noise",
     "clean_denoiser",
     "data",
+    "edm_denoiser",
     "energy_denoiser",
     "evaluation",
     "gibbs_chain",

@@ -24,7 +24,7 @@ from torch import Tensor
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, denoise, score, takes_level
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, signs
 from mmdgs.targets import GaussianMixture
@@ -88,7 +88,7 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     return mean.detach(), pullback
 
 
-def require_batch(x_t: Tensor, level: NoiseLevel | None = None) -> None:
+def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:
     """Refuse what is not a batch of floating-point vectors, and a level without noise."""
     if not isinstance(x_t, Tensor):
         raise ValueError(f"need a torch tensor, got {type(x_t).__name__}; use torch.as_tensor(...)")
@@ -282,7 +282,7 @@ class LearnedMoments:
         object.__setattr__(self, "with_level", takes_level(self.network))
 
     def __call__(
-        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
         spend(forwards=1)

@@ -116,6 +116,8 @@ class GaussianMixture:
 
     def noised(self, level: NoiseLevel) -> GaussianMixture:
         """The mixture of x_t = alpha x + sigma e."""
+        if not isinstance(level, NoiseLevel):
+            raise ValueError(f"a mixture is noised to one NoiseLevel, got {type(level).__name__}; go row by row")
         values = level.alpha**2 * self.values + level.sigma**2
         return GaussianMixture._from_eigen(self.weights, level.alpha * self.means, values, self.vectors)
 

@@ -15,7 +15,7 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
         "output": config.param,
         "shape": "x".join(map(str, config.shape)),
-        "noise level": "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}",
+        "noise levels" if config.sigmas else "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
     if config.isotropic_variance is not None:
@@ -28,13 +28,23 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
     else:
-        use += ["q = model.posterior()(x_t, model.level, generator=generator)   # mean, covariance, samples"]
+        use += ["level = model.levels[0]   # the noisiest"] if config.sigmas else []
+        level = "level" if config.sigmas else "model.level"
+        use += [f"q = model.posterior()(x_t, {level}, generator=generator)   # mean, covariance, samples"]
     lines += ["", "```python", *use, "```", ""]
     if training:
         lines += ["## Training", "", "```", str(training["command"]), "```", "", "| | |", "| --- | --- |"]
         lines += [f"| {key} | {_shown(value)} |" for key, value in training.items() if key != "command"]
         lines += [""]
     return "\n".join(lines)
+
+
+def _levels(config: ModelConfig) -> str:
+    """The levels in words: how many and from where to where, not each."""
+    if not config.sigmas:
+        return "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}"
+    said = f"{len(config.sigmas)}, sigma {config.sigmas[0]:g} to {config.sigmas[-1]:g}"
+    return f"{said}, alpha {config.alphas[0]:g} to {config.alphas[-1]:g}" if config.alphas else f"{said}, alpha 1"
 
 
 def _title(config: ModelConfig) -> str:
