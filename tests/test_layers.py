@@ -21,7 +21,7 @@ LAYERS = [
     ["posterior"],
     ["networks"],
     ["denoisers"],
-    ["targets"],
+    ["jacobians", "targets"],
     ["moments"],
     ["samplers"],
     ["losses"],
