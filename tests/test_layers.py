@@ -18,6 +18,7 @@ LAYERS = [
     ["randomness", "threads", "version"],
     ["noise"],
     ["linalg"],
+    ["krylov"],
     ["posterior"],
     ["networks"],
     ["denoisers"],

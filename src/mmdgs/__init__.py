@@ -19,6 +19,7 @@ from mmdgs.moments import (
     ExactMoments,
     FullMoments,
     IsotropicMoments,
+    KrylovMoments,
     LearnedMoments,
     Moments,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Gaussian",
     "Gibbs",
     "IsotropicMoments",
+    "KrylovMoments",
     "LearnedMoments",
     "Model",
     "ModelConfig",

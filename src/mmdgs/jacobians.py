@@ -1,6 +1,7 @@
 """Products with a denoiser's Jacobian J = dD/dx_t, all from one forward pass that also gives the mean.
 
     v' J       reverse mode: one backward pass, any number of v batched
+    J v        u -> u' J is linear and J v is its derivative: a backward pass through that backward pass
     rows of J  v' J with basis vectors: the whole matrix, or its diagonal
 
 Reverse mode comes first since fused attention has no forward-mode derivative.
@@ -11,11 +12,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, KnowsJacobian, denoise
+from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel
 
 logger = logging.getLogger("mmdgs")
@@ -30,8 +33,16 @@ On a CPU batching pays only while overhead dominates: ten products at d = 3,072 
 Pullback = Callable[[Tensor], Tensor]
 
 
-def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Pullback]:
-    """D(x_t) and the map v (n, B, ...) -> v' dD/dx_t (n, B, ...), all from one forward pass."""
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass with its graph: D(x), x itself, and the memory layout products are fastest in."""
+
+    mean: Tensor
+    x: Tensor
+    layout: torch.memory_format
+
+
+def _forward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> _Pass:
     # Convolutions' backward passes took 0.65 of the time in this layout on a CPU; the numbers are the same.
     image = x_t.ndim == 4 and x_t.device.type == "cpu" and chunk_size(x_t) == 1
     layout = torch.channels_last if image else torch.preserve_format
@@ -40,10 +51,15 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
         mean = denoise(denoiser, x, level)
     if not mean.requires_grad:
         raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
+    return _Pass(mean, x, layout)
+
+
+def _pullback(output: Tensor, x: Tensor, layout: torch.memory_format) -> Pullback:
+    """v (n, B, ...) -> v' d output/dx, through one graph: batched where its operations can be, else one by one."""
 
     def product(v: Tensor, batched: bool) -> Tensor:
         return torch.autograd.grad(
-            mean, x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
+            output, x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
         )[0]
 
     batchable = True
@@ -60,7 +76,82 @@ def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
                 logger.info("batched products are not available here (%s); taking them one by one", error)
         return torch.stack([product(row.clone(memory_format=layout), batched=False) for row in v])
 
-    return mean.detach(), pullback
+    return pullback
+
+
+def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Pullback]:
+    """D(x_t) and the map v (n, B, ...) -> v' dD/dx_t (n, B, ...), all from one forward pass."""
+    done = _forward(denoiser, x_t, level)
+    return done.mean.detach(), _pullback(done.mean, done.x, done.layout)
+
+
+def mean_and_symmetric_product(
+    denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, *, symmetric: bool
+) -> tuple[Tensor, Pullback]:
+    """D(x_t) and the map v (n, B, ...) -> (J + J') v / 2 with J = dD/dx_t, in chunks that fit.
+
+    Where J is known to be symmetric that is v' J, one backward pass; else J v is a second product.
+    """
+    done = _forward(denoiser, x_t, level)
+    pullback = _pullback(done.mean, done.x, done.layout)
+    pushforward = None if symmetric else _pushforward(denoiser, x_t, level, done)
+
+    def product(v: Tensor) -> Tensor:
+        parts = []
+        for start, stop in chunks(len(v), x_t):
+            part = v[start:stop]
+            rows = pullback(part)
+            parts.append(rows if pushforward is None else 0.5 * (rows + pushforward(part)))
+        return torch.cat(parts)
+
+    return done.mean.detach(), product
+
+
+def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass) -> Pullback:
+    """v (n, B, ...) -> J v: the derivative of u -> u' J, which is linear, along v; else in forward mode."""
+    reverse: Pullback | None = None
+    failure: RuntimeError | None = None
+
+    def build() -> Pullback:
+        u = torch.zeros_like(done.mean, requires_grad=True)
+        with torch.enable_grad():
+            (image,) = torch.autograd.grad(
+                done.mean, done.x, u, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+        if not image.requires_grad:
+            raise RuntimeError("its backward pass cannot be differentiated")
+        return _pullback(image, u, done.layout)
+
+    def pushforward(v: Tensor) -> Tensor:
+        nonlocal reverse, failure
+        if failure is None:
+            try:
+                reverse = reverse or build()
+                return reverse(v)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                failure = error.with_traceback(None)  # whose frames would keep the graph alive
+                logger.info("the network cannot be differentiated twice (%s); trying forward mode", failure)
+        return _forward_mode(denoiser, x_t, level, v, failure)
+
+    return pushforward
+
+
+def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, v: Tensor, failure: RuntimeError) -> Tensor:
+    """J v for v (n, B, ...), by one forward pass each; the last resort after `failure`."""
+    try:
+        products = [torch.func.jvp(lambda x: denoise(denoiser, x, level), (x_t.detach(),), (row,))[1] for row in v]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UsageError(
+            "symmetrising the Jacobian takes products J v as well as v' J, and this network can neither be "
+            f"differentiated twice ({failure}) nor in forward mode ({error}). Fused attention is a common cause: "
+            "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH). Else say symmetric=True if the Jacobian "
+            "is nearly symmetric, or use DiagonalMoments(denoiser, probes=10)"
+        ) from error
+    return torch.stack(products)
 
 
 def chunk_size(x_t: Tensor) -> int:
