@@ -100,15 +100,15 @@ def mean_and_symmetric_product(
         parts = []
         for start, stop in chunks(len(v), x_t):
             part = v[start:stop]
-            rows = pullback(part)
-            parts.append(rows if pushforward is None else 0.5 * (rows + pushforward(part)))
+            pulled = pullback(part)
+            parts.append(pulled if pushforward is None else 0.5 * (pulled + pushforward(part, pulled)))
         return torch.cat(parts)
 
     return done.mean.detach(), product
 
 
-def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass) -> Pullback:
-    """v (n, B, ...) -> J v: the derivative of u -> u' J, which is linear, along v; else in forward mode."""
+def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass) -> Callable[[Tensor, Tensor], Tensor]:
+    """v and v' J (n, B, ...) -> J v: the derivative of u -> u' J, which is linear, along v; else in forward mode."""
     reverse: Pullback | None = None
     failure: RuntimeError | None = None
 
@@ -118,24 +118,33 @@ def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass
             (image,) = torch.autograd.grad(
                 done.mean, done.x, u, create_graph=True, allow_unused=True, materialize_grads=True
             )
-        if not image.requires_grad:
-            raise RuntimeError("its backward pass cannot be differentiated")
         return _pullback(image, u, done.layout)
 
-    def pushforward(v: Tensor) -> Tensor:
+    def pushforward(v: Tensor, pulled: Tensor) -> Tensor:
         nonlocal reverse, failure
         if failure is None:
             try:
                 reverse = reverse or build()
-                return reverse(v)
+                pushed = reverse(v)
+                # Autograd passes by what has no second derivative wherever another path leads to u.
+                if _adjoint(v, pulled, pushed):
+                    return pushed
+                raise RuntimeError("a part of its backward pass has no derivative")
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                failure = error.with_traceback(None)  # whose frames would keep the graph alive
+                reverse, failure = None, error.with_traceback(None)  # whose frames would keep the graph alive
                 logger.info("the network cannot be differentiated twice (%s); trying forward mode", failure)
         return _forward_mode(denoiser, x_t, level, v, failure)
 
     return pushforward
+
+
+def _adjoint(v: Tensor, pulled: Tensor, pushed: Tensor) -> bool:
+    """Whether v' (J' v) = v' (J v) for v (n, B, ...), within the cube root of the precision."""
+    v, pulled, pushed = v.flatten(2), pulled.flatten(2), pushed.flatten(2)
+    scale = v.norm(dim=2) * (pulled.norm(dim=2) + pushed.norm(dim=2))
+    return not ((v * (pulled - pushed)).sum(2).abs() > torch.finfo(v.dtype).eps ** (1 / 3) * scale).any()
 
 
 def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, v: Tensor, failure: RuntimeError) -> Tensor:
