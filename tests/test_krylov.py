@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -505,20 +506,24 @@ def test_single_precision_is_double_up_to_rounding() -> None:
 class Watched:
     """A denoiser that remembers, weakly, the input its graph begins at."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Callable[[Tensor], Tensor]) -> None:
+        self.network = network
         self.inputs: list[weakref.ref] = []
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         self.inputs.append(weakref.ref(x_t))
-        return 0.5 * x_t + 0.1 * torch.sin(x_t).roll(1, 1)
+        return self.network(x_t)
 
     @property
     def alive(self) -> int:
         return sum(ref() is not None for ref in self.inputs)
 
 
-def test_the_graph_goes_with_the_posterior() -> None:
-    watched = Watched()
+@forward_mode
+@pytest.mark.parametrize("twice", [True, False], ids=["differentiated twice", "forward mode"])
+def test_the_graph_goes_with_the_posterior(twice: bool) -> None:
+    matrix = 0.1 * random(8, 8)
+    watched = Watched((lambda x: 0.5 * x + torch.sin(x @ matrix)) if twice else (lambda x: Once.apply(x, matrix)))
     gc.disable()  # reference counts alone must free it: a chain would wait long for the collector
     try:
         q = mmdgs.KrylovMoments(watched, steps=2)(random(2, 8), PLAIN)

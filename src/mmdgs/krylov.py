@@ -203,7 +203,10 @@ class Krylov(Covariance):
         return root, {name: value[0].to(root.dtype) for name, value in info.items()}
 
     def mahalanobis(self, r: Tensor) -> Tensor:
-        """r' C^-1 r, (B,): from below, as Gauss quadrature of 1 / x is, and the slowest of all to converge."""
+        """r' C^-1 r, (B,): from below where nothing is repaired, as Gauss quadrature of 1 / x is.
+
+        The slowest to converge, above all where much is repaired: 1 / x is largest just where it has its kink.
+        """
         return self._space(r.flatten(1)[None]).quadratic(self._of(torch.reciprocal))[0].to(r.dtype)
 
     def logdet(self) -> Tensor:
