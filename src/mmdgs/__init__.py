@@ -20,6 +20,7 @@ from mmdgs.moments import (
     ExactMoments,
     FullMoments,
     IsotropicMoments,
+    KrylovMoments,
     LearnedMoments,
     Moments,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Gaussian",
     "Gibbs",
     "IsotropicMoments",
+    "KrylovMoments",
     "LearnedMoments",
     "Model",
     "ModelConfig",

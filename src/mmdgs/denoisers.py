@@ -21,7 +21,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,11 @@ class KnowsJacobian(Protocol):
     """A denoiser that may know D and its Jacobian (B, d, d) without being differentiated; None where it does not."""
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None: ...
+
+
+def has_symmetric_jacobian(denoiser: Denoiser) -> bool:
+    """Whether a denoiser says that its Jacobian is symmetric, as that of a gradient is: `symmetric_jacobian`."""
+    return bool(getattr(denoiser, "symmetric_jacobian", False))
 
 
 def takes_level(network: Callable[..., Any]) -> bool:
@@ -112,6 +117,8 @@ def explain_mismatch(network: object, x_t: Tensor, error: RuntimeError) -> None:
 @dataclass(frozen=True)
 class EnergyDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
+
+    symmetric_jacobian: ClassVar[bool] = True  # a Hessian
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         differentiable = torch.is_grad_enabled()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -224,6 +225,8 @@ class MixturePosterior:
 @dataclass(frozen=True)
 class MixtureDenoiser:
     """D(x_t, level) = E[x | x_t] under a Gaussian mixture."""
+
+    symmetric_jacobian: ClassVar[bool] = True  # a covariance, but for a factor
 
     mixture: GaussianMixture
 
