@@ -15,7 +15,7 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
         "output": config.param,
         "shape": "x".join(map(str, config.shape)),
-        "noise level": "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}",
+        "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
     if config.isotropic_variance is not None:
@@ -28,7 +28,8 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
     else:
-        use += ["q = model.posterior()(x_t, model.level, generator=generator)   # mean, covariance, samples"]
+        level = "model.levels[0]" if config.sigmas else "model.level"
+        use += [f"q = model.posterior()(x_t, {level}, generator=generator)   # mean, covariance, samples"]
     lines += ["", "```python", *use, "```", ""]
     if training:
         lines += ["## Training", "", "```", str(training["command"]), "```", "", "| | |", "| --- | --- |"]
@@ -41,6 +42,11 @@ def _title(config: ModelConfig) -> str:
     kind = {CLASSES: "classifier", MEAN_STD: "denoising posterior with learned mean and standard deviation"}
     what = kind.get(config.param, f"denoising model ({config.param})")
     return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")
+
+
+def _levels(config: ModelConfig) -> str:
+    levels = [f"sigma {level.sigma:g}, alpha {level.alpha:g}" for level in config.levels]
+    return f"{len(levels)}, from {levels[0]} to {levels[-1]}" if len(levels) > 1 else "".join(levels) or "none"
 
 
 def _shown(value: object) -> str:
