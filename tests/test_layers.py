@@ -28,6 +28,7 @@ LAYERS = [
     ["data", "pictures"],
     ["metrics"],
     ["models"],
+    ["pretrained"],
     ["sampling", "training"],
     ["experiments"],
     ["bench"],

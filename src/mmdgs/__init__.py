@@ -3,7 +3,7 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, losses, metrics, networks, samplers, targets, training
+from mmdgs import data, losses, metrics, networks, pretrained, samplers, targets, training
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -24,6 +24,7 @@ from mmdgs.moments import (
 )
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
 from mmdgs.sampling import sample
@@ -46,6 +47,7 @@ __all__ = [
     "Moments",
     "NoiseLevel",
     "NonFiniteError",
+    "Pretrained",
     "Streams",
     "UsageError",
     "__version__",
@@ -53,12 +55,14 @@ __all__ = [
     "clean_denoiser",
     "data",
     "energy_denoiser",
+    "from_pretrained",
     "gibbs_chain",
     "load",
     "losses",
     "metrics",
     "networks",
     "noise_denoiser",
+    "pretrained",
     "run",
     "sample",
     "samplers",
