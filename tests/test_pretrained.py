@@ -448,6 +448,13 @@ def any_level(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[mmdg
 LEVELS = [NoiseLevel(alpha=0.5, sigma=0.2), NoiseLevel(alpha=0.9, sigma=0.7), NoiseLevel(alpha=2.0, sigma=1.5)]
 
 
+def test_what_is_no_batch_or_no_noise_is_refused(any_level: mmdgs.Pretrained) -> None:
+    with pytest.raises(ValueError, match="no denoising posterior at the clean level"):
+        any_level(images(1, *any_level.shape), mmdgs.CLEAN)
+    with pytest.raises(ValueError, match="must be a batch"):
+        any_level(torch.zeros(5), LEVELS[0])
+
+
 def test_another_alpha_is_the_same_problem_rescaled(any_level: mmdgs.Pretrained) -> None:
     x_t = images(2, *any_level.shape[:1], 8, 8).double()
     for level in LEVELS:
@@ -487,7 +494,7 @@ def test_outside_the_scale_the_log_says_so_once(caplog: pytest.LogCaptureFixture
     rows = NoiseLevels.of([NoiseLevel(sigma=100.0), NoiseLevel(sigma=0.1)], torch.zeros(2, 1))
     assert scale.place(rows).flatten().tolist() == [2, 0]
     assert len(caplog.records) == 1
-    assert "100 lies outside what the network was trained at (1 to 8)" in caplog.text
+    assert "100 lies outside what the network was trained at, 1 to 8" in caplog.text
     caplog.clear()
     LevelScale(TRAINED).place(rows)
     assert len(caplog.records) == 1
