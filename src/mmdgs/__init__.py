@@ -3,7 +3,7 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, evaluation, losses, metrics, networks, samplers, schedules, targets, training
+from mmdgs import data, evaluation, losses, metrics, networks, pretrained, samplers, schedules, targets, training
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -26,6 +26,7 @@ from mmdgs.moments import (
 )
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
 from mmdgs.sampling import sample
@@ -50,6 +51,7 @@ __all__ = [
     "NoiseLevel",
     "NoiseLevels",
     "NonFiniteError",
+    "Pretrained",
     "Streams",
     "UsageError",
     "__version__",
@@ -59,12 +61,14 @@ __all__ = [
     "edm_denoiser",
     "energy_denoiser",
     "evaluation",
+    "from_pretrained",
     "gibbs_chain",
     "load",
     "losses",
     "metrics",
     "networks",
     "noise_denoiser",
+    "pretrained",
     "run",
     "sample",
     "samplers",

@@ -8,6 +8,8 @@ from typing import Any
 
 from mmdgs.models.config import CLASSES, MEAN_STD, ModelConfig
 
+LICENCE = "license: mit\n"
+
 
 def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any] | None = None) -> str:
     """README.md of a model: what it is, how to use it, and (given `training`) the command and its numbers."""
@@ -21,7 +23,7 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     if config.isotropic_variance is not None:
         facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
     tags = "image-classification" if config.param == CLASSES else "denoising, score-matching"
-    lines = ["---", "library_name: mmdgs", "license: mit", f"tags: [{tags}]", "---", ""]
+    lines = ["---", "library_name: mmdgs", LICENCE.strip(), f"tags: [{tags}]", "---", ""]
     lines += [f"# {_title(config)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
