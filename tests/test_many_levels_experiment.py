@@ -33,6 +33,13 @@ def test_the_variance_of_gibbs_sweeps_is_that_of_its_chains(noise_first: bool, s
         assert exact > 1.03
 
 
+@pytest.mark.parametrize("sweeps", [1, 3, 10])
+def test_the_papers_order_has_a_limit_that_levels_do_not_mend(sweeps: int) -> None:
+    """With close levels K sweeps solve dv/ds = 2 K (v / (1 + s) - 1), s = sigma^2: v(0) = 1 + 1 / (2 K - 1)."""
+    found = many_levels._gibbs_variance(geometric(20_000, 100.0, 0.001), sweeps, noise_first=True)
+    assert found - 1 == pytest.approx(1 / (2 * sweeps - 1), rel=0.01)
+
+
 def test_it_writes_its_numbers_and_figures(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(many_levels, "QUICK", TINY)
     workspace = Workspace(tmp_path / "out")

@@ -250,8 +250,8 @@ def _bias_section(bias: Sequence[dict[str, Any]]) -> Section:
     text = [
         "In the paper's Algorithm 2 every sweep begins with noise, the first at a pair of levels too, though the state "
         "comes from the noisier level already. With close levels a sweep is a Langevin step whose size is the levels' "
-        "difference in variance, so the chain lags behind the falling levels by an amount that depends on the number "
-        "of sweeps and not on the number of levels. On a Gaussian all maps are linear and the law is exact:",
+        "difference in variance, so the chain lags behind the falling levels: for a Gaussian by one part in 2 K - 1 "
+        "of its variance with K sweeps, in the limit of many levels. All maps are linear there, and the law is exact:",
         f"with {most} levels the variance is too large by "
         + ", ".join(f"{100 * last[True, k]:.1f}% ({k} sweep{'s' * (k > 1)})" for k in (1, 3, 10))
         + "; where the first sweep only goes down, by "

@@ -71,9 +71,9 @@ def gibbs_plan(
     """Multi-level pseudo-Gibbs, the paper's Algorithm 2: `sweeps` up and down at each pair of levels, then D.
 
     As the paper has it every sweep begins with noise, though the state comes from the noisier level already. With
-    close levels a sweep is a Langevin step of b^2, as much as the levels' variance falls: the state's variance then
-    lags behind by one part in 2 `sweeps`, however many levels there are. With `noise_first=False` the first sweep of
-    a pair only goes down, as in ancestral sampling, and the law converges as levels grow.
+    close levels a sweep is a Langevin step of b^2, as much as the levels' variance falls, and the state lags behind:
+    the variance of a Gaussian comes out too large by one part in 2 sweeps - 1, however many levels there are. With
+    `noise_first=False` the first sweep of a pair only goes down, as in ancestral sampling, and the law converges.
     """
     found = _ordered(levels, 2)
     _positive("sweeps", sweeps)
