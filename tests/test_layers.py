@@ -24,6 +24,7 @@ LAYERS = [
     ["denoisers"],
     ["targets"],
     ["moments"],
+    ["clipping"],
     ["samplers"],
     ["losses"],
     ["data", "pictures"],

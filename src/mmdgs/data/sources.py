@@ -16,6 +16,7 @@ from mmdgs.files import file_written_atomically
 from mmdgs.progress import progress_bar
 
 ENVIRONMENT = "MMDGS_DATA"
+CACHE_ENVIRONMENT = "MMDGS_CACHE"
 TIMEOUT = 30.0
 """Seconds without an answer after which a server is given up."""
 CHUNK = 1 << 16
@@ -37,10 +38,7 @@ class _DownloadFailed(Exception):  # noqa: N818  never leaves this module
 def data_folder(data_dir: Path | str | None = None) -> Path:
     """The folder of the data sets: `data_dir`, else the environment's MMDGS_DATA, else the user's cache folder."""
     chosen = data_dir or os.environ.get(ENVIRONMENT)
-    if chosen:
-        folder = Path(chosen).expanduser()
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "mmdgs" / "data"
+    folder = Path(chosen).expanduser() if chosen else cache_folder() / "data"
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"the data folder {folder} is a file; give the folder it is in")
     return folder
@@ -50,6 +48,14 @@ def check_split(name: str, split: str, choices: Sequence[str]) -> None:
     """Refuse a split that a set does not have."""
     if split not in choices:
         raise UsageError(f"unknown split {split!r} of {name}; choose one of {', '.join(choices)}")
+
+
+def cache_folder() -> Path:
+    """Where what is downloaded or computed once is kept: the environment's MMDGS_CACHE, else ~/.cache/mmdgs."""
+    chosen = os.environ.get(CACHE_ENVIRONMENT)
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "mmdgs"
 
 
 def obtain(name: str, sources: Sequence[Source], root: Path, *, download: bool) -> Path:
