@@ -1,8 +1,8 @@
-"""Small networks, models and images for the tests of the image half."""
+"""Small networks, models, images and pipelines for the tests of the image half."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,3 +42,32 @@ def tiny_model(param: str = "energy", shape: tuple[int, ...] = (1, 8, 8), **chan
 def random_images(n: int, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> Tensor:
     """Stored images, uint8 (n, *shape)."""
     return torch.randint(0, 256, (n, *shape), generator=seeded(seed)).byte()
+
+
+def tiny_diffusers_unet(**changes: object) -> Any:
+    """A UNet2DModel of diffusers on 1x8x8 images, with attention and every weight drawn."""
+    from diffusers import UNet2DModel  # takes seconds to import
+
+    keys = {
+        "sample_size": 8,
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": (8, 16),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 4,
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return lively(UNet2DModel(**{**keys, **changes})).eval()
+
+
+def tiny_pipeline(scheduler: Any = None, **changes: object) -> Any:
+    """A DDPMPipeline with a tiny network, silent."""
+    from diffusers import DDPMPipeline, DDPMScheduler
+
+    pipe = DDPMPipeline(tiny_diffusers_unet(**changes), DDPMScheduler() if scheduler is None else scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

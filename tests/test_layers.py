@@ -30,6 +30,7 @@ LAYERS = [
     ["data", "pictures"],
     ["metrics"],
     ["models"],
+    ["pretrained"],
     ["sampling", "training"],
     ["experiments"],
     ["bench"],

@@ -16,6 +16,7 @@ from nets import lively, tiny_model, tiny_unet
 from safetensors.torch import load_file, save_file
 
 import mmdgs
+from mmdgs.denoisers import takes_level
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, locked, write_atomically
 from mmdgs.models import DENOISERS, PARAMS, Model, ModelConfig, SquaredErrorEnergy
@@ -158,7 +159,8 @@ def test_every_preset_builds(name: str) -> None:
     inputs = 2 if network == "mlp" else 1
     shape = (2,) if network == "mlp" else (1, 28, 28)
     built = build_network(network, inputs, inputs, options).eval()
-    assert len(built(torch.zeros(2, *shape))) == 2
+    level = [NoiseLevel(sigma=0.5)] * takes_level(built)
+    assert len(built(torch.zeros(2, *shape), *level)) == 2
 
 
 # --- what is damaged or foreign ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, losses, metrics, networks, samplers, schedules, targets, training
+from mmdgs import data, losses, metrics, networks, pretrained, samplers, sampling, schedules, targets, training
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -24,9 +24,10 @@ from mmdgs.moments import (
 )
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
-from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
-from mmdgs.sampling import sample
+from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
+from mmdgs.sampling import generate, sample
 from mmdgs.version import __version__
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Moments",
     "NoiseLevel",
     "NonFiniteError",
+    "Pretrained",
     "Streams",
     "UsageError",
     "__version__",
@@ -53,15 +55,21 @@ __all__ = [
     "clean_denoiser",
     "data",
     "energy_denoiser",
+    "from_pretrained",
+    "generate",
     "gibbs_chain",
+    "gibbs_plan",
     "load",
     "losses",
     "metrics",
     "networks",
     "noise_denoiser",
+    "pretrained",
     "run",
+    "run_plan",
     "sample",
     "samplers",
+    "sampling",
     "save",
     "schedules",
     "score_denoiser",

@@ -1,7 +1,19 @@
 """Models: configuration, card, and the model itself as a denoiser and as a folder in the hub's format."""
 
-from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, ModelConfig, SquaredErrorEnergy
-from mmdgs.models.model import CARD, CONFIG, SHIPPED, WEIGHTS, Model, load, load_weights, save
+from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, ModelConfig, SquaredErrorEnergy, check_levels
+from mmdgs.models.model import (
+    CARD,
+    CONFIG,
+    SHIPPED,
+    WEIGHTS,
+    Model,
+    check_finite,
+    from_hub,
+    load,
+    load_weights,
+    save,
+    shipped,
+)
 
 __all__ = [
     "CARD",
@@ -15,7 +27,11 @@ __all__ = [
     "Model",
     "ModelConfig",
     "SquaredErrorEnergy",
+    "check_finite",
+    "check_levels",
+    "from_hub",
     "load",
     "load_weights",
     "save",
+    "shipped",
 ]

@@ -8,6 +8,8 @@ from typing import Any
 
 from mmdgs.models.config import CLASSES, MEAN_STD, ModelConfig
 
+LICENCE = "license: mit\n"
+
 
 def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any] | None = None) -> str:
     """README.md of a model: what it is, how to use it, and (given `training`) the command and its numbers."""
@@ -15,20 +17,21 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
         "output": config.param,
         "shape": "x".join(map(str, config.shape)),
-        "noise level": "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}",
+        "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
     if config.isotropic_variance is not None:
         facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
     tags = "image-classification" if config.param == CLASSES else "denoising, score-matching"
-    lines = ["---", "library_name: mmdgs", "license: mit", f"tags: [{tags}]", "---", ""]
+    lines = ["---", "library_name: mmdgs", LICENCE.strip(), f"tags: [{tags}]", "---", ""]
     lines += [f"# {_title(config)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
     else:
-        use += ["q = model.posterior()(x_t, model.level, generator=generator)   # mean, covariance, samples"]
+        level = "model.levels[0]" if config.sigmas else "model.level"
+        use += [f"q = model.posterior()(x_t, {level}, generator=generator)   # mean, covariance, samples"]
     lines += ["", "```python", *use, "```", ""]
     if training:
         lines += ["## Training", "", "```", str(training["command"]), "```", "", "| | |", "| --- | --- |"]
@@ -41,6 +44,11 @@ def _title(config: ModelConfig) -> str:
     kind = {CLASSES: "classifier", MEAN_STD: "denoising posterior with learned mean and standard deviation"}
     what = kind.get(config.param, f"denoising model ({config.param})")
     return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")
+
+
+def _levels(config: ModelConfig) -> str:
+    levels = [f"sigma {level.sigma:g}, alpha {level.alpha:g}" for level in config.levels]
+    return f"{len(levels)}, from {levels[0]} to {levels[-1]}" if len(levels) > 1 else "".join(levels) or "none"
 
 
 def _shown(value: object) -> str:

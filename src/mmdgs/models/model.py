@@ -7,7 +7,7 @@ A model's folder is in the Hugging Face hub's format: `config.json` (everything 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Model:
         """A model from its folder, or from a repository of the Hugging Face hub ("owner/name")."""
         folder = Path(source)
         if not folder.is_dir():
-            folder = _from_hub(str(source), revision, token)
+            folder = from_hub(str(source), [CONFIG, WEIGHTS, CARD], revision=revision, token=token)
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} holds no model: there is no {CONFIG} in it")
         model = cls(ModelConfig.from_json(read_json(folder / CONFIG), folder / CONFIG))
@@ -126,14 +126,15 @@ class Model:
         return str(address)
 
 
-def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
+def from_hub(name: str, files: Sequence[str], *, revision: str | None = None, token: str | None = None) -> Path:
+    """Fetch the files of a repository of the Hugging Face hub that match some patterns; the folder they are in."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UsageError(f"there is no model folder {name!r} here")
     try:
-        found = snapshot_download(name, revision=revision, token=token, allow_patterns=[CONFIG, WEIGHTS, CARD])
+        found = snapshot_download(name, revision=revision, token=token, allow_patterns=list(files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
@@ -142,7 +143,9 @@ def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     return Path(found)
 
 
-def load_weights(network: nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
+def load_weights(
+    network: nn.Module, tensors: Mapping[str, Tensor], where: object, *, than: str = "its configuration says"
+) -> None:
     """Copy tensors into a network, refusing those of another architecture or with values that are not finite."""
     wanted = network.state_dict()
     missing, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
@@ -155,16 +158,21 @@ def load_weights(network: nn.Module, tensors: Mapping[str, Tensor], where: objec
         said = [f"{len(missing)} missing (such as {missing[0]})"] if missing else []
         said += [f"{len(foreign)} unknown (such as {foreign[0]})"] if foreign else []
         said += [f"{len(shapes)} of another shape ({shapes[0]})"] if shapes else []
-        raise UsageError(f"{where} is from another architecture than its configuration says: tensors {', '.join(said)}")
+        raise UsageError(f"{where} is from another architecture than {than}: tensors {', '.join(said)}")
+    check_finite(tensors, where)
+    network.load_state_dict(dict(tensors))
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: object) -> None:
+    """Refuse weights that are NaN or infinite."""
     bad = [key for key, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         raise UsageError(f"{where} holds values that are not finite, in {bad[0]}")
-    network.load_state_dict(dict(tensors))
 
 
 def load(source: Path | str, *, device: torch.device | str = "cpu") -> Model:
     """A model from a training run's folder, a model's folder, the hub ("owner/name"), or one that ships ("mnist")."""
-    return Model.from_pretrained(_shipped(str(source)) or source).to(device)
+    return Model.from_pretrained(shipped(str(source)) or source).to(device)
 
 
 def save(model: Model, folder: Path | str, *, card: str | None = None) -> Path:
@@ -181,7 +189,7 @@ SHIPPED = {
 """Names of the models that come with mmdgs, and their folders under weights/."""
 
 
-def _shipped(name: str) -> Path | None:
+def shipped(name: str) -> Path | None:
     """The folder of a model that comes with the package (inside it, or beside `src` in a source tree)."""
     if name not in SHIPPED or Path(name).is_dir():
         return None

@@ -1,7 +1,8 @@
-"""Networks: the perceptron of the 2-D experiments, the U-Net of the image experiments, a small image classifier."""
+"""Networks: the perceptron of the 2-D experiments, the U-Net of the image experiments, NCSNv2, a small classifier."""
 
 from mmdgs.networks.classifier import ConvClassifier
 from mmdgs.networks.dropout import RowDropout, dropout_keys
+from mmdgs.networks.ncsnv2 import NCSNv2
 from mmdgs.networks.perceptron import ACTIVATIONS, MLP, PerceptronHessian
 from mmdgs.networks.registry import NETWORKS, PRESETS, build_network, preset
 from mmdgs.networks.unet import UNet
@@ -12,6 +13,7 @@ __all__ = [
     "NETWORKS",
     "PRESETS",
     "ConvClassifier",
+    "NCSNv2",
     "PerceptronHessian",
     "RowDropout",
     "UNet",

@@ -14,7 +14,8 @@ from mmdgs.randomness import seeded
 def initialise(module: nn.Module, seed: int, zero: Iterable[nn.Module] = ()) -> None:
     """Give a module built under `torch.device("meta")` memory and torch's usual start, from `seed`.
 
-    Weights and biases U(+-1/sqrt(fan in)), norms 1 and 0, everything in `zero` 0.
+    Weights and biases U(+-1/sqrt(fan in)), norms 1 and 0, everything in `zero` 0. A layer whose parameters have
+    other names is left to its owner.
     """
     module.to_empty(device="cpu")
     generator = seeded(seed)
@@ -24,7 +25,7 @@ def initialise(module: nn.Module, seed: int, zero: Iterable[nn.Module] = ()) -> 
             if isinstance(layer, nn.GroupNorm):
                 own["weight"].fill_(1)
                 own["bias"].zero_()
-            elif own:
+            elif "weight" in own:
                 bound = 1 / math.sqrt(own["weight"][0].numel())
                 for parameter in own.values():
                     parameter.uniform_(-bound, bound, generator=generator)

@@ -220,7 +220,9 @@ def _wait(accelerator: Accelerator | None) -> None:
         accelerator.wait_for_everyone()
 
 
-def _summed(notes: Sequence[Mapping[str, Any]], count: int, x: Tensor | None = None, path: Path | None = None) -> Generated:
+def _summed(
+    notes: Sequence[Mapping[str, Any]], count: int, x: Tensor | None = None, path: Path | None = None
+) -> Generated:
     """What all batches cost: by the sample where it is the same for each, else over all of them."""
     samples = sum(note["samples"] for note in notes)
     repaired = sum(note["samples"] * note["repaired"] for note in notes) / max(1, samples)
@@ -234,9 +236,7 @@ def plan_digest(plan: Plan) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _settings(
-    pretrained: Pretrained, plan: Plan, count: int, seed: int, settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _settings(pretrained: Pretrained, plan: Plan, count: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What samples depend on: a run goes on only where all of it agrees."""
     found = {"model": pretrained.digest, "count": count, "seed": seed, "plan": plan_digest(plan), **settings}
     return json.loads(json.dumps(found))  # as it will be read back

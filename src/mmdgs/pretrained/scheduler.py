@@ -1,0 +1,153 @@
+"""A scheduler for pipelines of diffusers that samples with our covariance: ancestral sampling through the bridge.
+
+    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe, moments=...)
+
+A step draws x_s | x_t from the Gaussian of `posterior.py` with the moments of x | x_t: DDPM's "fixed_small" variance is
+the case of no covariance at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+from mmdgs.linalg import Diagonal
+from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
+from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.posterior import Gaussian
+from mmdgs.pretrained.diffusion import from_pipeline, prediction_of, preserving_level, require_diffusers
+from mmdgs.pretrained.levels import LevelScale
+from mmdgs.randomness import Generator, Streams
+
+require_diffusers()
+
+from diffusers import DDPMScheduler  # noqa: E402
+from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput  # noqa: E402
+from diffusers.utils.torch_utils import randn_tensor  # noqa: E402
+
+PROBES = 3
+"""Products with the Jacobian a step where no moments are given."""
+
+Variances = Mapping[NoiseLevel, float]
+
+
+class VarianceTable:
+    """One variance per level, between levels by interpolation of the variance relative to (sigma / alpha)^2."""
+
+    def __init__(self, variances: Variances) -> None:
+        bad = [(level, value) for level, value in variances.items() if not 0 <= value < math.inf]
+        if bad or not variances:
+            said = f"{bad[0][1]} at {bad[0][0]}" if bad else "none"
+            raise UsageError(f"variances must be one finite number, 0 or more, for each level, got {said}")
+        levels = sorted(variances, key=lambda level: level.variance, reverse=True)
+        self.scale = LevelScale(levels)
+        self.relative = [variances[level] / level.variance for level in reversed(levels)]
+
+    def __call__(self, level: NoiseLevel) -> float:
+        place = self.scale.place(level)
+        assert isinstance(place, float)
+        below = int(place)
+        start, end = self.relative[below], self.relative[min(below + 1, len(self.relative) - 1)]
+        return level.variance * (start + (place - below) * (end - start))
+
+
+class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
+    """Ancestral sampling with the moments of p(x | x_t); made by `for_pipeline`.
+
+    Schedule, timesteps, clipping and what the network predicts are as in the pipeline's own scheduler. With a table
+    of variances (`IsotropicMoments`, or a mapping from levels to numbers) the mean comes from the pipeline's
+    evaluation of its network. With any other moments estimator `step` evaluates mean and covariance itself, and the
+    pipeline's own evaluation is not used: one forward pass more a step. The last step returns the mean.
+    """
+
+    _moments: Moments | VarianceTable | None = None
+
+    @classmethod
+    def for_pipeline(cls, pipe: Any, moments: Moments | Variances | None = None) -> MomentScheduler:
+        """The scheduler for a pipeline with a UNet2DModel.
+
+        `moments` is `IsotropicMoments`, a mapping from levels to variances, or an estimator on the pipeline's
+        network, such as FullMoments(mmdgs.from_pretrained(pipe)); the diagonal by three probes where none is given.
+        """
+        scheduler = cls.from_config(pipe.scheduler.config)
+        if moments is None:
+            denoiser = from_pipeline(pipe.unet, pipe.scheduler, type(pipe).__name__)
+            moments = DiagonalMoments(denoiser, probes=PROBES)
+        if isinstance(moments, IsotropicMoments | Mapping):
+            table = moments.variances if isinstance(moments, IsotropicMoments) else moments
+            scheduler._moments = VarianceTable(table)
+        elif callable(moments):
+            scheduler._moments = moments
+        else:
+            raise UsageError(
+                f"moments must be a moments estimator, or a mapping from levels to variances, got {moments!r}"
+            )
+        return scheduler
+
+    def level(self, timestep: int | Tensor) -> NoiseLevel:
+        """The noise level of a timestep; clean below 0."""
+        return CLEAN if timestep < 0 else preserving_level(self.alphas_cumprod[int(timestep)].item())
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        return_dict: bool = True,
+        **unused: Any,
+    ) -> Any:
+        """Draw x_s | x_t at the next timestep s; what other schedulers take (eta ...) has no meaning here.
+
+        Without a generator the draws come from torch's global one, as everywhere in diffusers.
+        """
+        level, cleaner = self.level(timestep), self.level(self.previous_timestep(timestep))
+        with torch.inference_mode(False):
+            x_t = sample.detach().clone().to(torch.promote_types(sample.dtype, torch.float32))
+            q = self._posterior(model_output, x_t, level, generator)
+            mean = self._clipped(q.mean)
+            drawn = mean
+            if cleaner != CLEAN:
+                bridge = Gaussian(mean, q.cov).bridge(x_t, level, cleaner)
+                noise = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
+                drawn = bridge.mean + bridge.cov.root(noise.to(x_t.dtype))
+        drawn, mean = drawn.to(sample.dtype), mean.to(sample.dtype)
+        if not return_dict:
+            return drawn, mean
+        return DDPMSchedulerOutput(prev_sample=drawn, pred_original_sample=mean)
+
+    def _posterior(self, model_output: Tensor, x_t: Tensor, level: NoiseLevel, generator: Any) -> Gaussian:
+        """The law of x | x_t: from the network's output and the table, or by the estimator."""
+        if self._moments is None:
+            raise UsageError(
+                "this scheduler has no moments: make it with MomentScheduler.for_pipeline(pipe, moments=...)"
+            )
+        if not isinstance(self._moments, VarianceTable):
+            return self._moments(x_t, level, generator=_one_generator(generator, x_t))
+        out = model_output.detach().clone()[:, : x_t.shape[1]].to(x_t.dtype)  # further channels hold variances
+        mean = prediction_of(self)(out, x_t, level.alpha, level.sigma)
+        return Gaussian(mean, Diagonal(mean.new_tensor(self._moments(level)).expand_as(mean)))
+
+    def _clipped(self, mean: Tensor) -> Tensor:
+        """The mean within the data's range, as the pipeline's scheduler keeps it there."""
+        if self.config.thresholding:
+            return self._threshold_sample(mean)
+        reach = self.config.clip_sample_range
+        return mean.clamp(-reach, reach) if self.config.clip_sample else mean
+
+
+def _one_generator(generator: Any, x_t: Tensor) -> Generator:
+    """The generator an estimator draws probes from; where each image has its own, each keeps its own stream."""
+    if generator is None:
+        return torch.default_generator
+    if isinstance(generator, torch.Generator):
+        return generator
+    if len(generator) == 1:
+        return generator[0]
+    seeds = [int(torch.randint(2**62, (), generator=one, device=one.device)) for one in generator]
+    return Streams(seeds, len(x_t))
