@@ -90,8 +90,8 @@ class Destination(abc.ABC):
         if begun and resume:
             self._require_same(settings)
         elif (begun or self._in_use()) and not overwrite:
-            advice = "--overwrite" if resume else "--resume to go on, --overwrite to start anew"
-            raise UsageError(f"there is something at {self.path} already; use {advice}, or another name")
+            advice = "--overwrite to start anew" + (", --resume to go on" if begun else "")
+            raise UsageError(f"{self.path} exists; use {advice}, or another name")
         elif overwrite:
             self._clear()
         self.work.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from mmdgs.errors import UsageError
 from mmdgs.pretrained import Pretrained
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
-from mmdgs.samplers import Plan, Run, run_plan
+from mmdgs.samplers import Info, Plan, Run, State, run_plan
 from mmdgs.sampling.chains import BATCH_NUMBERS
 from mmdgs.sampling.destinations import Destination, destination
 from mmdgs.version import __version__
@@ -107,6 +107,10 @@ class _Engine:
 
     def _run(self, first: int, rows: int, tick: Callable[[int], object]) -> Run | None:
         """The chains of some samples; None where they do not fit in memory, and fewer are to be tried."""
+
+        def note(step: int, state: State, info: Info) -> None:
+            tick(rows)
+
         try:
             # The start took the first numbers of the streams of another seed: no number is used twice.
             return run_plan(
@@ -114,7 +118,7 @@ class _Engine:
                 self.start(rows, first).to(self.device),
                 seed=self.seed + 1,
                 first_chain=first,
-                callback=lambda step, state, info: tick(rows) and None,
+                callback=note,
                 progress=None,
             )
         except torch.OutOfMemoryError:

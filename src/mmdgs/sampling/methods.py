@@ -52,6 +52,11 @@ class Method:
     churn: float | None = None
     clip: bool | None = None  # the mean, to the data's interval
 
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            like = nearest(self.sampler, SAMPLERS)
+            raise UsageError(f"unknown sampler {self.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
+
     def to_json(self) -> dict[str, Any]:
         """What is set, for records; of levels how many, the first and the last."""
         found = {key: value for key, value in vars(self).items() if value is not None}
@@ -231,9 +236,6 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
 
 
 def _sampler(method: Method, pretrained: Pretrained) -> Sampler:
-    if method.sampler not in SAMPLERS:
-        like = nearest(method.sampler, SAMPLERS)
-        raise UsageError(f"unknown sampler {method.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
     if len(pretrained.levels) > 1:
         return SAMPLERS[method.sampler]
     if method.sampler != "gibbs":
