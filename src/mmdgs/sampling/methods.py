@@ -74,6 +74,7 @@ class Ingredients:
     moments: Moments | None
     levels: Levels
     settings: Mapping[str, Any]  # of the resolved method
+    pretrained: Pretrained
 
     @property
     def estimator(self) -> Moments:
@@ -148,6 +149,12 @@ def _langevin(found: Ingredients) -> Plan:
     return samplers.langevin_plan(found.denoiser, found.levels, steps=steps, rate=rate)
 
 
+def _ddim(found: Ingredients) -> Plan:
+    # The kernel clamps by itself, for as in diffusers it wants the noise by the mean that was not clamped.
+    interval = found.pretrained.interval if found.settings["clip"] else None
+    return samplers.ddim_plan(found.pretrained, found.levels, eta=found.settings["eta"], interval=interval)
+
+
 GIBBS = {"covariance": "diagonal", "sweeps": 3, "clip": None}
 
 SAMPLERS: dict[str, Sampler] = {
@@ -163,7 +170,7 @@ SAMPLERS: dict[str, Sampler] = {
     "ddim": Sampler(
         {"eta": 0.0, "clip": None},
         trained_levels,
-        lambda found: samplers.ddim_plan(found.denoiser, found.levels, eta=found.settings["eta"]),
+        _ddim,
         clips=True,
     ),
     "heun": Sampler(
@@ -273,6 +280,6 @@ def make_plan(method: Method, pretrained: Pretrained, *, isotropic: Isotropic | 
         denoiser = ClippedDenoiser(denoiser, pretrained.interval)
         moments = None if moments is None else ClippedMoments(moments, pretrained.interval)
     try:
-        return _sampler(method, pretrained).plan(Ingredients(denoiser, moments, levels, vars(method)))
+        return _sampler(method, pretrained).plan(Ingredients(denoiser, moments, levels, vars(method), pretrained))
     except ValueError as error:
         raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error
