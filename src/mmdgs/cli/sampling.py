@@ -106,7 +106,8 @@ def sample(
 ) -> None:
     """Draw samples from noise; killed or stopped, it goes on with --resume (a folder or an .npz).
 
-    Several processes: `accelerate launch -m mmdgs sample ...` or `torchrun --nproc-per-node 2 -m mmdgs sample ...`.
+    Several processes: `accelerate launch -m mmdgs sample ...` or `torchrun --nproc-per-node 2 -m mmdgs sample ...`,
+    with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
         _check_out(out, resume, overwrite)
