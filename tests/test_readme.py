@@ -1,18 +1,44 @@
-"""The README's Python examples, run as a user would paste them."""
+"""The Python examples of the README and the docs, run as a user would paste them."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+import torch
+from nets import lively, tiny_pipeline
+
+from mmdgs.networks import NCSNv2
+
+ROOT = Path(__file__).parents[1]
+README, PRETRAINED = ROOT / "README.md", ROOT / "docs" / "pretrained.md"
 
 
-def test_the_examples_run_in_order():
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def run_blocks(page: Path) -> dict[str, object]:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     assert len(blocks) >= 2
     scope: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, str(README), "exec"), scope)
-    assert scope["chain"].shape == (50, 100, 2)
+        exec(compile(block, str(page), "exec"), scope)
+    return scope
+
+
+def test_the_examples_run_in_order():
+    assert run_blocks(README)["chain"].shape == (50, 100, 2)
+
+
+def test_the_examples_with_pretrained_networks_run(tmp_path, monkeypatch):
+    pytest.importorskip("diffusers")
+    monkeypatch.chdir(tmp_path)
+    network = lively(NCSNv2(3, width=2))
+    state = {"module.sigmas": torch.tensor([1.0, 0.1])}
+    state |= {f"module.{key}": value for key, value in network.state_dict().items()}
+    torch.save([state, {}, 1, 1, network.state_dict()], "checkpoint.pth")
+    tiny_pipeline().save_pretrained("ddpm")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    scope = run_blocks(PRETRAINED)
+    assert scope["q"].mean.shape == (2, 3, 32, 32)
+    assert len(scope["images"]) == 2
+    assert len(scope["table"].variances) == 10
 
 
 def test_every_file_the_readme_points_to_exists():

@@ -33,7 +33,9 @@ def train(
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     size: Annotated[int | None, typer.Option(help="Crop and resize images to this many pixels.")] = None,
     unreadable: Annotated[str | None, typer.Option(help="An unreadable image: refuse it, or skip it.")] = None,
-    model: Annotated[str | None, typer.Option(help="unet-small, unet-paper, unet-tiny, mlp or classifier.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="unet-small, unet-paper, unet-tiny, ncsnv2, mlp or classifier.")
+    ] = None,
     param: Annotated[
         str | None,
         typer.Option(help="The output: energy, energy-squared, score, noise, clean, velocity, mean-std, classes."),

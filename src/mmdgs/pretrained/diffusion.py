@@ -34,8 +34,8 @@ INDEX, SCHEDULER = "model_index.json", "scheduler_config.json"
 WEIGHTS = "diffusion_pytorch_model"  # and .safetensors; there may be a variant's name, or a number, between
 INTERVAL = (-1.0, 1.0)
 SIZE = 32
-LEAST_SIGNAL = 2.0**-24
-"""The abar that stands for zero, as in diffusers: schedules rescaled to end in pure noise have no ratio there."""
+LEAST_SIGNAL = 1e-12
+"""The abar that stands for zero: schedules rescaled to end in pure noise have no ratio there. Others end above it."""
 
 Prediction = Callable[[Tensor, Tensor, Any, Any], Tensor]
 
@@ -195,7 +195,13 @@ def read_network(folder: Path) -> nn.Module:
     for module in network.modules():
         if isinstance(module, Attention):
             module.set_processor(AttnProcessor())
+            module.register_forward_hook(_contiguous)
     return network.float().requires_grad_(False).eval()
+
+
+def _contiguous(module: nn.Module, inputs: Any, out: Tensor) -> Tensor:
+    """Attention leaves its output transposed in memory, and a group norm of that has no batched backward pass."""
+    return out.contiguous()
 
 
 def read_pipeline(folder: Path, source: str, *, size: int | None = None) -> Pretrained:

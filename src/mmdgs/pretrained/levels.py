@@ -26,7 +26,7 @@ SAME = 1e-3
 class LevelScale:
     """Places of levels among the trained ones: 0 at the cleanest, 1 at the next, fractions between.
 
-    A level outside the trained range gets the place of the nearest end, and the log says so once.
+    A level outside the range gets the place of the nearest end, and the log says so once.
     """
 
     def __init__(self, levels: Sequence[NoiseLevel]) -> None:
@@ -79,7 +79,7 @@ class LevelScale:
             return
         self._warned = True
         logger.warning(
-            "sigma / alpha of %.4g lies outside what the network was trained at (%.4g to %.4g): taking the nearest",
+            "sigma / alpha of %.4g lies outside what the network was trained at, %.4g to %.4g",
             math.exp(position),
             math.exp(low),
             math.exp(high),

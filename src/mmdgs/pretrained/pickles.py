@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ def read_pickle(path: Path) -> Any:
     """
     content = read_file(path)
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of unusual protocols, which are read or refused all the same
+            warnings.simplefilter("ignore")
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = next((line for line in str(error).splitlines() if "nsupported" in line), "it is no plain pickle")
         raise UsageError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.models import DENOISERS, Model
+from mmdgs.moments import require_batch
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.pretrained.levels import LevelScale
 
@@ -36,6 +37,7 @@ class Pretrained:
     source: str  # the path or name it came from
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        require_batch(x_t, level)
         return self.denoiser(x_t, level)
 
     @classmethod

@@ -1,0 +1,213 @@
+"""MomentScheduler: pipelines of diffusers that sample with our covariance, against diffusers' own and closed forms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from nets import tiny_pipeline
+from test_models import refused
+from torch import Tensor
+
+import mmdgs
+from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.pretrained.diffusion import schedule_levels
+from mmdgs.randomness import seeded
+
+diffusers = pytest.importorskip("diffusers")
+MomentScheduler = mmdgs.pretrained.MomentScheduler
+
+
+def table(pipe: Any, relative: float) -> dict[NoiseLevel, float]:
+    """The same variance, relative to (sigma / alpha)^2, at every level of a pipeline."""
+    return {level: relative * level.variance for level in schedule_levels(pipe.scheduler)}
+
+
+def drawn(pipe: Any, steps: int = 6, generator: Any = None) -> Tensor:
+    return pipe(2, generator=generator or seeded(3), num_inference_steps=steps, output_type="pt").images
+
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "velocity": {"prediction_type": "v_prediction"},
+    "clean": {"prediction_type": "sample"},
+    "not clipped": {"clip_sample": False},
+    "clipped wider": {"clip_sample_range": 2.0},
+    "thresholded": {"thresholding": True, "sample_max_value": 2.0},
+    "evenly": {"timestep_spacing": "linspace"},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
+}
+
+
+# --- without a covariance it is DDPM ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+def test_no_covariance_is_ddpm_with_its_small_variance(changes: dict[str, Any]) -> None:
+    scheduler = diffusers.DDPMScheduler(variance_type="fixed_small", **changes)
+    pipe = tiny_pipeline(scheduler)
+    expected = drawn(pipe)
+    pipe.scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.0))
+    torch.testing.assert_close(drawn(pipe), expected, rtol=1e-4, atol=1e-4)
+    pipe.scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
+    assert (drawn(pipe) - expected).abs().max() > 1e-3
+
+
+def test_every_step_is_ddpms_and_both_are_returned() -> None:
+    pipe = tiny_pipeline()
+    ours, theirs = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.0)), pipe.scheduler
+    assert (ours.order, ours.init_noise_sigma) == (1, 1.0)
+    for scheduler in (ours, theirs):
+        scheduler.set_timesteps(5)
+    assert torch.equal(ours.timesteps, theirs.timesteps)
+    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    assert torch.equal(ours.scale_model_input(x, 3), x)
+    noised = [one.add_noise(x, 0.5 * x, torch.tensor([3, 500])) for one in (ours, theirs)]
+    assert torch.equal(*noised)
+    for t in theirs.timesteps:
+        out = pipe.unet(x, t).sample.detach()
+        found, expected = (one.step(out, t, x, generator=seeded(1)) for one in (ours, theirs))
+        torch.testing.assert_close(found.prev_sample, expected.prev_sample, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.pred_original_sample, expected.pred_original_sample, rtol=1e-5, atol=1e-5)
+        pair = ours.step(out, t, x, generator=seeded(1), return_dict=False)
+        assert torch.equal(pair[0], found.prev_sample)
+        assert torch.equal(pair[1], found.pred_original_sample)
+    assert torch.equal(found.prev_sample, found.pred_original_sample)  # the last step returns the mean
+
+
+# --- with one ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mapping", "IsotropicMoments", "few levels"])
+def test_an_isotropic_table_gives_the_analytic_variance(kind: str) -> None:
+    pipe = tiny_pipeline()
+    variances = table(pipe, 0.2)
+    if kind == "few levels":  # the rest is interpolated, relative to (sigma / alpha)^2
+        variances = dict(list(variances.items())[::111])
+    moments = mmdgs.IsotropicMoments(lambda x, level: x, variances) if kind == "IsotropicMoments" else variances
+    scheduler = MomentScheduler.for_pipeline(pipe, moments=moments)
+    scheduler.set_timesteps(10)
+    x, out = (torch.randn(2, 1, 8, 8, generator=seeded(seed)) for seed in (0, 1))
+    t, s = scheduler.timesteps[3:5].tolist()
+    level, cleaner = scheduler.level(t), scheduler.level(s)
+    found = scheduler.step(out, t, x, generator=seeded(2))
+    # Ancestral sampling (Bao et al., 2022): the posterior's variance, by the gain squared, on top of the small one.
+    a = level.alpha / cleaner.alpha
+    b2 = level.sigma**2 - a**2 * cleaner.sigma**2
+    gain = cleaner.alpha * b2 / level.sigma**2
+    mean = gain * found.pred_original_sample + a * cleaner.sigma**2 / level.sigma**2 * x
+    noise = (found.prev_sample - mean) / torch.randn(x.shape, generator=seeded(2))
+    variance = cleaner.sigma**2 * b2 / level.sigma**2 + gain**2 * 0.2 * level.variance
+    torch.testing.assert_close(noise, torch.full_like(x, variance**0.5), rtol=1e-3, atol=1e-4)
+
+
+def test_an_estimator_gives_mean_and_covariance_whatever_the_pipeline_computed() -> None:
+    pipe = tiny_pipeline(diffusers.DDPMScheduler(clip_sample=False))
+    denoiser = mmdgs.from_pretrained(pipe)
+    scheduler = MomentScheduler.for_pipeline(pipe, moments=mmdgs.FullMoments(denoiser))
+    scheduler.set_timesteps(10)
+    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    t, s = scheduler.timesteps[8:10].tolist()
+    level, cleaner = scheduler.level(t), scheduler.level(s)
+    assert (level, scheduler.level(-1)) == (denoiser.levels[-1 - t], CLEAN)
+    with torch.no_grad():
+        found = scheduler.step(torch.full_like(x, torch.nan), t, x, generator=seeded(2)).prev_sample
+    q = mmdgs.FullMoments(denoiser)(x, level).bridge(x, level, cleaner)
+    torch.testing.assert_close(found, q.sample(generator=seeded(2)), rtol=1e-4, atol=1e-4)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("pipeline", ["DDPMPipeline", "DDIMPipeline"])
+def test_one_line_is_enough(pipeline: str) -> None:
+    unet = tiny_pipeline().unet
+    own = {"DDPMPipeline": diffusers.DDPMScheduler, "DDIMPipeline": diffusers.DDIMScheduler}[pipeline]()
+    pipe = getattr(diffusers, pipeline)(unet, own)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe)
+    images = drawn(pipe)
+    assert images.shape == (2, 1, 8, 8)
+    assert torch.isfinite(images).all()
+    assert torch.equal(images, drawn(pipe))
+    assert not torch.equal(images, drawn(pipe, generator=seeded(4)))
+    with torch.inference_mode():
+        torch.testing.assert_close(drawn(pipe), images)
+
+
+def test_generators_of_their_own_keep_images_apart_from_their_batch() -> None:
+    pipe = tiny_pipeline()
+    pipe.scheduler = MomentScheduler.for_pipeline(pipe)
+    first, second = drawn(pipe, 3, [seeded(1), seeded(2)]), drawn(pipe, 3, [seeded(7), seeded(2)])
+    torch.testing.assert_close(first[1], second[1], rtol=1e-4, atol=1e-4)
+    assert (first[0] - second[0]).abs().max() > 0.01
+
+
+def test_without_a_generator_it_draws_as_diffusers_does() -> None:
+    pipe = tiny_pipeline()
+    scheduler = MomentScheduler.for_pipeline(pipe)
+    scheduler.set_timesteps(10)
+    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        one, other = (scheduler.step(x, 500, x).prev_sample for _ in range(2))
+        torch.manual_seed(5)
+        again = scheduler.step(x, 500, x).prev_sample
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_half_precision_comes_back_as_it_came() -> None:
+    pipe = tiny_pipeline()
+    pipe.unet.to(torch.bfloat16)
+    for moments in (None, table(pipe, 0.1)):
+        scheduler = MomentScheduler.for_pipeline(pipe, moments=moments)
+        scheduler.set_timesteps(10)
+        x = torch.randn(2, 1, 8, 8, generator=seeded(0)).bfloat16()
+        found = scheduler.step(x, 500, x, generator=seeded(1))
+        assert found.prev_sample.dtype == found.pred_original_sample.dtype == torch.bfloat16
+
+
+def test_predicted_variances_are_left_aside() -> None:
+    pipe = tiny_pipeline()
+    scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
+    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    both = [scheduler.step(out, 500, x, generator=seeded(1)).prev_sample for out in (x, torch.cat([x, 9 * x], 1))]
+    assert torch.equal(*both)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_moments_that_are_none() -> None:
+    pipe = tiny_pipeline()
+    for moments, parts in (
+        (3.0, ["moments must be a moments estimator, or a mapping", "3.0"]),
+        ({}, ["variances must be one finite number", "got none"]),
+        ({NoiseLevel(sigma=1.0): -1.0}, ["got -1.0 at NoiseLevel"]),
+        ({NoiseLevel(sigma=1.0): float("nan")}, ["got nan at NoiseLevel"]),
+    ):
+        with refused(*parts):
+            MomentScheduler.for_pipeline(pipe, moments=moments)
+    x = torch.zeros(1, 1, 8, 8)
+    with refused("has no moments", "for_pipeline"):
+        MomentScheduler().step(x, 5, x)
+
+
+def test_mmdgs_is_imported_without_diffusers() -> None:
+    code = """
+import sys
+import mmdgs
+assert "diffusers" not in sys.modules
+sys.modules["diffusers"] = None
+try:
+    mmdgs.pretrained.MomentScheduler
+except mmdgs.UsageError as error:
+    assert "pip install mmdgs[diffusers]" in str(error)
+else:
+    raise AssertionError("imported")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        mmdgs.pretrained.Nothing  # noqa: B018
