@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def test_an_array_is_put_together_from_its_parts(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x [1].npz", "x [1].samples.json"]
     drawn(out=tmp_path / "again.npz")
     assert (tmp_path / "again.npz").read_bytes() == out.read_bytes()
+    with zipfile.ZipFile(out) as archive:
+        assert archive.getinfo("x.npy").date_time == (1980, 1, 1, 0, 0, 0)  # not the time: that would be other bytes
 
 
 # --- going on ----------------------------------------------------------------------------------------------------

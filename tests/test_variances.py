@@ -104,14 +104,20 @@ def test_they_are_estimated_once(data: FitData) -> None:
     assert unasked.asked == []
 
 
-def test_other_weights_have_other_variances(data: FitData) -> None:
-    fitted(Counting(), LEVELS[:1], data)
-    other = Counting()
+def test_other_weights_have_other_variances(data: FitData, tmp_path: Path) -> None:
+    folder = tmp_path / "model"  # of one that was trained on: the file beside it is the same
+    folder.mkdir()
+    fitted(Counting(), LEVELS[:1], data, str(folder))
+    other, kept = Counting(), Counting()
     network = Weights()
     torch.nn.init.zeros_(network.weight)
-    changed = Pretrained(other, LEVELS, SHAPE, (-1.0, 1.0), network, "a test")
+    changed = Pretrained(other, LEVELS, SHAPE, (-1.0, 1.0), network, str(folder))
+    with pytest.raises(UsageError, match="no isotropic variances are kept"):
+        isotropic_moments(changed, LEVELS[:1], progress=None)
     isotropic_moments(changed, LEVELS[:1], data, progress=None)
     assert other.asked == [LEVELS[0]]
+    fitted(kept, LEVELS[:1], data, str(folder))
+    assert kept.asked == []
 
 
 def test_they_lie_beside_the_model_or_in_the_cache(data: FitData, cache: Path, tmp_path: Path, monkeypatch) -> None:
