@@ -126,6 +126,7 @@ ESTIMATORS = {
     "full": mmdgs.FullMoments,
     "diagonal": lambda den: mmdgs.DiagonalMoments(den, probes=None),
     "probes": lambda den: mmdgs.DiagonalMoments(den, probes=2),
+    "krylov": mmdgs.KrylovMoments,
     "isotropic": lambda den: mmdgs.IsotropicMoments(den, {PLAIN: 0.1}),
 }
 estimators = pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS.keys())

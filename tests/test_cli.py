@@ -21,7 +21,9 @@ def said(result):
     return " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("words", [[], ["reproduce"], ["demo"], ["bench"], ["bench", "chain"]])
+@pytest.mark.parametrize(
+    "words", [[], ["evaluate"], ["reproduce"], ["demo"], ["convert"], ["bench"], ["bench", "chain"]]
+)
 def test_help_reads_well_at_every_level(words):
     result = run(cli.app, [*words, "--help"])
     assert result.exit_code == 0

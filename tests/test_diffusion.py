@@ -309,6 +309,13 @@ def test_folders_that_are_refused(case, folder: Path) -> None:
         mmdgs.from_pretrained(folder)
 
 
+def test_a_pipeline_on_latents_is_refused_but_its_network_can_be_had(folder: Path) -> None:
+    edit(folder / "model_index.json", vqvae=["diffusers", "VQModel"])
+    with refused("denoises the latents of its vqvae", 'subfolder="unet"'):
+        mmdgs.from_pretrained(folder)
+    assert len(mmdgs.from_pretrained(folder, subfolder="unet").levels) == 1000
+
+
 def test_weights_that_are_refused(folder: Path) -> None:
     path = folder / "unet" / WEIGHTS
     tensors = load_file(path)

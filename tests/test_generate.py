@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli, samplers
-from mmdgs.data import to_uint8
+from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.noise import NoiseLevel
@@ -136,6 +136,14 @@ def test_an_array_is_put_together_from_its_parts(tmp_path: Path) -> None:
     assert (tmp_path / "again.npz").read_bytes() == out.read_bytes()
     with zipfile.ZipFile(out) as archive:
         assert archive.getinfo("x.npy").date_time == (1980, 1, 1, 0, 0, 0)  # not the time: that would be other bytes
+
+
+def test_an_evaluation_reads_the_same_images_from_both(tmp_path: Path) -> None:
+    for name in ("folder", "x.npz"):
+        drawn(out=tmp_path / name)
+    found = [load_samples(tmp_path / name).images for name in ("folder", "x.npz")]
+    assert torch.equal(*found)
+    assert torch.equal(found[0], to_uint8(drawn().x))
 
 
 # --- going on ----------------------------------------------------------------------------------------------------

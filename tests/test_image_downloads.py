@@ -209,10 +209,20 @@ def test_cifar_is_downloaded_as_its_archive(tmp_path: Path, server: Server, monk
     assert left(tmp_path) == ["cifar10/cifar-10-python.tar.gz"]
 
 
+def test_a_sha256_checksum_is_known_by_its_length(tmp_path: Path, server: Server) -> None:
+    server.bodies = {"/weights": b"some weights"}
+    right, wrong = (hashlib.sha256(body).hexdigest() for body in (b"some weights", b"others"))
+    failures = sources.fetch(sources.Source("weights", wrong, (f"{server.url}/weights",)), tmp_path)
+    assert failures == [f"{server.url}/weights: its SHA-256 checksum is {right}, expected {wrong}"]
+    assert left(tmp_path) == []
+    assert sources.fetch(sources.Source("weights", right, (f"{server.url}/weights",)), tmp_path) == []
+    assert left(tmp_path) == ["weights"]
+
+
 def test_the_public_addresses() -> None:
     # What the files are known by: the checksums their publishers and torchvision give.
     assert all(url.startswith("https://") and url.endswith("/mnist/") for url in idx.MIRRORS)
     assert len(idx.MIRRORS) == 2
     assert idx.MD5["train-images-idx3-ubyte.gz"] == "f68b3c2dcbeaaa9fbdd348bbdeb94873"
     assert cifar.ARCHIVE.urls == ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",)
-    assert cifar.ARCHIVE.md5 == "c58f30108f718f92721af3b95e74349a"
+    assert cifar.ARCHIVE.checksum == "c58f30108f718f92721af3b95e74349a"

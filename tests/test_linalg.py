@@ -10,6 +10,7 @@ from oracles import IMAGE, random_covariances
 from torch import Tensor
 
 from mmdgs.errors import NonFiniteError
+from mmdgs.krylov import Krylov
 from mmdgs.linalg import Covariance, Dense, Diagonal, floored, raise_non_finite
 
 B, D = 4, 12  # IMAGE holds 12 numbers
@@ -32,8 +33,20 @@ def dense(event: tuple[int, ...]) -> Case:
     return Dense.from_matrix(matrix, torch.Size(event)), matrix, event
 
 
+def krylov(event: tuple[int, ...]) -> Case:
+    matrix = random_covariances(B, D, seed=3)
+
+    def product(v: Tensor) -> Tensor:
+        return torch.einsum("bij,nbj->nbi", matrix, v)
+
+    return Krylov(product, torch.zeros(B, *event, dtype=torch.float64), steps=D, floor=1e-6), matrix, event
+
+
+MAKERS = (diagonal, isotropic, dense, krylov)
+
+
 @pytest.mark.parametrize("event", [(D,), IMAGE], ids=["vectors", "images"])
-@pytest.mark.parametrize("make", [diagonal, isotropic, dense])
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("transformed", [False, True], ids=["itself", "affine"])
 def test_operator_is_its_dense_matrix(
     make: Callable[[tuple[int, ...]], Case], event: tuple[int, ...], transformed: bool, generator: torch.Generator
@@ -60,10 +73,16 @@ def test_operator_is_its_dense_matrix(
     quadratic = (flat.mT @ torch.linalg.solve(matrix, flat)).flatten()
     torch.testing.assert_close(operator.mahalanobis(z), quadratic, **close)
     torch.testing.assert_close(operator.logdet(), torch.linalg.slogdet(matrix).logabsdet, **close)
+    with_info, info = operator.root_with_info(z)
+    assert torch.equal(with_info, once)
+    assert all(value.shape == (B,) for value in info.values())
+    directions = torch.stack([z, 2 * other])
+    along = (directions.reshape(2, B, D) * torch.einsum("bij,nbj->nbi", matrix, directions.reshape(2, B, D))).sum(2)
+    torch.testing.assert_close(operator.variance_along(directions), along, **close)
 
 
 def test_every_operator_is_tested() -> None:
-    tested = {type(make((D,))[0]) for make in (diagonal, isotropic, dense)}
+    tested = {type(make((D,))[0]) for make in MAKERS}
     library = {kind for kind in Covariance.__subclasses__() if kind.__module__.startswith("mmdgs.")}
     assert library == tested, "a covariance operator is missing from the conformance test"
 

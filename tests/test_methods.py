@@ -12,7 +12,7 @@ from pretrained_models import LEVELS, exact, of_levels
 from torch import Tensor
 
 import mmdgs
-from mmdgs import moments, samplers, schedules
+from mmdgs import samplers, schedules
 from mmdgs.clipping import ClippedDenoiser, ClippedMoments
 from mmdgs.errors import UsageError
 from mmdgs.noise import CLEAN, NoiseLevel
@@ -47,6 +47,10 @@ PLANS: dict[str, tuple[Method, Written]] = {
     "gibbs, clipped": (
         Method(probes=1, clip=True),
         lambda m: samplers.gibbs_plan(clipped(m), ClippedMoments(diagonal(m, 1), CLIPPED), LEVELS, sweeps=3),
+    ),
+    "gibbs, krylov": (
+        Method(covariance="krylov", krylov_steps=2),
+        lambda m: samplers.gibbs_plan(m, mmdgs.KrylovMoments(m, steps=2), LEVELS, sweeps=3),
     ),
     "gibbs-down": (
         Method("gibbs-down", probes=2, sweeps=1),
@@ -106,21 +110,6 @@ def test_isotropic_takes_the_variances_it_is_given() -> None:
     assert asked == [LEVELS]
     with pytest.raises(UsageError, match="'isotropic' needs its variances: give data"):
         make_plan(Method("gibbs", covariance="isotropic"), model)
-
-
-def test_krylov_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = exact()
-    monkeypatch.delattr(moments, "KrylovMoments", raising=False)
-    with pytest.raises(UsageError, match="'krylov' is not in this version"):
-        make_plan(Method(covariance="krylov"), model)
-
-    def krylov(denoiser: Pretrained, steps: int) -> moments.Moments:
-        assert steps == 7
-        return mmdgs.FullMoments(denoiser)
-
-    monkeypatch.setattr(moments, "KrylovMoments", krylov, raising=False)
-    found = make_plan(Method(covariance="krylov", krylov_steps=7), model)
-    assert torch.equal(ending(found), ending(make_plan(Method(covariance="full"), model)))
 
 
 def test_a_model_of_one_level_has_chains() -> None:

@@ -11,7 +11,7 @@ from oracles import IMAGE, NETWORK_KINDS, PLAIN, exact_networks, linear_denoiser
 from torch import Tensor
 
 import mmdgs
-from mmdgs import linalg, moments
+from mmdgs import jacobians, linalg, moments
 from mmdgs.linalg import Dense, Diagonal
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
@@ -274,7 +274,7 @@ def test_one_forward_pass_and_the_same_numbers_however_products_are_grouped(
     mixture, event = target
     x_t = points(mixture, event, level, rows=30)
     once = make(mixture.denoiser())(x_t, level, generator=mmdgs.Streams(0, 30))
-    monkeypatch.setitem(moments.PRODUCT_NUMBERS, "cpu", budget)
+    monkeypatch.setitem(jacobians.PRODUCT_NUMBERS, "cpu", budget)
     counted = Counted(mixture.denoiser())
     q = make(counted)(x_t, level, generator=mmdgs.Streams(0, 30))
     assert counted.calls == 1

@@ -196,7 +196,7 @@ def test_it_is_saved_and_loaded_with_its_levels(tmp_path: Path) -> None:
     x = images().float()
     assert torch.equal(found.denoiser(x, found.levels[1]), model.denoiser(x, model.levels[1]).detach())
     card = (tmp_path / "README.md").read_text()
-    assert "3, from sigma 2, alpha 1 to sigma 0.1, alpha 1" in card
+    assert "3, sigma 2 to 0.1, alpha 1" in card
     assert "model.levels[0]" in card
 
 

@@ -55,6 +55,7 @@ KERNELS: dict[str, Make] = {
     "full": lambda target: mmdgs.Gibbs(mmdgs.FullMoments(target.denoiser())),
     "diagonal": lambda target: mmdgs.Gibbs(mmdgs.DiagonalMoments(target.denoiser(), probes=None)),
     "probes": lambda target: mmdgs.Gibbs(mmdgs.DiagonalMoments(target.denoiser(), probes=2)),
+    "krylov": lambda target: mmdgs.Gibbs(mmdgs.KrylovMoments(target.denoiser(), steps=2)),
     "isotropic": lambda target: mmdgs.Gibbs(mmdgs.IsotropicMoments(target.denoiser(), IsotropicAnywhere())),
     "learned": lambda target: mmdgs.Gibbs(learned(target)),
     "exact moments": lambda target: mmdgs.Gibbs(mmdgs.ExactMoments(target)),

@@ -169,6 +169,20 @@ def test_half_precision_comes_back_as_it_came() -> None:
         assert found.prev_sample.dtype == found.pred_original_sample.dtype == torch.bfloat16
 
 
+def test_repairs_are_told_and_what_is_not_finite_stops() -> None:
+    pipe = tiny_pipeline()
+    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    moments = mmdgs.DiagonalMoments(mmdgs.from_pretrained(pipe), probes=None, floor=1.0)  # high: some lie below
+    scheduler = MomentScheduler.for_pipeline(pipe, moments=moments)
+    scheduler.step(x, 500, x, generator=seeded(1))
+    assert scheduler.repaired == moments(x, scheduler.level(500)).repaired.mean().item() > 0
+    scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
+    scheduler.step(x, 500, x, generator=seeded(1))
+    assert scheduler.repaired == 0
+    with pytest.raises(mmdgs.NonFiniteError, match="denoising mean is not finite at chain 0, 1"):
+        scheduler.step(x * torch.inf, 500, x, generator=seeded(1))
+
+
 def test_predicted_variances_are_left_aside() -> None:
     pipe = tiny_pipeline()
     scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))

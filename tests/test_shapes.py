@@ -39,6 +39,7 @@ for covariances in (0.5, torch.full((2, d), 0.3), torch.eye(d).expand(2, d, d)):
             mmdgs.FullMoments(denoiser),
             mmdgs.DiagonalMoments(denoiser, probes=None),
             mmdgs.DiagonalMoments(denoiser, probes=3),
+            mmdgs.KrylovMoments(denoiser, steps=3),
             mmdgs.IsotropicMoments.fit(denoiser, x, level, generator=generator),
             mmdgs.IsotropicMoments.fit(denoiser, x, [level, cleaner], generator=generator),
             mmdgs.LearnedMoments(lambda x_t: torch.cat([0.5 * x_t, torch.zeros_like(x_t)], dim=1)),
@@ -48,6 +49,8 @@ for covariances in (0.5, torch.full((2, d), 0.3), torch.eye(d).expand(2, d, d)):
             q = post(x_t, level, generator=generator)
             q.log_prob(q.sample(generator=generator))
             q.sample((2, 2), generator=generator)
+            q.sample_with_info(generator=generator)
+            q.variance_along(x_t), q.variance_along(torch.stack([x_t, x]))
             q.bridge(x_t, level, cleaner).sample(generator=generator)
             chain = mmdgs.gibbs_chain(post, x, level, steps=5, thin=2, progress=None)
             losses.kl(post, x, level, generator=generator)
@@ -62,6 +65,13 @@ toy = data.toy("rings")
 points = toy.sample(100, 0)
 settings = training.TrainingSettings(steps=3, batch_size=10)
 training.train(network, lambda x, g: losses.dsm(energy, x, level, generator=g), points, settings, progress=None)
+preconditioned = mmdgs.edm_denoiser(networks.MLP(2, 2, width=8, depth=2, conditional=True))
+for name in ("uniform", "lognormal"):
+    drawn = training.level_draw(mmdgs.schedules.edm(5), name)(points, generator)
+    for weighting in losses.WEIGHTINGS.values():
+        losses.dsm(preconditioned, points, drawn, generator=generator, weighting=weighting)
+heads = mmdgs.LearnedMoments(networks.MLP(2, 4, width=8, depth=2, conditional=True))
+losses.kl(heads, points, drawn, generator=generator)
 chain = mmdgs.gibbs_chain(mmdgs.FullMoments(energy), points[:4], level, steps=5, progress=None)
 metrics.mmd(chain[-1], points)
 metrics.mode_statistics(chain, points[:3])

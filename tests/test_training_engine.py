@@ -20,6 +20,7 @@ from mmdgs.models import Model
 from mmdgs.networks import MLP, RowDropout
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, Streams, seeded, uniforms
+from mmdgs.schedules import geometric
 from mmdgs.training import (
     ImageExamples,
     RunFolder,
@@ -33,6 +34,7 @@ from mmdgs.training import (
 from mmdgs.training.engine import PerExampleLoss, Trained
 from mmdgs.training.job import loss_of
 
+MANY = {"sigma": None, "sigmas": tuple(level.sigma for level in geometric(5, 10, 0.1))}
 SETTINGS = TrainingSettings(steps=6, batch_size=12, learning_rate=1e-3)
 IMAGES = random_images(30)
 
@@ -70,6 +72,23 @@ def fit_weight(loss, *, data: Tensor | None = None, start: float = 0.0, **change
 
 
 # --- the same losses however a batch is cut ---------------------------------------------------------------------
+
+
+def many_levels(param: str = "edm") -> Model:
+    """A conditional model of five levels."""
+    options = {**tiny_model().config.options, "dropout": 0.2, "multipliers": [1], "conditional": True}
+    return tiny_model(param, options=options, **MANY)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "lognormal"])
+@pytest.mark.parametrize("param", ["edm", "energy", "mean-std"])
+def test_a_batch_in_parts_gives_the_same_losses_at_many_levels(param: str, draw: str) -> None:
+    found = []
+    for split in (1, 5):
+        model = many_levels(param)
+        found.append(fit(model, loss=loss_of(model, weighting="edm", draw=draw), split=split)[0].losses)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=0)
+    assert found[0].std() > 1e-2 * found[0].mean()  # other levels at every step
 
 
 @pytest.mark.parametrize("param", ["energy", "score", "mean-std"])
@@ -320,9 +339,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])
-def test_a_run_in_two_halves_is_the_run_in_one(layout: torch.memory_format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("levels", ["one level", "many levels"])
+def test_a_run_in_two_halves_is_the_run_in_one(layout: torch.memory_format, levels: str, tmp_path: Path) -> None:
     def model() -> Model:
         found = tiny_model(options={**tiny_model().config.options, "dropout": 0.2, "multipliers": [1, 1]})
+        found = many_levels() if levels == "many levels" else found
         found.network.to(memory_format=layout)
         return found
 
@@ -417,6 +438,16 @@ def test_validation_is_of_the_average_with_the_same_noise_every_time() -> None:
         expected = loss_of(model)(x, streams).mean().item()
     assert found.validations[-1][1] == pytest.approx(expected, rel=1e-5)
     assert found.validations[0][1] != pytest.approx(expected, rel=1e-3)
+
+
+def test_validation_has_the_same_levels_every_time() -> None:
+    model = many_levels()
+    loss = loss_of(model, weighting="edm")
+    validation = Validation(ImageExamples(random_images(17, seed=9)), loss)
+    changes = settings(steps=6, validate_every=2, learning_rate=1e-12)
+    found = Trainer(model.network, loss, ImageExamples(IMAGES), changes, validation=validation).run(None)
+    assert len({round(value, 4) for _, value in found.validations}) == 1
+    assert found.losses.std() > 1e-2 * found.losses.mean()
 
 
 def test_validation_does_not_change_the_run() -> None:

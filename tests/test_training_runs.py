@@ -30,6 +30,8 @@ from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.metrics import frechet_distance
+from mmdgs.randomness import Streams, seeded
+from mmdgs.schedules import geometric, variance_preserving_linear
 from mmdgs.training import (
     ImageExamples,
     Recipe,
@@ -40,8 +42,10 @@ from mmdgs.training import (
     read_recipe,
     train_model,
 )
+from mmdgs.training.examples import batch_order
 from mmdgs.training.folder import RunFolder
-from mmdgs.training.job import loss_of
+from mmdgs.training.job import loss_of, new_model
+from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import make_recipe, parse_override
 
 run = CliRunner().invoke
@@ -74,6 +78,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(pictures: Path) -> Recipe:
     settings = TrainingSettings(steps=4, batch_size=8, learning_rate=1e-3, warmup=2, decay=True, ema=0.9)
     return Recipe(str(pictures), model="unet-tiny", network={"multipliers": [1]}, sigma=0.5, training=settings)
+
+
+@pytest.fixture(params=["one level", "many levels"])
+def either(request: pytest.FixtureRequest, recipe: Recipe) -> Recipe:
+    """A recipe for one level, and one for many."""
+    return recipe if request.param == "one level" else at_many_levels(recipe)
+
+
+def at_many_levels(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, sigma=None, levels="geometric:7:10:0.05", param="edm")
 
 
 def words(recipe: Recipe, out: Path, *more: str) -> list[str]:
@@ -130,6 +144,21 @@ RECIPES = {
     "no table": ("[1, 2]", "must be a table of keys and values, got list"),
     "empty": ("", "must be a table of keys and values, got NoneType"),
     "not yaml": ("a: [1", "is no YAML"),
+    "unknown levels": ("levels: geometrical:3", "unknown noise levels 'geometrical:3'", "geometric:232:50:0.01"),
+    "levels as a list": ("levels: [1, 2]", "levels must be str or none, got [1, 2]"),
+    "levels and sigma": ("{levels: 'edm:18', sigma: 0.5}", "one noise level (sigma, alpha) or many (levels)", "0.5"),
+    "levels and alpha": ("{levels: 'edm:18', alpha: 0.5}", "one noise level (sigma, alpha) or many (levels)", "0.5"),
+    "unknown weighting": (
+        "weighting: ncsnv",
+        "unknown weighting 'ncsnv' (did you mean 'ncsnv2'?); choose one of score",
+    ),
+    "unknown draw": (
+        "{levels: 'edm:18', level_draw: log}",
+        "unknown level_draw 'log'; choose one of uniform, lognormal",
+    ),
+    "a draw of one level": ("{sigma: 1.0, level_draw: lognormal}", "level_draw is for many levels"),
+    "a weighting of heads": ("{param: mean-std, weighting: edm}", "weighting is for the loss 'dsm', and this is 'kl'"),
+    "levels of a classifier": ("{param: classes, levels: 'edm:18'}", "a classifier has no noise levels"),
 }
 
 
@@ -168,6 +197,10 @@ COMMANDS = {
     "a folder with a blank and a quote": Recipe("my 'own' pictures", sigma=1e-4),
     "networks": Recipe(network={"width": 32, "multipliers": [1, 2], "attention": [], "dropout": 0.05}, sigma=0.3),
     "a classifier": Recipe(model="classifier", param="classes"),
+    "many levels": Recipe(param="edm", levels="edm:18:80:0.002:7"),
+    "many levels, all said": Recipe(param="noise", levels="cosine:50", weighting="noise", level_draw="lognormal"),
+    "one level, weighted": Recipe(param="score", sigma=0.5, weighting="ncsnv2"),
+    "heads at many levels": Recipe(param="mean-std", levels="linear"),
     "heads": Recipe(param="mean-std", sigma=0.3, alpha=0.9, flips=True, size=32, limit=100, unreadable="skip"),
     "the loop": Recipe(
         sigma=0.3,
@@ -280,6 +313,58 @@ def test_a_classifier_learns_from_subfolders(tmp_path: Path) -> None:
     assert "classes" in said(result)
 
 
+def test_many_levels_are_trained_at_and_saved(recipe: Recipe, tmp_path: Path) -> None:
+    result = run(cli.app, words(at_many_levels(recipe), tmp_path))
+    assert result.exit_code == 0, result.output
+    model = mmdgs.load(tmp_path)
+    assert model.levels == geometric(7, 10, 0.05)
+    assert model.network.conditional
+    assert model.config.isotropic_variance is None
+    assert read_recipe(tmp_path / "recipe.yaml") == at_many_levels(recipe)
+    for folder in (tmp_path, tmp_path / "best"):
+        card = (folder / "README.md").read_text()
+        assert "| noise levels | 7, sigma 10 to 0.05, alpha 1 |" in card
+        assert "--levels geometric:7:10:0.05 --weighting edm" in card
+        assert "model.level," not in card  # which would be refused
+    x_t = torch.randn(2, 1, 8, 8, generator=seeded(0))
+    for level in model.levels[::3]:
+        assert torch.isfinite(model.posterior(probes=1)(x_t, level, generator=seeded(0)).mean).all()
+
+
+def test_networks_take_the_level_where_there_are_many(recipe: Recipe) -> None:
+    for levels, expected in ((None, False), ("linear:5", True)):
+        one = dataclasses.replace(recipe, sigma=None if levels else 0.5, levels=levels, network={"width": 8})
+        for name, shape in (("unet-tiny", (1, 8, 8)), ("mlp", (2,))):
+            assert new_model(dataclasses.replace(one, model=name), shape).network.conditional is expected
+    model = new_model(dataclasses.replace(one, network={"conditional": False}), (1, 8, 8))
+    assert not model.network.conditional  # as it was asked for
+    assert model.levels == variance_preserving_linear(5)
+    with pytest.raises(UsageError, match="'classifier' takes no noise level"):
+        new_model(dataclasses.replace(one, model="classifier", network={}), (1, 12, 12))
+
+
+def test_what_goes_with_many_levels_unless_said() -> None:
+    found = {param: Recipe(param=param, levels="edm:18") for param in ("edm", "noise", "mean-std")}
+    assert [one.weighting for one in found.values()] == ["edm", "ncsnv2", None]
+    assert {one.level_draw for one in found.values()} == {"uniform"}
+    # A recipe of one level has none of these keys: a run that was begun before there were any can go on.
+    assert (Recipe(sigma=0.5).weighting, Recipe(sigma=0.5).level_draw) == (None, None)
+
+
+@pytest.mark.parametrize(("weighting", "draw"), [("ncsnv2", "uniform"), ("edm", "lognormal")])
+def test_a_recipes_weighting_and_draw_are_those_of_its_loss(weighting: str, draw: str, recipe: Recipe, tmp_path: Path):
+    recipe = dataclasses.replace(at_many_levels(recipe), weighting=weighting, level_draw=draw)
+    recipe = with_settings(recipe, steps=1, learning_rate=1e-12, warmup=0, ema=None)
+    train_model(recipe, tmp_path, progress=None)
+    model, streams = mmdgs.load(tmp_path), Streams(1, 8)
+    sets = job._sets(recipe, torch.device("cpu"))
+    x = sets.train.take(next(batch_order(len(sets.train), 8, 0)), streams)
+    levels = level_draw(model.levels, draw)(x, streams)
+    weigh = mmdgs.losses.WEIGHTINGS[weighting]
+    expected = mmdgs.losses.dsm(model.denoiser, x, levels, generator=streams, weighting=weigh).mean().item()
+    assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]
+
+
 # --- misuse -----------------------------------------------------------------------------------------------------
 
 MISUSE = {
@@ -295,6 +380,8 @@ MISUSE = {
     "no end": (["--sigma", "1", "--set", "steps=none"], "say when training ends"),
     "a device": (["--sigma", "1", "--device", "abacus"], "device 'abacus' cannot be used here"),
     "too many parts": (["--sigma", "1", "--set", "split=99"], "split must not be more than the 39 examples"),
+    "both kinds of levels": (["--sigma", "1", "--levels", "edm:18"], "one noise level (sigma, alpha) or many (levels)"),
+    "levels that cannot be": (["--levels", "geometric:9:1:2"], "first must be larger than last, got 1.0 and 2.0"),
     "both": (["--sigma", "1", "--resume", "--overwrite"], "choose one of --resume (go on) and --overwrite"),
 }
 
@@ -396,8 +483,8 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
 # --- going on ---------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_by_control_c_and_resumed(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
-    recipe = with_settings(recipe, steps=8, checkpoint_every=3)
+def test_interrupted_by_control_c_and_resumed(either: Recipe, tmp_path: Path, monkeypatch) -> None:
+    recipe = with_settings(either, steps=8, checkpoint_every=3)
     whole, out = tmp_path / "whole", tmp_path / "out"
     train_model(recipe, whole, progress=None)
     step = Trainer._step
@@ -572,8 +659,8 @@ def test_a_run_begun_anew_removes_the_old_model(recipe: Recipe, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(recipe, network={"multipliers": [1], "dropout": 0.1})
+def test_two_processes_give_the_losses_of_one(either: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(either, network={"multipliers": [1], "dropout": 0.1})
     recipe = with_settings(recipe, split=2, steps=8, clip=10.0, checkpoint_every=3)
     one, two = tmp_path / "one", tmp_path / "two"
     train_model(recipe, one, progress=None)
@@ -583,9 +670,8 @@ def test_two_processes_give_the_losses_of_one(recipe: Recipe, tmp_path: Path) ->
     assert [line["step"] for line in metrics(two)] == [line["step"] for line in metrics(one)]  # each once
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
     assert found.stdout.decode().count("model:") == 1
-    assert mmdgs.load(two).config.isotropic_variance == pytest.approx(
-        mmdgs.load(one).config.isotropic_variance, rel=1e-4
-    )
+    variances = [mmdgs.load(folder).config.isotropic_variance for folder in (one, two)]
+    assert variances[1] == (pytest.approx(variances[0], rel=1e-4) if recipe.levels is None else None)
 
 
 def test_a_batch_that_processes_cannot_share() -> None:

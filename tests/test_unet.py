@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mmdgs
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
-from mmdgs.moments import mean_and_diagonal, mean_and_jacobian, mean_and_pullback
+from mmdgs.jacobians import mean_and_diagonal, mean_and_jacobian, mean_and_pullback
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
 from mmdgs.networks.unet import Attention, GroupNorm
 from mmdgs.noise import NoiseLevel

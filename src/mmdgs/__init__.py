@@ -3,10 +3,23 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, losses, metrics, networks, pretrained, samplers, sampling, schedules, targets, training
+from mmdgs import (
+    data,
+    evaluation,
+    losses,
+    metrics,
+    networks,
+    pretrained,
+    samplers,
+    sampling,
+    schedules,
+    targets,
+    training,
+)
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
+    edm_denoiser,
     energy_denoiser,
     noise_denoiser,
     score_denoiser,
@@ -19,10 +32,11 @@ from mmdgs.moments import (
     ExactMoments,
     FullMoments,
     IsotropicMoments,
+    KrylovMoments,
     LearnedMoments,
     Moments,
 )
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
@@ -41,11 +55,13 @@ __all__ = [
     "Gaussian",
     "Gibbs",
     "IsotropicMoments",
+    "KrylovMoments",
     "LearnedMoments",
     "Model",
     "ModelConfig",
     "Moments",
     "NoiseLevel",
+    "NoiseLevels",
     "NonFiniteError",
     "Pretrained",
     "Streams",
@@ -54,7 +70,9 @@ __all__ = [
     "add_noise",
     "clean_denoiser",
     "data",
+    "edm_denoiser",
     "energy_denoiser",
+    "evaluation",
     "from_pretrained",
     "generate",
     "gibbs_chain",

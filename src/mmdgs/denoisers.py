@@ -7,6 +7,12 @@ A denoiser is a differentiable function D(x_t, level) = E[x | x_t]. With x_t = a
     noise eps    D = (x_t - sigma eps) / alpha
     clean x0     D = x0
     velocity v   D = (alpha x_t - sigma v) / (alpha^2 + sigma^2),     v = alpha e - sigma x
+    edm F        D = alpha d^2 / c^2 x_t + sigma d / c F(x_t / c),    c^2 = sigma^2 + alpha^2 d^2
+
+The last is the preconditioning of Karras et al. (2022, table 1) in x_t / alpha: with data of standard deviation d,
+what the network sees and what it must put out have variance 1 at every level.
+
+Networks' denoisers also take `NoiseLevels`, a level for each row, as training at many levels needs.
 """
 
 from __future__ import annotations
@@ -15,18 +21,21 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mmdgs.cost import spend
 from mmdgs.networks import PerceptronHessian
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 
 logger = logging.getLogger("mmdgs")
 
 Network = Callable[..., Tensor]
+
+DATA_STD = 0.5
+"""The data's standard deviation d that the EDM preconditioning and weighting assume (Karras et al., 2022, table 1)."""
 
 CLOSED_FORM_LIMIT = 64
 """Dimensions up to which a closed-form Hessian is used: its tangents take d times the memory of a forward pass."""
@@ -44,6 +53,11 @@ class KnowsJacobian(Protocol):
     """A denoiser that may know D and its Jacobian (B, d, d) without being differentiated; None where it does not."""
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None: ...
+
+
+def has_symmetric_jacobian(denoiser: Denoiser) -> bool:
+    """Whether a denoiser says that its Jacobian is symmetric, as that of a gradient is: `symmetric_jacobian`."""
+    return bool(getattr(denoiser, "symmetric_jacobian", False))
 
 
 def takes_level(network: Callable[..., Any]) -> bool:
@@ -69,7 +83,7 @@ class _NetworkDenoiser:
     network: Network
     with_level: bool
 
-    def call(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    def call(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         """The network's output, in x_t's dtype (mixed precision may give another)."""
         try:
             out = self.network(x_t, level) if self.with_level else self.network(x_t)
@@ -80,7 +94,7 @@ class _NetworkDenoiser:
             raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
         return out.to(x_t.dtype)
 
-    def predict(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    def predict(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         """The network's output, which must have its input's shape."""
         out = self.call(x_t, level)
         if out.shape != x_t.shape:
@@ -104,7 +118,9 @@ def explain_mismatch(network: object, x_t: Tensor, error: RuntimeError) -> None:
 class EnergyDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    symmetric_jacobian: ClassVar[bool] = True  # a Hessian
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
             x = x_t if x_t.requires_grad else x_t.detach().requires_grad_(True)
@@ -139,7 +155,7 @@ class EnergyDenoiser(_NetworkDenoiser):
 class ScoreDenoiser(_NetworkDenoiser):
     """D = (x_t + sigma^2 s(x_t)) / alpha."""
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         return (x_t + level.sigma**2 * self.predict(x_t, level)) / level.alpha
 
 
@@ -147,7 +163,7 @@ class ScoreDenoiser(_NetworkDenoiser):
 class NoiseDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma eps(x_t)) / alpha."""
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         return (x_t - level.sigma * self.predict(x_t, level)) / level.alpha
 
 
@@ -155,7 +171,7 @@ class NoiseDenoiser(_NetworkDenoiser):
 class CleanDenoiser(_NetworkDenoiser):
     """D = x0(x_t)."""
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         return self.predict(x_t, level)
 
 
@@ -163,9 +179,22 @@ class CleanDenoiser(_NetworkDenoiser):
 class VelocityDenoiser(_NetworkDenoiser):
     """D = (alpha x_t - sigma v(x_t)) / (alpha^2 + sigma^2)."""
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         v = self.predict(x_t, level)
         return (level.alpha * x_t - level.sigma * v) / (level.alpha**2 + level.sigma**2)
+
+
+@dataclass(frozen=True)
+class EdmDenoiser(_NetworkDenoiser):
+    """D = alpha d^2 / c^2 x_t + sigma d / c F(x_t / c), c^2 = sigma^2 + alpha^2 d^2."""
+
+    data_std: float = DATA_STD
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
+        variance = level.sigma**2 + (level.alpha * self.data_std) ** 2
+        c = variance**0.5
+        out = self.predict(x_t / c, level)
+        return (level.alpha * self.data_std**2 / variance) * x_t + (level.sigma * self.data_std / c) * out
 
 
 def energy_denoiser(f: Network) -> EnergyDenoiser:
@@ -193,16 +222,21 @@ def velocity_denoiser(v: Network) -> VelocityDenoiser:
     return VelocityDenoiser(v, takes_level(v))
 
 
-def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
+def edm_denoiser(network: Network, *, data_std: float = DATA_STD) -> EdmDenoiser:
+    """The denoiser of a network that is preconditioned as in EDM: the one to train at many levels."""
+    return EdmDenoiser(network, takes_level(network), data_std)
+
+
+def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """D(x_t), checked: anybody's denoiser may return another shape, which would broadcast unseen."""
     spend(forwards=1)
-    mean = denoiser(x_t, level)
+    mean = denoiser(x_t, level)  # type: ignore[arg-type]  # a level for each row is for networks' denoisers
     if mean.shape != x_t.shape:
         raise ValueError(f"the denoiser must return its input's shape {tuple(x_t.shape)}, got {tuple(mean.shape)}")
     return mean
 
 
-def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
+def score(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """The score of the noised density that a denoiser implies: (alpha D - x_t) / sigma^2."""
     return (level.alpha * denoise(denoiser, x_t, level) - x_t) / level.sigma**2
 
@@ -217,13 +251,13 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], *, backend: str = "inductor") -> None:
         with_level = takes_level(function)
 
-        def call(x_t: Tensor, level: NoiseLevel) -> Any:
+        def call(x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Any:
             return function(x_t, level) if with_level else function(x_t)
 
         self.plain = call
         self.function = torch.compile(call, backend=backend, dynamic=False)
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Any:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Any:
         try:
             return self.function(x_t, level)
         except Exception as error:

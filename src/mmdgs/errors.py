@@ -8,7 +8,7 @@ class UsageError(ValueError):
 
 
 class CovarianceTooLargeError(UsageError, MemoryError):
-    """A dense covariance that would not fit in memory."""
+    """A dense covariance, or a Krylov basis, that would not fit in memory."""
 
 
 class NonFiniteError(ArithmeticError):

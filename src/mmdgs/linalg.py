@@ -5,6 +5,7 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
     diagonal()        diag C                    (B, ...)
     dense()           C                         (B, d, d)
     root(z)           C^(1/2) z                 (B, ...)     symmetric root: samples are continuous in C
+    variance_along(u) u' C u, u (n, B, ...)     (n, B)
     mahalanobis(r)    r' C^-1 r                 (B,)
     logdet()          log det C                 (B,)
     affine(a, b)      a C + b I                 an operator of the same kind
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,13 @@ class Covariance(ABC):
 
     @abstractmethod
     def root(self, z: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """`root(z)`, and what is known of it only once it is done: numbers (B,) by name, most often none."""
+
+    @abstractmethod
+    def variance_along(self, u: Tensor) -> Tensor: ...
 
     @abstractmethod
     def mahalanobis(self, r: Tensor) -> Tensor: ...
@@ -64,6 +73,12 @@ class Diagonal(Covariance):
 
     def root(self, z: Tensor) -> Tensor:
         return self.variances.sqrt() * z
+
+    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.root(z), {}
+
+    def variance_along(self, u: Tensor) -> Tensor:
+        return (u.square() * self.variances).flatten(2).sum(2)
 
     def mahalanobis(self, r: Tensor) -> Tensor:
         return (r.square() / self.variances).flatten(1).sum(1)
@@ -100,6 +115,13 @@ class Dense(Covariance):
     def root(self, z: Tensor) -> Tensor:
         inner = self.vectors.mT @ z.reshape(len(z), -1, 1)
         return (self.vectors @ (self.values.sqrt()[..., None] * inner)).reshape(z.shape)
+
+    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.root(z), {}
+
+    def variance_along(self, u: Tensor) -> Tensor:
+        inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]
+        return (inner.square() * self.values).sum(2)
 
     def mahalanobis(self, r: Tensor) -> Tensor:
         inner = (self.vectors.mT @ r.reshape(len(r), -1, 1)).squeeze(-1)
@@ -141,13 +163,20 @@ def available_memory(device: torch.device) -> int | None:
 def require_room_for_dense(rows: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a batch of dense d x d covariances that would not fit, saying what it would need."""
     copies = 4  # the Jacobian, its symmetric part, the eigenvectors and the solver's workspace
-    need = copies * rows * d * d * dtype.itemsize
+    require_room(
+        copies * rows * d * d * dtype.itemsize,
+        device,
+        f"full covariances of {rows} x {d} x {d} {str(dtype).removeprefix('torch.')}",
+        "use KrylovMoments(denoiser) or DiagonalMoments(denoiser, probes=10), or fewer rows at a time",
+    )
+
+
+def require_room(need: int, device: torch.device, what: str, advice: str) -> None:
+    """Refuse what would take more bytes than are free on the device."""
     if need < ALWAYS_FITS:
         return
     free = available_memory(device)
     if free is not None and need > free:
         raise CovarianceTooLargeError(
-            f"full covariances of {rows} x {d} x {d} {str(dtype).removeprefix('torch.')} need about "
-            f"{need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}; "
-            "use DiagonalMoments(denoiser, probes=10), or fewer rows at a time"
+            f"{what} need about {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}; {advice}"
         )

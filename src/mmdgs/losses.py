@@ -1,34 +1,87 @@
-"""Training losses as pure functions: (model, x, level) -> one loss per example."""
+"""Training losses as pure functions: (model, x, level) -> one loss per example.
+
+Denoising score matching has a weight lambda(level), which says how much each of many levels counts. Through the
+denoiser's error x - D(x_t), in which every parametrisation is the same, the usual ones are
+
+    score     1                                1/2 ||s - s*||^2         Vincent (2011); the paper's, at one level
+    ncsnv2    sigma^2                          1/2 ||sigma s + e||^2    Song and Ermon (2019, 2020)
+    noise     2 sigma^2                        ||eps - e||^2            Ho et al. (2020), their simple loss
+    edm       2 sigma^2 (1 + (r / d)^2)        w ||D - x||^2            Karras et al. (2022), table 1
+
+where s* = -e / sigma, eps = -sigma s, and w = (r^2 + d^2) / (r d)^2 with r = sigma / alpha and d = 0.5, the data's
+standard deviation. All are sums over the numbers of an example, not means.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.denoisers import DATA_STD, Denoiser, denoise
 from mmdgs.moments import Moments
-from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
 from mmdgs.randomness import Generator
+
+Weighting = Callable[[NoiseLevel | NoiseLevels], float | Tensor]
+"""lambda(level), which multiplies 1/2 ||score error||^2."""
+
+
+def score_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
+    """1: the error of the score itself, which the smallest sigma dominates."""
+    return 1.0
+
+
+def ncsnv2_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
+    """sigma^2: levels count alike (Song and Ermon, 2019, eq. 6)."""
+    return level.sigma**2
+
+
+def noise_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
+    """2 sigma^2: the squared error of the noise (Ho et al., 2020, eq. 14)."""
+    return 2 * level.sigma**2
+
+
+def edm_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
+    """Such that a network in `edm_denoiser` has errors that count alike at all levels (Karras et al., 2022)."""
+    return 2 * level.sigma**2 * (1 + (level.sigma / level.alpha / DATA_STD) ** 2)
+
+
+WEIGHTINGS: dict[str, Weighting] = {
+    "score": score_weighting,
+    "ncsnv2": ncsnv2_weighting,
+    "noise": noise_weighting,
+    "edm": edm_weighting,
+}
+"""The weightings by name, for recipes."""
 
 
 def dsm(
-    denoiser: Denoiser, x: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator
+    denoiser: Denoiser,
+    x: Float[Tensor, "batch ..."],
+    level: NoiseLevel | NoiseLevels,
+    *,
+    generator: Generator,
+    weighting: Weighting = score_weighting,
 ) -> Float[Tensor, " batch"]:
-    """Denoising score matching: 1/2 ||score(x_t) + e / sigma||^2 = alpha^2 / (2 sigma^4) ||x - D(x_t)||^2.
+    """Denoising score matching: lambda/2 ||score(x_t) + e / sigma||^2 = lambda alpha^2 / (2 sigma^4) ||x - D(x_t)||^2.
 
-    Vincent (2011); the paper's eq. dsm and dsm:mean. The same for energies and scores, through their denoiser.
+    Vincent (2011); the paper's eq. dsm and dsm:mean. The same for energies and scores, through their denoiser, and
+    at one level or at a level for each row.
     """
     x_t = add_noise(x, level, generator=generator)
     error = (x - denoise(denoiser, x_t, level)).flatten(1).square().sum(1)
-    return error * (0.5 * level.alpha**2 / level.sigma**4)
+    scale = weighting(level) * (0.5 * level.alpha**2 / level.sigma**4)
+    return error * (scale.flatten() if isinstance(scale, Tensor) else scale)
 
 
 def kl(
-    moments: Moments, x: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator
+    moments: Moments, x: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator
 ) -> Float[Tensor, " batch"]:
     """The joint KL up to a constant: -log q(x | x_t), for a posterior with learned moments.
 
     Bengio et al. (2013); the paper's eq. joint:kl.
     """
     x_t = add_noise(x, level, generator=generator)
-    return -moments(x_t, level, generator=generator).log_prob(x)
+    return -moments(x_t, level, generator=generator).log_prob(x)  # type: ignore[arg-type]  # heads take rows' levels

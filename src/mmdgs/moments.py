@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,23 +22,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, KnowsJacobian, Network, denoise, score, takes_level
+from mmdgs.denoisers import Denoiser, Network, denoise, has_symmetric_jacobian, score, takes_level
+from mmdgs.jacobians import (
+    chunks,
+    mean_and_diagonal,
+    mean_and_jacobian,
+    mean_and_pullback,
+    mean_and_symmetric_product,
+)
+from mmdgs.krylov import Krylov
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
-from mmdgs.randomness import Generator, signs
+from mmdgs.randomness import Generator, Streams, signs, spawn_seeds
 from mmdgs.targets import GaussianMixture
 
 logger = logging.getLogger("mmdgs")
 
 FLOOR = 1e-6
 """Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
-
-PRODUCT_NUMBERS = {"cpu": 1 << 12, "cuda": 1 << 22}
-"""How many numbers the cotangents of one batched product may hold; more products go through in chunks.
-
-On a CPU batching pays only while overhead dominates: ten products at d = 3,072 took 51 ms one by one and
-80 ms at once (a small convolutional network, batch 8, two cores)."""
 
 FIT_ROWS, FIT_NUMBERS = 4096, 1 << 18
 """Rows per forward pass where an estimator is fitted on data, and numbers in them: 334 images of MNIST."""
@@ -51,44 +53,7 @@ class Moments(Protocol):
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
 
 
-Pullback = Callable[[Tensor], Tensor]
-
-
-def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Pullback]:
-    """D(x_t) and the map v (n, B, ...) -> v' dD/dx_t (n, B, ...), all from one forward pass."""
-    # Convolutions' backward passes took 0.65 of the time in this layout on a CPU; the numbers are the same.
-    image = x_t.ndim == 4 and x_t.device.type == "cpu" and _chunk_size(x_t) == 1
-    layout = torch.channels_last if image else torch.preserve_format
-    x = x_t.detach().clone(memory_format=layout).requires_grad_(True)
-    with torch.enable_grad():
-        mean = denoise(denoiser, x, level)
-    if not mean.requires_grad:
-        raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
-
-    def product(v: Tensor, batched: bool) -> Tensor:
-        return torch.autograd.grad(
-            mean, x, v, retain_graph=True, is_grads_batched=batched, allow_unused=True, materialize_grads=True
-        )[0]
-
-    batchable = True
-
-    def pullback(v: Tensor) -> Tensor:
-        nonlocal batchable
-        spend(products=len(v))
-        if len(v) > 1 and batchable:
-            try:
-                return product(v, batched=True)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # an operation without a batching rule
-                batchable = False
-                logger.info("batched products are not available here (%s); taking them one by one", error)
-        return torch.stack([product(row.clone(memory_format=layout), batched=False) for row in v])
-
-    return mean.detach(), pullback
-
-
-def require_batch(x_t: Tensor, level: NoiseLevel | None = None) -> None:
+def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:
     """Refuse what is not a batch of floating-point vectors, and a level without noise."""
     if not isinstance(x_t, Tensor):
         raise ValueError(f"need a torch tensor, got {type(x_t).__name__}; use torch.as_tensor(...)")
@@ -98,55 +63,6 @@ def require_batch(x_t: Tensor, level: NoiseLevel | None = None) -> None:
         raise ValueError(f"x_t must be a batch (B, ...) with at least one number a row, got shape {tuple(x_t.shape)}")
     if not x_t.is_floating_point():
         raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
-
-
-def _chunk_size(x_t: Tensor) -> int:
-    """How many products go through at once: as many as keep their cotangents within PRODUCT_NUMBERS."""
-    return max(1, PRODUCT_NUMBERS.get(x_t.device.type, PRODUCT_NUMBERS["cuda"]) // x_t.numel())
-
-
-def _chunks(total: int, x_t: Tensor) -> Iterator[tuple[int, int]]:
-    """Cut `total` products into ranges of the chunk size."""
-    size = _chunk_size(x_t)
-    return ((start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _basis_products(pullback: Pullback, x_t: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Rows start..stop of the Jacobian, (stop - start, B, d), chunk by chunk."""
-    rows, d = len(x_t), math.prod(x_t.shape[1:])
-    for start, stop in _chunks(d, x_t):
-        basis = x_t.new_zeros(stop - start, d)
-        basis[:, start:stop].fill_diagonal_(1)
-        cotangents = basis[:, None, :].expand(-1, rows, -1).reshape(stop - start, *x_t.shape)
-        yield start, stop, pullback(cotangents).flatten(2)
-
-
-def _known_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
-    # Not isinstance(denoiser, KnowsJacobian): checking a protocol takes a tenth of a 2-D step.
-    known: KnowsJacobian | None = denoiser if hasattr(denoiser, "mean_and_jacobian") else None  # type: ignore[assignment]
-    found = None if known is None else known.mean_and_jacobian(x_t, level)
-    if found is not None:
-        spend(forwards=1, products=math.prod(x_t.shape[1:]))
-    return found
-
-
-def mean_and_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
-    """D(x_t) (B, ...) and its whole Jacobian (B, d, d): the denoiser's own, or by d products."""
-    known = _known_jacobian(denoiser, x_t, level)
-    if known is not None:
-        return known
-    mean, pullback = mean_and_pullback(denoiser, x_t, level)
-    return mean, torch.cat([products for _, _, products in _basis_products(pullback, x_t)]).transpose(0, 1)
-
-
-def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
-    """D(x_t) and the exact diagonal of its Jacobian, both (B, ...): the denoiser's own, or by d products."""
-    known = _known_jacobian(denoiser, x_t, level)
-    if known is not None:
-        return known[0], known[1].diagonal(dim1=1, dim2=2).reshape(x_t.shape)
-    mean, pullback = mean_and_pullback(denoiser, x_t, level)
-    parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in _basis_products(pullback, x_t)]
-    return mean, torch.cat(parts, dim=1).reshape(x_t.shape)
 
 
 def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
@@ -178,6 +94,55 @@ class FullMoments:
 
 
 @dataclass(frozen=True)
+class KrylovMoments:
+    """The full covariance without forming it: `steps` products with the symmetrised Jacobian for each draw (krylov.py).
+
+    Draws, densities and variances along directions converge to FullMoments' as steps grow, and are theirs where
+    d <= steps. Ritz values below floor (sigma / alpha)^2 are lifted to it; how many, and the estimated relative
+    error of a draw, are in a run's info ("repaired", "krylov_error") and in `Gaussian.sample_with_info`. The
+    densities draw `probes` signs. `symmetric` says whether the Jacobian is symmetric, which halves the work; None
+    asks the denoiser: energies' are. The posterior holds the graph of its forward pass until it is dropped.
+    """
+
+    denoiser: Denoiser
+    steps: int = 20
+    floor: float = FLOOR
+    symmetric: bool | None = None
+    probes: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "probes"):
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise ValueError(f"{name} must be a positive whole number, got {given!r}")
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        symmetric = has_symmetric_jacobian(self.denoiser) if self.symmetric is None else self.symmetric
+        mean, jacobian = mean_and_symmetric_product(self.denoiser, x_t, level, symmetric=symmetric)
+        raise_non_finite("denoising mean", mean)
+
+        def product(v: Tensor) -> Tensor:
+            # In the network's precision, whatever that of the Krylov space is.
+            image = jacobian(v.to(x_t.dtype).reshape(-1, *x_t.shape))
+            return level.tweedie * image.reshape(v.shape).to(v.dtype)
+
+        # Probes are few numbers' worth of randomness until they are needed, which in a chain they never are.
+        d = math.prod(x_t.shape[1:])
+        seeds = None if generator is None or d <= self.steps else spawn_seeds(len(x_t), x_t.device, generator)
+
+        def probes() -> Tensor:
+            assert seeds is not None
+            drawn = signs((len(x_t), self.probes, d), mean, Streams(seeds.tolist(), len(x_t)))
+            return drawn.transpose(0, 1)
+
+        cov = Krylov(product, mean, self.steps, self.floor * level.variance, None if seeds is None else probes)
+        return Gaussian(mean, cov)
+
+
+@dataclass(frozen=True)
 class DiagonalMoments:
     """The diagonal of the covariance: S Rademacher probes v, mean of v * (v' J) (eq. diag:approx; Bekas et al., 2007).
 
@@ -206,7 +171,7 @@ class DiagonalMoments:
             # Rows first, so that each chain's probes come from its own stream.
             v = signs((len(x_t), self.probes, *x_t.shape[1:]), x_t, generator).transpose(0, 1)
             diagonal = torch.zeros_like(mean)
-            for start, stop in _chunks(self.probes, x_t):
+            for start, stop in chunks(self.probes, x_t):
                 diagonal += (v[start:stop] * pullback(v[start:stop])).sum(0)
             diagonal /= self.probes
         raise_non_finite("denoising mean", mean)
@@ -282,7 +247,7 @@ class LearnedMoments:
         object.__setattr__(self, "with_level", takes_level(self.network))
 
     def __call__(
-        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
         spend(forwards=1)

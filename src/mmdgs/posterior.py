@@ -13,6 +13,7 @@ q(x_t | x_{t+1}) of Algorithm 2; with variance-preserving levels it is ancestral
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,8 @@ class Gaussian:
     """A batch of Gaussians over x: mean (B, ...), a covariance operator, and what had to be repaired.
 
     `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below the
-    floor and were lifted to it; None where the covariance cannot need repair.
+    floor and were lifted to it; None where the covariance cannot need repair, or where that is only known of
+    a draw (KrylovMoments): `sample_with_info` says.
     """
 
     mean: Float[Tensor, "batch ..."]
@@ -45,6 +47,22 @@ class Gaussian:
         z = randn((rows, count, *self.mean.shape[1:]), self.mean, generator)
         draws = torch.stack([self.mean + self.cov.root(z[:, i]) for i in range(count)])
         return draws.reshape(*shape, *self.mean.shape)
+
+    def sample_with_info(
+        self, *, generator: Generator
+    ) -> tuple[Float[Tensor, "batch ..."], Mapping[str, Float[Tensor, " batch"]]]:
+        """One draw (B, ...), the same as `sample`'s, and what is known of it: numbers (B,) by name."""
+        root, info = self.cov.root_with_info(randn_like(self.mean, generator))
+        return self.mean + root, info if self.repaired is None else {"repaired": self.repaired, **info}
+
+    def variance_along(self, directions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The variance of u' x, u' C u, for directions u (*shape, B, ...) of any length; (*shape, B)."""
+        lead = directions.shape[: directions.ndim - self.mean.ndim]
+        if directions.shape != (*lead, *self.mean.shape):
+            raise ValueError(
+                f"directions must end in the posterior's shape {tuple(self.mean.shape)}, got {tuple(directions.shape)}"
+            )
+        return self.cov.variance_along(directions.reshape(-1, *self.mean.shape)).reshape(*lead, len(self.mean))
 
     def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
         """log N(x; mean, C), summed over the event; (B,)."""

@@ -185,6 +185,12 @@ def uniforms(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor
     return _draw("uniform", shape, like, generator)
 
 
+def spawn_seeds(rows: int, device: torch.device, generator: Generator) -> Tensor:
+    """A seed for each row, (rows,), for streams that are to be drawn from later, or never."""
+    high, low = (2**24 * uniforms((rows, 2), torch.empty(0, device=device), generator)).long().unbind(1)
+    return (high << 24) | low
+
+
 def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch.Generator on `device`, seeded."""
     return torch.Generator(device=device).manual_seed(seed)

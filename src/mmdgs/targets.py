@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -116,6 +117,8 @@ class GaussianMixture:
 
     def noised(self, level: NoiseLevel) -> GaussianMixture:
         """The mixture of x_t = alpha x + sigma e."""
+        if not isinstance(level, NoiseLevel):
+            raise ValueError(f"a mixture is noised to one NoiseLevel, got {type(level).__name__}; go row by row")
         values = level.alpha**2 * self.values + level.sigma**2
         return GaussianMixture._from_eigen(self.weights, level.alpha * self.means, values, self.vectors)
 
@@ -222,6 +225,8 @@ class MixturePosterior:
 @dataclass(frozen=True)
 class MixtureDenoiser:
     """D(x_t, level) = E[x | x_t] under a Gaussian mixture."""
+
+    symmetric_jacobian: ClassVar[bool] = True  # a covariance, but for a factor
 
     mixture: GaussianMixture
 

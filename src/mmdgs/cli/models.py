@@ -38,10 +38,14 @@ def train(
     ] = None,
     param: Annotated[
         str | None,
-        typer.Option(help="The output: energy, energy-squared, score, noise, clean, velocity, mean-std, classes."),
+        typer.Option(help="The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes."),
     ] = None,
     loss: Annotated[str | None, typer.Option(help="dsm, kl or cross-entropy; goes with --param.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise.")] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Many levels in place of --sigma: geometric:232:50:0.01, linear, cosine, edm:18.")
+    ] = None,
+    weighting: Annotated[str | None, typer.Option(help="Of the levels in the loss: ncsnv2, noise, edm, score.")] = None,
     steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
     epochs: Annotated[float | None, typer.Option(help="End after so many passes over the data.")] = None,
     minutes: Annotated[float | None, typer.Option(help="End after so much time.")] = None,
@@ -70,6 +74,8 @@ def train(
         "param": param,
         "loss": loss,
         "sigma": sigma,
+        "levels": levels,
+        "weighting": weighting,
         "steps": steps,
         "epochs": epochs,
         "minutes": minutes,

@@ -2,6 +2,7 @@
 
 from mmdgs.data.images import load_images
 from mmdgs.data.imageset import ImageSet, spread
+from mmdgs.data.samples import image_set, load_samples
 from mmdgs.data.toys import (
     CURVE_POINTS,
     MOG_MEANS,
@@ -34,7 +35,9 @@ __all__ = [
     "Toy",
     "dequantised",
     "flipped",
+    "image_set",
     "load_images",
+    "load_samples",
     "midpoints",
     "mog_density",
     "rings_density",

@@ -24,10 +24,10 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Source:
-    """A public file: its name, its MD5 checksum and the addresses that serve it, tried in turn."""
+    """A public file: its name, its checksum (MD5 or SHA-256 in hexadecimal) and its addresses, tried in turn."""
 
     file: str
-    md5: str
+    checksum: str
     urls: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def obtain(name: str, sources: Sequence[Source], root: Path, *, download: bool) 
     if missing and not download:
         raise _absent(name, missing, root, "and downloading is switched off")
     for source in missing:
-        failures = _fetch(source, folder)
+        failures = fetch(source, folder)
         if failures:
             reason = f"and {source.file} could not be downloaded ({'; '.join(failures)})"
             raise _absent(name, missing, root, reason)
@@ -80,13 +80,13 @@ def _absent(name: str, missing: Sequence[Source], root: Path, reason: str) -> Us
     )
 
 
-def _fetch(source: Source, folder: Path) -> list[str]:
+def fetch(source: Source, folder: Path) -> list[str]:
     """Download a file; what went wrong at each address if none gave it, else nothing."""
     failures = []
     for url in source.urls:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _download(url, folder / source.file, source.md5)
+            _download(url, folder / source.file, source.checksum)
             return []
         except _DownloadFailed as failure:
             failures.append(f"{url}: {failure}")
@@ -95,15 +95,16 @@ def _fetch(source: Source, folder: Path) -> list[str]:
     return failures
 
 
-def _download(url: str, target: Path, md5: str) -> None:
+def _download(url: str, target: Path, checksum: str) -> None:
     """Download a file, which gets its name once its checksum is right."""
-    digest = hashlib.md5(usedforsecurity=False)
+    kind = "SHA-256" if len(checksum) == hashlib.sha256().digest_size * 2 else "MD5"
+    digest = hashlib.sha256() if kind == "SHA-256" else hashlib.md5(usedforsecurity=False)
     with file_written_atomically(target) as stream:
         for chunk in _chunks(url, target.name):
             stream.write(chunk)
             digest.update(chunk)
-        if digest.hexdigest() != md5:
-            raise _DownloadFailed(f"its MD5 checksum is {digest.hexdigest()}, expected {md5}")
+        if digest.hexdigest() != checksum:
+            raise _DownloadFailed(f"its {kind} checksum is {digest.hexdigest()}, expected {checksum}")
 
 
 def _chunks(url: str, label: str) -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.mnist_measures import PROBE_SEED, model_of, noisy_digits, rows_at_once
 from mmdgs.experiments.mnist_models import MnistSettings, Training
 from mmdgs.experiments.workspace import Part
+from mmdgs.jacobians import mean_and_pullback
 from mmdgs.models import Model
-from mmdgs.moments import DiagonalMoments, mean_and_pullback
+from mmdgs.moments import DiagonalMoments
 from mmdgs.randomness import Streams
 
 CHECKED_PROBES = 16

@@ -23,8 +23,9 @@ from mmdgs.experiments.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, g
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.theory_existence import existence
+from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.metrics import kl_divergence
-from mmdgs.moments import FullMoments, IsotropicMoments, mean_and_jacobian
+from mmdgs.moments import FullMoments, IsotropicMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, seeded
 from mmdgs.targets import GaussianMixture

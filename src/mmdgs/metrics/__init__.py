@@ -7,27 +7,39 @@ from mmdgs.metrics.curves import Instability, instability
 from mmdgs.metrics.densities import kl_divergence
 from mmdgs.metrics.existence import Deconvolution, deconvolve
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance, gaussian_frechet_distance
+from mmdgs.metrics.inception_file import Inception, load_inception
 from mmdgs.metrics.mmd import mmd
+from mmdgs.metrics.neighbours import Diversity, PrecisionRecall, diversity, precision_recall
+from mmdgs.metrics.scores import Spread, inception_score, kernel_distance
 
 __all__ = [
     "Calibration",
     "Deconvolution",
+    "Diversity",
     "FeatureMoments",
+    "Inception",
     "Instability",
     "ModeStatistics",
+    "PrecisionRecall",
     "Reliability",
+    "Spread",
     "calibration",
     "class_shares",
     "deconvolve",
+    "diversity",
     "effective_sample_size",
     "entropy",
     "fitted_floor",
     "frechet_distance",
     "gaussian_frechet_distance",
+    "inception_score",
     "instability",
+    "kernel_distance",
     "kl_divergence",
+    "load_inception",
     "mmd",
     "mode_statistics",
+    "precision_recall",
     "reliability",
     "standardised",
     "total_variation",

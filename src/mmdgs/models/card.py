@@ -17,7 +17,7 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
         "output": config.param,
         "shape": "x".join(map(str, config.shape)),
-        "noise level": _levels(config),
+        "noise levels" if config.sigmas else "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
     if config.isotropic_variance is not None:
@@ -30,7 +30,8 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
     else:
-        level = "model.levels[0]" if config.sigmas else "model.level"
+        use += ["level = model.levels[0]   # the noisiest"] if config.sigmas else []
+        level = "level" if config.sigmas else "model.level"
         use += [f"q = model.posterior()(x_t, {level}, generator=generator)   # mean, covariance, samples"]
     lines += ["", "```python", *use, "```", ""]
     if training:
@@ -40,15 +41,18 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     return "\n".join(lines)
 
 
+def _levels(config: ModelConfig) -> str:
+    """The levels in words: how many and from where to where, not each."""
+    if not config.sigmas:
+        return "none" if config.sigma is None else f"sigma {config.sigma:g}, alpha {config.alpha:g}"
+    said = f"{len(config.sigmas)}, sigma {config.sigmas[0]:g} to {config.sigmas[-1]:g}"
+    return f"{said}, alpha {config.alphas[0]:g} to {config.alphas[-1]:g}" if config.alphas else f"{said}, alpha 1"
+
+
 def _title(config: ModelConfig) -> str:
     kind = {CLASSES: "classifier", MEAN_STD: "denoising posterior with learned mean and standard deviation"}
     what = kind.get(config.param, f"denoising model ({config.param})")
     return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")
-
-
-def _levels(config: ModelConfig) -> str:
-    levels = [f"sigma {level.sigma:g}, alpha {level.alpha:g}" for level in config.levels]
-    return f"{len(levels)}, from {levels[0]} to {levels[-1]}" if len(levels) > 1 else "".join(levels) or "none"
 
 
 def _shown(value: object) -> str:

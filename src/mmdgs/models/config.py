@@ -15,6 +15,7 @@ from mmdgs.denoisers import (
     Denoiser,
     Network,
     clean_denoiser,
+    edm_denoiser,
     energy_denoiser,
     noise_denoiser,
     score_denoiser,
@@ -23,7 +24,7 @@ from mmdgs.denoisers import (
 )
 from mmdgs.errors import UsageError
 from mmdgs.networks.registry import nearest
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.version import __version__
 
 FORMAT = 1
@@ -52,7 +53,7 @@ class SquaredErrorEnergy(nn.Module):
         self.network = network
         self.with_level = takes_level(network)
 
-    def forward(self, x: Tensor, level: NoiseLevel) -> Tensor:
+    def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         reconstruction = self.network(x, level) if self.with_level else self.network(x)
         return 0.5 * (x - reconstruction).flatten(1).square().sum(1)
 
@@ -68,6 +69,7 @@ DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
     "noise": noise_denoiser,
     "clean": clean_denoiser,
     "velocity": velocity_denoiser,
+    "edm": edm_denoiser,
 }
 """What a network's output can mean, where it gives E[x | x_t]."""
 
@@ -133,7 +135,8 @@ class ModelConfig:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
         if self.param != CLASSES and (self.sigma is None) == (not self.sigmas):
             raise UsageError(
-                f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for, or many sigmas"
+                f"a model with parametrisation {self.param!r} needs sigma, the noise level it is for, or many sigmas "
+                "(in a recipe: levels)"
             )
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)

@@ -9,7 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.randomness import seeded
+
+LEVEL_SCALE = 0.25
+"""Of log(sigma / alpha) as an input: brings the usual range near that of the others (Karras et al., 2022, table 1)."""
 
 
 class MLP(nn.Module):
@@ -17,21 +21,38 @@ class MLP(nn.Module):
 
     The authors' 2-D energy network is MLP(2, 2): four hidden layers of 400 units and two outputs that are
     summed to the energy. Their KL baseline is MLP(2, 4): two means and two log standard deviations.
+    A conditional one is called as net(x, level) and has log(sigma / alpha) / 4 as one more input.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, width: int = 400, depth: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        width: int = 400,
+        depth: int = 4,
+        conditional: bool = False,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         if min(inputs, outputs, width, depth) < 1:
             raise ValueError(f"sizes must be at least 1, got {inputs=}, {outputs=}, {width=}, {depth=}")
+        self.conditional = conditional
         generator = seeded(seed)
-        layers = [_linear(a, b, generator) for a, b in pairwise([inputs] + [width] * depth + [outputs])]
+        sizes = [inputs + conditional] + [width] * depth + [outputs]
+        layers = [_linear(a, b, generator) for a, b in pairwise(sizes)]
         modules: list[nn.Module] = [layers[0]]
         for layer in layers[1:]:
             modules += [nn.SiLU(), layer]
         self.layers = nn.Sequential(*modules)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> Tensor:
+        if not self.conditional:
+            return self.layers(x)
+        if level is None:
+            raise ValueError("this network is conditional: call it as net(x, level)")
+        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=x.dtype, device=x.device)
+        return self.layers(torch.cat([x, (LEVEL_SCALE * ratio.log()).expand(len(x), 1)], dim=1))
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
@@ -76,11 +97,11 @@ class PerceptronHessian:
 
     @classmethod
     def of(cls, network: object) -> PerceptronHessian | None:
-        """For an MLP, or an nn.Sequential of linear layers with activations between; None for anything else.
+        """For an unconditional MLP, or an nn.Sequential of linear layers with activations between; else None.
 
         Only these very types and no hooks: a subclass or a hook may compute something else.
         """
-        layers = network.layers if type(network) is MLP else network
+        layers = network.layers if type(network) is MLP and not network.conditional else network
         if type(layers) is not nn.Sequential or len(layers) < 3 or len(layers) % 2 == 0:
             return None
         linears, activations = list(layers)[::2], list(layers)[1::2]

@@ -44,6 +44,13 @@ def preset(name: str) -> tuple[str, dict[str, Any]]:
     return network, dict(options)
 
 
+def conditional_options(name: str) -> dict[str, Any]:
+    """The options with which a network takes the noise level, where it has to be told so."""
+    network = NETWORKS.get(name)
+    told = network is not None and "conditional" in inspect.signature(network).parameters
+    return {"conditional": True} if told else {}
+
+
 def build_network(name: str, inputs: int, outputs: int, options: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
     """A network by name; options it does not know are refused with the nearest name."""
     if name not in NETWORKS:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from mmdgs.networks.dropout import RowDropout
 from mmdgs.networks.initial import initialise
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 
 GROUPS = 32
 CHANNELS_A_GROUP = 4
@@ -120,7 +120,7 @@ class LevelEmbedding(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(2 * FREQUENCIES, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
 
-    def forward(self, x: Tensor, level: NoiseLevel) -> Tensor:
+    def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float32, device=x.device)
         position = ratio.log().reshape(-1, 1)
         ends = [2 * math.pi / period for period in PERIODS]
@@ -193,7 +193,7 @@ class UNet(nn.Module):
         ends = [m.conv2 if isinstance(m, ResidualBlock) else m.out for m in self.modules() if isinstance(m, BRANCHES)]
         initialise(self, seed, zero=[*ends, self.last[-1]])
 
-    def forward(self, x: Tensor, level: NoiseLevel | None = None) -> Tensor:
+    def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"the network takes images (B, {self.channels}, H, W), got shape {tuple(x.shape)}")
         embedding = None

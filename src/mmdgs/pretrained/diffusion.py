@@ -32,6 +32,7 @@ NETWORK = "UNet2DModel"
 OURS = "MomentScheduler"  # in pipelines saved with it: DDPM's schedule
 INDEX, SCHEDULER = "model_index.json", "scheduler_config.json"
 WEIGHTS = "diffusion_pytorch_model"  # and .safetensors; there may be a variant's name, or a number, between
+ENCODERS = ("vae", "vqvae", "movq")  # parts of a pipeline on latents
 INTERVAL = (-1.0, 1.0)
 SIZE = 32
 LEAST_SIGNAL = 1e-12
@@ -135,6 +136,17 @@ def _require_unconditional(name: str, config: Mapping[str, Any], source: str) ->
         raise UsageError(f"{source} has {inputs} input and {outputs} output channels; expected as many, or twice")
 
 
+def _require_images(folder: Path, source: str) -> None:
+    """Refuse a pipeline whose network works on the latents of another."""
+    index = read_json(folder / INDEX) if (folder / INDEX).is_file() else {}
+    for encoder in ENCODERS:
+        if encoder in index:
+            raise UsageError(
+                f"{source} denoises the latents of its {encoder}, not images; for the denoiser of the latents give "
+                'subfolder="unet"'
+            )
+
+
 def network_folder(folder: Path) -> Path | None:
     """Where in a folder of diffusers the configuration of the network is: itself, or its folder unet."""
     for found in (folder, folder / "unet"):
@@ -210,6 +222,7 @@ def read_pipeline(folder: Path, source: str, *, size: int | None = None) -> Pret
     unet = network_folder(folder)
     if unet is None:
         raise UsageError(f"{folder} holds no network of diffusers: there is no {CONFIG} in it, nor in its folder unet")
+    _require_images(folder, source)
     config = read_json(unet / CONFIG)
     defaults = {"in_channels": 3, "out_channels": 3}
     _require_unconditional(str(config["_class_name"]), defaults | config, source)

@@ -19,16 +19,11 @@ from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained.pretrained import Pretrained
+from mmdgs.schedules import edm
 
 INTERVAL = (-1.0, 1.0)
-STEPS, RHO, SIGMA_MIN, SIGMA_MAX = 18, 7.0, 0.002, 80.0
-"""The levels of EDM's own sampler (its table 1): steps, exponent, and the range where the network allows it."""
-
-
-def karras_levels(sigma_min: float, sigma_max: float, steps: int = STEPS, rho: float = RHO) -> tuple[NoiseLevel, ...]:
-    """(sigma_max^(1/rho) + i / (n - 1) (sigma_min^(1/rho) - sigma_max^(1/rho)))^rho (Karras et al., 2022, eq. 5)."""
-    start, end = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
-    return tuple(NoiseLevel(sigma=(start + i / (steps - 1) * (end - start)) ** rho) for i in range(steps))
+STEPS, SIGMA_MIN, SIGMA_MAX = 18, 0.002, 80.0
+"""The levels of EDM's own sampler (its table 1): steps, and the range where the network allows it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ def from_edm(network: Callable[..., Tensor], *, size: int | None = None) -> Pret
         )
     module = network.eval() if isinstance(network, nn.Module) else _Function(network)
     denoiser = EdmDenoiser(network, labelled)
-    return Pretrained(denoiser, karras_levels(low, high), (channels, side, side), INTERVAL, module, name)
+    return Pretrained(denoiser, edm(STEPS, high, low), (channels, side, side), INTERVAL, module, name)
 
 
 def _third_is_required(network: Callable[..., Any], name: str) -> bool:

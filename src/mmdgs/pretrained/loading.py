@@ -81,7 +81,7 @@ def _from_name(name: str, ema: bool, subfolder: str | None, size: int | None) ->
                 "an EDM pickle holds code: load it with its own code and give the module"
             )
         return Pretrained.of(read_ncsnv2(path, ema=ema, size=size), name)
-    if path.suffix in CHECKPOINTS:
+    if path.suffix in CHECKPOINTS and not path.is_dir():
         raise UsageError(f"there is no checkpoint {path}")
     if not ema:
         raise UsageError(f"ema=False is for NCSNv2 checkpoints; {name!r} has one set of weights")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, has_symmetric_jacobian
 from mmdgs.errors import UsageError
 from mmdgs.models import DENOISERS, Model
 from mmdgs.moments import require_batch
@@ -39,6 +39,11 @@ class Pretrained:
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         require_batch(x_t, level)
         return self.denoiser(x_t, level)
+
+    @property
+    def symmetric_jacobian(self) -> bool:
+        """Whether the denoiser's Jacobian is symmetric, as an energy's is."""
+        return has_symmetric_jacobian(self.denoiser)
 
     @classmethod
     def of(cls, model: Model, source: str = "") -> Pretrained:
@@ -82,6 +87,10 @@ class ModelDenoiser:
 
     denoiser: Denoiser
     scale: LevelScale
+
+    @property
+    def symmetric_jacobian(self) -> bool:
+        return has_symmetric_jacobian(self.denoiser)
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         if len(self.scale.levels) == 1:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg import Diagonal, raise_non_finite
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -63,9 +63,12 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
     of variances (`IsotropicMoments`, or a mapping from levels to numbers) the mean comes from the pipeline's
     evaluation of its network. With any other moments estimator `step` evaluates mean and covariance itself, and the
     pipeline's own evaluation is not used: one forward pass more a step. The last step returns the mean.
+
+    `repaired` is the fraction of the covariance that was lifted to its floor in the last step.
     """
 
     _moments: Moments | VarianceTable | None = None
+    repaired: float = 0.0
 
     @classmethod
     def for_pipeline(cls, pipe: Any, moments: Moments | Variances | None = None) -> MomentScheduler:
@@ -110,6 +113,8 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
         with torch.inference_mode(False):
             x_t = sample.detach().clone().to(torch.promote_types(sample.dtype, torch.float32))
             q = self._posterior(model_output, x_t, level, generator)
+            raise_non_finite("denoising mean", q.mean)
+            self.repaired = 0.0 if q.repaired is None else q.repaired.mean().item()
             mean = self._clipped(q.mean)
             drawn = mean
             if cleaner != CLEAN:

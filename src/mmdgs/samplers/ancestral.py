@@ -32,8 +32,8 @@ class Ancestral:
         q = self.moments(state.x, level, generator=generator)
         if following == CLEAN:
             return State(finite(q.mean)), {}
-        x = q.bridge(state.x, level, following).sample(generator=generator)
-        return State(finite(x)), {} if q.repaired is None else {"repaired": q.repaired}
+        x, info = q.bridge(state.x, level, following).sample_with_info(generator=generator)
+        return State(finite(x)), info
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ class Gibbs:
     ) -> tuple[State, Info]:
         x_t = add_noise(state.x, level, generator=generator, start=following)
         q = self.moments(x_t, level, generator=generator)
-        x = q.bridge(x_t, level, following).sample(generator=generator)
+        x, info = q.bridge(x_t, level, following).sample_with_info(generator=generator)
         if not torch.isfinite(x.sum()):
             raise_non_finite("denoising mean", q.mean)
             raise_non_finite("denoising covariance", q.cov.diagonal())
             raise_non_finite("sampled state", x)
-        return State(x), {} if q.repaired is None else {"repaired": q.repaired}
+        return State(x), info
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmdgs import moments as estimators
 from mmdgs import samplers
 from mmdgs.clipping import ClippedDenoiser, ClippedMoments
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.moments import DiagonalMoments, FullMoments, Moments
+from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
 from mmdgs.networks.registry import nearest
 from mmdgs.pretrained import Pretrained
 from mmdgs.samplers import Plan
@@ -189,18 +188,11 @@ CHAIN = Sampler(
 """What "gibbs" is for a model of one level."""
 
 
-def _krylov(denoiser: Denoiser, method: Method) -> Moments:
-    kind = getattr(estimators, "KrylovMoments", None)
-    if kind is None:
-        raise UsageError("the covariance 'krylov' is not in this version of mmdgs; use diagonal, isotropic or full")
-    return kind(denoiser, steps=method.krylov_steps)
-
-
-COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Method], Moments] | None]] = {
-    "diagonal": ({"probes": 3}, lambda denoiser, method: DiagonalMoments(denoiser, probes=method.probes)),
+COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
+    "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
     "isotropic": ({}, None),
-    "krylov": ({"krylov_steps": 10}, _krylov),
-    "full": ({}, lambda denoiser, method: FullMoments(denoiser)),
+    "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
+    "full": ({}, lambda denoiser, given: FullMoments(denoiser)),
     "small": ({}, None),
     "large": ({}, None),
 }
@@ -275,7 +267,7 @@ def make_plan(method: Method, pretrained: Pretrained, *, isotropic: Isotropic | 
         moments = isotropic(levels)
     elif method.covariance is not None:
         make = COVARIANCES[method.covariance][1]
-        moments = None if make is None else make(denoiser, method)
+        moments = None if make is None else make(denoiser, vars(method))
     if method.clip:
         denoiser = ClippedDenoiser(denoiser, pretrained.interval)
         moments = None if moments is None else ClippedMoments(moments, pretrained.interval)

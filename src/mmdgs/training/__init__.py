@@ -4,6 +4,7 @@ from mmdgs.training.engine import Trained, Trainer, Validation, train
 from mmdgs.training.examples import Examples, ImageExamples, LabelledExamples, TensorExamples
 from mmdgs.training.folder import RunFolder, metrics
 from mmdgs.training.job import train_model
+from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import Recipe, read_recipe
 from mmdgs.training.settings import TrainingSettings
 
@@ -18,6 +19,7 @@ __all__ = [
     "Trainer",
     "TrainingSettings",
     "Validation",
+    "level_draw",
     "metrics",
     "read_recipe",
     "train",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import EnergyDenoiser, raise_unless_compiler
 from mmdgs.networks.dropout import current_keys, dropout_keys, uses_dropout
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 
 SMALL = 8_000_000
 """Networks of fewer parameters are bound by launches: the MNIST preset (1.3 million) by a factor of 2.4 on an H200."""
@@ -31,7 +31,9 @@ SMALL = 8_000_000
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_t: Tensor, owner: CompiledEnergy, level: NoiseLevel, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_t: Tensor, owner: CompiledEnergy, level: NoiseLevel | NoiseLevels, *parameters: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x_t)
         ctx.owner, ctx.level, ctx.parameters = owner, level, parameters
         ctx.keys = current_keys(owner.network) if owner.drops else None
@@ -59,10 +61,10 @@ class CompiledEnergy:
         small = sum(weight.numel() for weight in weights) < SMALL
         self.graphs = backend == "inductor" and small and all(weight.is_cuda for weight in weights)
 
-        def gradient(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        def gradient(x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
             return torch.func.grad(lambda x: denoiser.call(x, level).sum())(x_t)
 
-        def slope(x_t: Tensor, u: Tensor, level: NoiseLevel) -> Tensor:
+        def slope(x_t: Tensor, u: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
             return torch.func.jvp(lambda x: denoiser.call(x, level).sum(), (x_t,), (u,))[1]
 
         self.denoiser = denoiser
@@ -71,7 +73,7 @@ class CompiledEnergy:
         self.gradient = torch.compile(gradient, backend=backend, dynamic=False, options=options)
         self.slope = torch.compile(slope, backend=backend, dynamic=False, options=options)
 
-    def value(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    def value(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         """grad f(x_t)."""
         with torch.no_grad():
             try:
@@ -81,7 +83,9 @@ class CompiledEnergy:
                 self.gradient = self._plain_gradient
                 return self.gradient(x_t, level)
 
-    def weight_gradients(self, x_t: Tensor, u: Tensor, level: NoiseLevel, weights: list[Tensor]) -> tuple[Any, ...]:
+    def weight_gradients(
+        self, x_t: Tensor, u: Tensor, level: NoiseLevel | NoiseLevels, weights: list[Tensor]
+    ) -> tuple[Any, ...]:
         """The gradients of u' grad f(x_t) in the weights."""
         try:
             found = torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
@@ -94,9 +98,9 @@ class CompiledEnergy:
     def _kept(self, result: Tensor) -> Tensor:
         return result.clone() if self.graphs else result
 
-    def _plain_gradient(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    def _plain_gradient(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         return (x_t - level.alpha * self.denoiser(x_t, level)) / level.sigma**2
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         gradient = _Gradient.apply(x_t, self, level, *self.network.parameters())
         return (x_t - level.sigma**2 * gradient) / level.alpha

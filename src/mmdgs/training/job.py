@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,17 +18,19 @@ from torch.nn import functional
 
 from mmdgs import losses
 from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
-from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
+from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, locked, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
-from mmdgs.networks.registry import preset
+from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.randomness import Generator, Streams
+from mmdgs.schedules import parse_levels
 from mmdgs.training.energies import CompiledEnergy
 from mmdgs.training.engine import PerExampleLoss, Trained, Trainer, Validation
 from mmdgs.training.examples import Examples, TensorExamples, examples_of
 from mmdgs.training.folder import RunFolder
+from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -89,8 +92,13 @@ def _sets(recipe: Recipe, device: torch.device) -> _Sets:
     )
 
 
-def loss_of(model: Model, *, compiled: bool = False) -> PerExampleLoss:
-    """The loss that goes with a model's parametrisation, its network through torch.compile if asked."""
+def loss_of(
+    model: Model, *, weighting: str | None = None, draw: str | None = None, compiled: bool = False
+) -> PerExampleLoss:
+    """The loss that goes with a model's parametrisation, its network through torch.compile if asked.
+
+    `weighting` (losses.WEIGHTINGS) and `draw` (levels.DRAWS) are for the denoisers' loss, and for many levels.
+    """
     network = model.network
     if model.config.param == CLASSES:
 
@@ -98,12 +106,13 @@ def loss_of(model: Model, *, compiled: bool = False) -> PerExampleLoss:
             return functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
 
         return cross_entropy
-    level = model.level
+    drawn = level_draw(model.levels, draw)
     if model.config.param == MEAN_STD:
         moments = LearnedMoments(Compiled(network) if compiled else network)
-        return lambda x, generator: losses.kl(moments, x, level, generator=generator)
+        return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
     denoiser = _compiled(model) if compiled else model.denoiser
-    return lambda x, generator: losses.dsm(denoiser, x, level, generator=generator)
+    weigh = losses.WEIGHTINGS[weighting or "score"]
+    return lambda x, generator: losses.dsm(denoiser, x, drawn(x, generator), generator=generator, weighting=weigh)
 
 
 def _compiled(model: Model) -> Denoiser:
@@ -114,6 +123,10 @@ def _compiled(model: Model) -> Denoiser:
 def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
     """The untrained model of a recipe, for data of this shape."""
     network, options = preset(recipe.model)
+    levels = parse_levels(recipe.levels) if recipe.levels is not None else ()
+    if levels:
+        options |= conditional_options(network)
+    alphas = [level.alpha for level in levels]
     config = ModelConfig(
         network=network,
         options=options | recipe.network,
@@ -121,6 +134,8 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
         shape=shape,
         sigma=recipe.sigma,
         alpha=recipe.alpha,
+        sigmas=tuple(level.sigma for level in levels),
+        alphas=() if set(alphas) <= {1.0} else tuple(alphas),
         classes=classes if recipe.param == CLASSES else (),
         trained_on=recipe.data,
     )
@@ -128,7 +143,10 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
         raise UsageError(
             f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
         )
-    return Model(config, seed=recipe.training.seed)
+    model = Model(config, seed=recipe.training.seed)
+    if levels and not takes_level(model.network):
+        raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
+    return model
 
 
 def placed(model: Model, device: torch.device) -> Model:
@@ -174,10 +192,11 @@ def train_model(
             note = {"command": recipe.command(), "step": step, "validation loss": value}
             model.save_pretrained(out / "best", card=model.describe(note))
 
-        validation = Validation(sets.held_out, loss_of(model), keep_best)
+        loss = functools.partial(loss_of, model, weighting=recipe.weighting, draw=recipe.level_draw)
+        validation = Validation(sets.held_out, loss(), keep_best)
         trainer = Trainer(
             model.network,
-            loss_of(model, compiled=compiled),
+            loss(compiled=compiled),
             sets.train,
             recipe.training,
             validation=validation,
@@ -239,8 +258,8 @@ def _begin(recipe: Recipe, folder: RunFolder, *, anew: bool) -> None:
 
 
 def finished(model: Model, examples: Examples, seed: int) -> Model:
-    """The trained model with its isotropic variance fitted, where it is a denoiser."""
-    if model.config.param not in DENOISERS:
+    """The trained model with its isotropic variance fitted, where it is a denoiser at one level."""
+    if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
     indices = spread(len(examples), ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"]))
     streams = Streams(seed + 2, len(indices))

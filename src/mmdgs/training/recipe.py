@@ -19,9 +19,12 @@ from typing import Any
 
 import yaml
 
+from mmdgs import losses
 from mmdgs.errors import UsageError
 from mmdgs.models.config import CLASSES, MEAN_STD, check_level, check_param
 from mmdgs.networks.registry import nearest, preset
+from mmdgs.schedules import parse_levels
+from mmdgs.training.levels import DRAWS
 from mmdgs.training.settings import TrainingSettings
 
 LOSSES = ("dsm", "kl", "cross-entropy")
@@ -43,6 +46,9 @@ class Recipe:
     loss: str | None = None  # none: the one that goes with the parametrisation
     sigma: float | None = None
     alpha: float = 1.0
+    levels: str | None = None  # in place of sigma: many levels, such as geometric:232:50:0.01
+    weighting: str | None = None  # of the levels in the loss dsm; none: the one that goes with the parametrisation
+    level_draw: str | None = None  # how an example's level is drawn from many; none: uniform
     compile: bool | None = None  # none: on a GPU
     training: TrainingSettings = field(
         default_factory=lambda: TrainingSettings(batch_size=64, learning_rate=1e-3, warmup=50, decay=True, ema=0.999)
@@ -64,6 +70,32 @@ class Recipe:
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
             )
         preset(self.model)
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        """Refuse keys of one level beside those of many, and fill in what goes with many."""
+        for name, choices in (("weighting", losses.WEIGHTINGS), ("level_draw", DRAWS)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                like = nearest(value, choices)
+                raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
+        if self.weighting is not None and self.loss != "dsm":
+            raise UsageError(f"weighting is for the loss 'dsm', and this is {self.loss!r}: leave it out")
+        if self.levels is None:
+            if self.level_draw is not None:
+                raise UsageError("level_draw is for many levels: give levels, or leave it out")
+            return
+        parse_levels(self.levels)
+        if self.loss == "cross-entropy":
+            raise UsageError("a classifier has no noise levels: leave levels out")
+        if self.sigma is not None or self.alpha != 1:
+            raise UsageError(
+                f"give one noise level (sigma, alpha) or many (levels), got both: {self.levels!r}, "
+                f"sigma {self.sigma} and alpha {self.alpha}"
+            )
+        if self.weighting is None and self.loss == "dsm":
+            object.__setattr__(self, "weighting", "edm" if self.param == "edm" else "ncsnv2")
+        object.__setattr__(self, "level_draw", self.level_draw or "uniform")
 
     def to_dict(self) -> dict[str, Any]:
         """The flat table of this recipe."""
@@ -72,10 +104,12 @@ class Recipe:
 
     def command(self, out: str = "OUT") -> str:
         """The command line that trains this recipe."""
-        default = Recipe(param=self.param, sigma=self.sigma).to_dict()
+        default = Recipe(param=self.param, sigma=self.sigma, levels=self.levels).to_dict()
         words = ["mmdgs", "train", "--data", self.data, "--model", self.model, "--param", self.param]
         words += ["--loss", str(self.loss), *([] if self.sigma is None else ["--sigma", str(self.sigma)])]
-        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "network"}
+        words += [] if self.levels is None else ["--levels", self.levels]
+        words += [] if self.weighting is None else ["--weighting", self.weighting]
+        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "levels", "weighting", "network"}
         settings = {key: value for key, value in self.to_dict().items() if key not in skip and value != default[key]}
         settings |= {f"network.{key}": value for key, value in self.network.items()}
         for key, value in settings.items():

@@ -1,0 +1,193 @@
+"""The measures of samples against a reference, from images to a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdgs.data import ImageSet, midpoints
+from mmdgs.data.sources import cache_folder
+from mmdgs.errors import UsageError
+from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_images, check_metrics
+from mmdgs.evaluation.record import Evaluation, Images
+from mmdgs.files import tensors_to_bytes
+from mmdgs.metrics.classes import class_shares, entropy, total_variation
+from mmdgs.metrics.features import ImageFeatures, cached_features, image_digest, image_features
+from mmdgs.metrics.frechet import frechet_distance
+from mmdgs.metrics.inception import RESIZE
+from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
+from mmdgs.metrics.neighbours import diversity, precision_recall
+from mmdgs.metrics.scores import inception_score, kernel_distance
+from mmdgs.models import Model
+from mmdgs.progress import progress_bar
+from mmdgs.randomness import seeded
+from mmdgs.version import __version__
+
+CLASSIFIER_BATCH = 500
+
+
+def evaluate(
+    samples: ImageSet,
+    reference: ImageSet,
+    *,
+    metrics: Sequence[str] = OF_FEATURES,
+    inception: Inception | None = None,
+    classifier: Model | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    batch_size: int | None = None,
+    cache: bool = True,
+    progress: str | None = "evaluating",
+) -> Evaluation:
+    """Measure samples against a reference.
+
+    `metrics` are some of fid, kid, precision-recall, is (all of `inception`'s features; None: the standard file is
+    looked for), diversity (of pixels) and classes (by `classifier`). `limit` takes a random subset of the samples.
+    Features of the reference are cached in the folder of the environment's MMDGS_CACHE, unless cache=False.
+    """
+    check_metrics(metrics, classifier)
+    chosen = random_subset(samples, limit, seed)
+    check_images(chosen, reference, metrics, classifier)
+    run = _Run(chosen, reference, seed, torch.device(device), batch_size, cache, progress)
+    of_features = [name for name in metrics if name in OF_FEATURES]
+    network = (inception or load_inception()) if of_features else None
+    reasons: dict[str, str] = {}
+    if network is not None and network.head is None and "is" in of_features:
+        of_features.remove("is")
+        reasons["is"] = f"{network.file} has no classification head; {HEAD_ADVICE}"
+    values = run.of_features(network, of_features) if network and of_features else {}
+    if "diversity" in metrics:
+        values["diversity"] = run.diversity()
+    if classifier is not None:
+        values["classes"] = run.classes(classifier)
+    return Evaluation(
+        samples=_described(chosen, len(samples)),
+        reference=_described(reference, len(reference)),
+        values={name: values[name] for name in metrics if name in values},
+        open=reasons,
+        warnings=cautions(chosen, reference, metrics),
+        seed=seed,
+        resize=RESIZE if network else None,
+        inception=_network(network) if network else None,
+        classifier=_classifier(classifier) if classifier else None,
+        environment={"mmdgs": __version__, "torch": torch.__version__, "device": _device_name(run.device)},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What all measures of one evaluation share."""
+
+    samples: ImageSet
+    reference: ImageSet
+    seed: int
+    device: torch.device
+    batch_size: int | None
+    cache: bool
+    progress: str | None
+
+    def of_features(self, inception: Inception, metrics: Sequence[str]) -> dict[str, Any]:
+        both = [name for name in metrics if name != "is"]
+        ours = image_features(self.samples, inception, keep=list(metrics) != ["fid"], **self._how("samples"))
+        theirs = self._reference_features(inception, keep=both != ["fid"]) if both else None
+        values: dict[str, Any] = {}
+        with progress_bar(len(metrics), self.progress and f"{self.progress}: distances", unit="metric") as bar:
+            for name in metrics:
+                values[name] = self._measure(name, ours, theirs, inception)
+                bar.update()
+        return values
+
+    def _how(self, what: str) -> dict[str, Any]:
+        label = self.progress and f"{self.progress}: {what}"
+        return {"device": self.device, "batch_size": self.batch_size, "progress": label}
+
+    def _reference_features(self, inception: Inception, keep: bool) -> ImageFeatures:
+        how = self._how("reference")
+        if not self.cache:
+            return image_features(self.reference, inception, keep=keep, **how)
+        return cached_features(self.reference, inception, cache_folder() / "features", keep=keep, **how)
+
+    def _measure(self, name: str, ours: ImageFeatures, theirs: ImageFeatures | None, inception: Inception) -> Any:
+        if theirs is not None and name == "fid":
+            return frechet_distance(ours.moments, theirs.moments)
+        assert ours.features is not None
+        features = ours.features.to(self.device)
+        if name == "is":
+            # Sets may be sorted by class, and a part should be like the whole.
+            order = torch.randperm(len(features), generator=seeded(self.seed))
+            return dataclasses.asdict(inception_score(inception.probabilities(features).cpu()[order]))
+        assert theirs is not None
+        assert theirs.features is not None
+        others = theirs.features.to(self.device)
+        if name == "kid":
+            return dataclasses.asdict(kernel_distance(features, others, seed=self.seed))
+        return dataclasses.asdict(precision_recall(features, others))
+
+    def diversity(self) -> dict[str, Any]:
+        """That of samples, of as many reference images, and their ratio."""
+        count = min(len(self.samples), len(self.reference))
+        ours, theirs = (
+            diversity(random_subset(images, count, self.seed).images.to(self.device))
+            for images in (self.samples, self.reference)
+        )
+        ratio = ours.distance / theirs.distance if theirs.distance > 0 else None
+        return {"samples": dataclasses.asdict(ours), "reference": dataclasses.asdict(theirs), "ratio": ratio}
+
+    def classes(self, classifier: Model) -> dict[str, Any]:
+        """Shares of the classes that the classifier sees, in samples and reference, and their distance."""
+        names = classifier.config.classes
+        classifier.to(self.device)
+        ours, theirs = (
+            class_shares(self._labels(classifier, images, what), len(names))
+            for images, what in ((self.samples, "samples"), (self.reference, "reference"))
+        )
+        return {
+            "names": list(names),
+            "samples": ours.tolist(),
+            "reference": theirs.tolist(),
+            "distance": total_variation(ours, theirs),
+            "entropy": entropy(ours),
+            "reference_entropy": entropy(theirs),
+        }
+
+    @torch.no_grad()
+    def _labels(self, classifier: Model, images: ImageSet, what: str) -> Tensor:
+        found = []
+        with progress_bar(len(images), self.progress and f"{self.progress}: classes of {what}", unit="image") as bar:
+            for batch in images.images.split(CLASSIFIER_BATCH):
+                found.append(classifier.network(midpoints(batch.to(self.device))).argmax(1).cpu())
+                bar.update(len(batch))
+        return torch.cat(found)
+
+
+def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    """So many images drawn without replacement, in their order; all of them without a limit."""
+    if limit is None or limit >= len(images):
+        return images
+    if limit < 1:
+        raise UsageError(f"limit must be at least 1, got {limit}")
+    return images.take(torch.randperm(len(images), generator=seeded(seed))[:limit].sort().values)
+
+
+def _described(images: ImageSet, available: int) -> Images:
+    return Images(images.name, images.split, len(images), available, image_digest(images))
+
+
+def _network(inception: Inception) -> dict[str, Any]:
+    return {"file": inception.file, "sha256": inception.sha256, "head": inception.head is not None}
+
+
+def _classifier(model: Model) -> dict[str, Any]:
+    digest = hashlib.sha256(tensors_to_bytes(model.network.state_dict())).hexdigest()
+    return {"network": model.config.network, "trained_on": model.config.trained_on, "sha256": digest}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
