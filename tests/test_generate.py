@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -144,6 +145,19 @@ def test_an_evaluation_reads_the_same_images_from_both(tmp_path: Path) -> None:
     found = [load_samples(tmp_path / name).images for name in ("folder", "x.npz")]
     assert torch.equal(*found)
     assert torch.equal(found[0], to_uint8(drawn().x))
+
+
+def test_an_array_of_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 20 if Path("/proc/self/fd").exists() else 128  # noqa: PTH208
+    model = exact()
+    plan = make_plan(Method("ddim", steps=2), model)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        drawn(model, 60, plan=plan, batch_size=1, out=tmp_path / "x.npz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_allclose(np.load(tmp_path / "x.npz")["x"], drawn(model, 60, plan=plan).x, atol=1e-5)
 
 
 # --- going on ----------------------------------------------------------------------------------------------------
@@ -325,6 +339,16 @@ def test_two_runs_into_one_place(tmp_path: Path) -> None:
     with locked(parts), pytest.raises(UsageError, match="another run is writing into"):
         drawn(out=tmp_path / "x.npz")
     drawn(out=tmp_path / "x.npz")
+
+
+def test_a_refused_run_leaves_an_empty_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UsageError, match="choose one of --resume"):
+        drawn(out=tmp_path / "mine", resume=True, overwrite=True)
+    assert (tmp_path / "mine").is_dir()
+    with pytest.raises(UsageError, match="choose one of --resume"):
+        drawn(out=tmp_path / "new", resume=True, overwrite=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_requests_that_cannot_be(tmp_path: Path) -> None:

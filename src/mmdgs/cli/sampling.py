@@ -46,6 +46,7 @@ from mmdgs.sampling import (
     resolved,
     start_from_noise,
 )
+from mmdgs.sampling.destinations import destination
 from mmdgs.sampling.methods import CHAIN_STEPS, COVARIANCES, SAMPLERS
 from mmdgs.sampling.variances import FIT_IMAGES
 from mmdgs.schedules import Levels, parse_levels
@@ -157,10 +158,11 @@ def _accelerator(where: torch.device) -> Accelerator:
 
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
-    """Refuse what is no place for a grid; folders and arrays are checked where they are written."""
+    """Refuse what is no place for samples."""
     if out.suffix.lower() in NO_FOLDERS:
         raise UsageError(f"--out must end in .png or .npz, or be a folder, got {out}")
-    if out.suffix != GRID:
+    if out.suffix != GRID:  # before the work that a plan may need
+        destination(out).check(resume=resume, overwrite=overwrite)
         return
     if resume:
         raise UsageError(f"{out} is one picture, made in one go: --resume is for a folder or an .npz")

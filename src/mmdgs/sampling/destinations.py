@@ -67,6 +67,7 @@ class Destination(abc.ABC):
     def held(self) -> Iterator[None]:
         """Hold the destination for this process: a second run into it is refused."""
         folder = self.path if self.work.parent == self.path else self.work
+        new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = locked(folder)
@@ -78,20 +79,25 @@ class Destination(abc.ABC):
             try:
                 yield
             finally:
-                for folder in (self.work, self.path):  # refused or finished: nothing of ours is left in them
-                    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
-                        shutil.rmtree(folder)
+                for empty in [self.work, *[self.path] * new]:  # refused or finished: nothing of ours is left in them
+                    if empty.is_dir() and {path.name for path in empty.iterdir()} <= {LOCK}:
+                        shutil.rmtree(empty)
 
-    def begin(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Start, or go on: refused where there is something else, or a run with other settings."""
+    def check(self, *, resume: bool, overwrite: bool) -> None:
+        """Refuse what is in use, unless to go on with it or to start anew."""
         if resume and overwrite:
             raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
         begun = self.record.exists()
-        if begun and resume:
-            self._require_same(settings)
-        elif (begun or self._in_use()) and not overwrite:
+        if (begun or self._in_use()) and not overwrite and not (begun and resume):
             advice = "--overwrite to start anew" + (", --resume to go on" if begun else "")
             raise UsageError(f"{self.path} exists; use {advice}, or another name")
+
+    def begin(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Start, or go on: refused where there is something else, or a run with other settings."""
+        self.check(resume=resume, overwrite=overwrite)
+        begun = self.record.exists()
+        if begun and resume:
+            self._require_same(settings)
         elif overwrite:
             self._clear()
         self.work.mkdir(parents=True, exist_ok=True)
@@ -176,7 +182,7 @@ class PictureFolder(Destination):
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _in_use(self) -> bool:
-        return any(path.name != LOCK for path in self.path.iterdir())
+        return self.path.exists() and any(path.name != LOCK for path in self.path.iterdir())
 
     def _half_written(self) -> Iterable[Path]:
         return self.path.glob(".*.png.*")
@@ -188,15 +194,15 @@ class ArrayFile(Destination):
     def __init__(self, path: Path) -> None:
         super().__init__(path, path.with_suffix(f".{RECORD}"), path.with_name(f".{path.name}.{PARTS}"))
 
-    def _parts(self) -> list[tuple[int, numpy.ndarray]]:
-        """(the first number, the samples) of each part that was written, in order; the samples stay on disk."""
-        files = {int(file.stem.split("-")[0]): file for file in sorted(self.work.glob("[0-9]*.npy"))}
-        return [(first, numpy.load(files[first], mmap_mode="r")) for first in sorted(files)]
+    def _parts(self) -> list[tuple[int, int, Path]]:
+        """(the first number, how many, the file) of each part that was written, in order: its name says all."""
+        files = self.work.glob("[0-9]*.npy")
+        return sorted((*map(int, file.stem.split("-")), file) for file in files)  # type: ignore[misc]
 
     def present(self, count: int) -> set[int]:
         if self.path.exists():
             return set(range(count))
-        return {first + i for first, part in self._parts() for i in range(len(part))}
+        return {number for first, samples, _ in self._parts() for number in range(first, first + samples)}
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         with file_written_atomically(self.work / f"{_name(first)}-{_name(len(images))}.npy") as stream:
@@ -211,13 +217,14 @@ class ArrayFile(Destination):
             entry = zipfile.ZipInfo("x.npy")  # without a time: the same samples are the same bytes
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as array:
-                head = {"descr": "<f4", "fortran_order": False, "shape": (count, *parts[0][1].shape[1:])}
+                shape = (count, *numpy.load(parts[0][2]).shape[1:])
+                head = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 numpy.lib.format.write_array_header_1_0(array, head)
                 written = 0
-                for first, part in parts:  # of another batch size they may overlap
-                    if first <= written < first + len(part):
-                        array.write(part[written - first :].astype("<f4").tobytes())
-                        written = first + len(part)
+                for first, samples, file in parts:  # of another batch size they may overlap
+                    if first <= written < first + samples:
+                        array.write(numpy.load(file)[written - first :].astype("<f4").tobytes())
+                        written = first + samples
         assert written == count, f"{written} of {count} samples were written"
 
     def _clear(self) -> None:
