@@ -30,6 +30,7 @@ from mmdgs.randomness import Streams
 logger = logging.getLogger("mmdgs")
 
 FILE = "isotropic.json"
+ANYONE_WRITES = 0o222
 FIT_IMAGES = {"cuda": 2_000, "cpu": 100}
 """Images to estimate from: each has as many numbers as pixels, so a variance's standard error is some percent."""
 
@@ -124,6 +125,11 @@ def variance_files(pretrained: Pretrained) -> list[Path]:
     return [*files, cache_folder() / "isotropic" / f"{pretrained.digest[:32]}.json"]
 
 
+def _writable(folder: Path) -> bool:
+    """Whether to write in a folder: one that is marked as read-only is left alone, by the superuser too."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & ANYONE_WRITES)
+
+
 def _kept(pretrained: Pretrained) -> list[dict[str, Any]]:
     """All fits that are kept for these weights, wherever they are."""
     return [fit for file in variance_files(pretrained) for fit in _read(file) if fit["digest"] == pretrained.digest]
@@ -157,7 +163,7 @@ def _keep(pretrained: Pretrained, data: FitData, found: Table) -> bool:
         others = [fit for fit in _read(file) if (fit["digest"], fit["key"]) != (pretrained.digest, data.key)]
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            if os.access(file.parent, os.W_OK):
+            if _writable(file.parent):
                 write_atomically(file, to_json({"fits": [*others, entry]}))
                 return True
         except OSError as error:
