@@ -25,6 +25,7 @@ LAYERS = [
     ["denoisers"],
     ["jacobians", "targets"],
     ["moments"],
+    ["clipping"],
     ["samplers"],
     ["losses"],
     ["data", "pictures"],

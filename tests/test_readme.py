@@ -7,14 +7,24 @@ import pytest
 import torch
 from nets import lively, tiny_pipeline
 
+import mmdgs
 from mmdgs.networks import NCSNv2
 
 ROOT = Path(__file__).parents[1]
 README, PRETRAINED = ROOT / "README.md", ROOT / "docs" / "pretrained.md"
 
 
+HUB = "google/ddpm-cifar10-32"
+"""A model that examples fetch: tests put one of this machine in its place."""
+SHARED = ROOT.parent / "shared" / "models" / "cifar10_ddpm_unet2d"
+
+
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
 def run_blocks(page: Path) -> dict[str, object]:
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    blocks = [block for block in blocks_of(page) if HUB not in block]
     assert len(blocks) >= 2
     scope: dict[str, object] = {}
     for block in blocks:
@@ -24,6 +34,25 @@ def run_blocks(page: Path) -> dict[str, object]:
 
 def test_the_examples_run_in_order():
     assert run_blocks(README)["chain"].shape == (50, 100, 2)
+
+
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tiny", "shared"])
+def test_the_lines_that_sample_a_model_of_diffusers(shared: bool, tmp_path):
+    pytest.importorskip("diffusers")
+    if shared and not SHARED.is_dir():
+        pytest.skip("there is no shared/models/cifar10_ddpm_unet2d beside this repository")
+    if not shared:
+        tiny_pipeline().save_pretrained(tmp_path)
+    (block,) = [block for block in blocks_of(README) if HUB in block]
+    assert len(block.splitlines()) == 5
+    for written, smaller in ((HUB, str(SHARED if shared else tmp_path)), ("(232,", "(3,"), ("plan, 4)", "plan, 1)")):
+        assert written in block
+        block = block.replace(written, smaller)
+    scope: dict[str, object] = {"mmdgs": mmdgs}
+    exec(compile(block, str(README), "exec"), scope)
+    samples = scope["samples"]
+    assert samples.x.shape == (1, *scope["model"].shape)
+    assert (samples.cost.forwards, samples.cost.products) == (2 * 3 + 1, 2 * 3 * 3)
 
 
 def test_the_examples_with_pretrained_networks_run(tmp_path, monkeypatch):

@@ -446,11 +446,11 @@ def test_two_runs_into_one_folder(recipe: Recipe, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--out", "x.jpg"], "--out must end in .png or .npz, got x.jpg"),
+        (["--out", "x.jpg"], "--out must end in .png or .npz, or be a folder, got x.jpg"),
         (["--out", "no/x.png"], "there is no folder no to write x.png into"),
-        (["--posterior", "exact"], "--posterior must be one of diagonal, isotropic, learned, got 'exact'"),
+        (["--posterior", "exact"], "has no covariance 'exact'; choose one of diagonal, isotropic, krylov, full"),
         (["--posterior", "learned"], "'energy' has no learned posterior"),
-        (["--posterior", "isotropic"], "holds no isotropic variance"),
+        (["--posterior", "isotropic"], "no isotropic variances are kept for model at these 1 levels: give the data"),
         (["--n", "0"], "--n"),
         (["--steps", "0"], "--steps"),
         (["--probes", "0"], "--probes"),
@@ -470,7 +470,7 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
-    for name, message in (("file", "no model folder"), ("absent", "no model folder"), ("empty", "holds no model")):
+    for name, message in (("file", "no checkpoint"), ("absent", "no model folder"), ("empty", "holds no model")):
         result = run(cli.app, ["sample", name, "--device", "cpu"])
         assert result.exit_code == 2
         assert message in said(result)

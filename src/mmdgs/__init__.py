@@ -3,7 +3,19 @@
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 """
 
-from mmdgs import data, evaluation, losses, metrics, networks, pretrained, samplers, schedules, targets, training
+from mmdgs import (
+    data,
+    evaluation,
+    losses,
+    metrics,
+    networks,
+    pretrained,
+    samplers,
+    sampling,
+    schedules,
+    targets,
+    training,
+)
 from mmdgs.denoisers import (
     Denoiser,
     clean_denoiser,
@@ -28,8 +40,8 @@ from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
-from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, run
-from mmdgs.sampling import sample
+from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
+from mmdgs.sampling import generate, sample
 from mmdgs.version import __version__
 
 __all__ = [
@@ -62,7 +74,9 @@ __all__ = [
     "energy_denoiser",
     "evaluation",
     "from_pretrained",
+    "generate",
     "gibbs_chain",
+    "gibbs_plan",
     "load",
     "losses",
     "metrics",
@@ -70,8 +84,10 @@ __all__ = [
     "noise_denoiser",
     "pretrained",
     "run",
+    "run_plan",
     "sample",
     "samplers",
+    "sampling",
     "save",
     "schedules",
     "score_denoiser",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmdgs.cli import bench, evaluation, experiments, models, pretrained  # noqa: F401  they add their commands
+from mmdgs.cli import bench, evaluation, experiments, models, pretrained, sampling  # noqa: F401  they add their commands
 from mmdgs.cli.common import app
 
 

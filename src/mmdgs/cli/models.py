@@ -1,12 +1,10 @@
-"""`mmdgs train` and `mmdgs sample`: from data to a model's folder, and from a model to pictures."""
+"""`mmdgs train`: from data to a model's folder."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy
 import typer
 from rich.markup import escape
 
@@ -15,24 +13,14 @@ from mmdgs.cli.common import (
     Debug,
     Device,
     Overwrite,
-    Seed,
     app,
     device_named,
     messages,
     output,
     plain_errors,
 )
-from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
-from mmdgs.models import MEAN_STD, Model, load
-from mmdgs.moments import Moments
-from mmdgs.pictures import image_grid, png
-from mmdgs.sampling import sample as draw_samples
 from mmdgs.training.job import train_model
 from mmdgs.training.recipe import parse_override, read_recipe
-
-POSTERIORS = ("diagonal", "isotropic", "learned")
-SCALE = 3
 
 
 @app.command()
@@ -137,56 +125,3 @@ def train(
                 said += f", each step in {trained.split} parts to fit in memory"
             output.print(said)
             output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
-
-
-@app.command()
-def sample(
-    model: Annotated[str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder, or one on the hub.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A picture (.png) or arrays (.npz).")] = Path("samples.png"),
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
-    steps: Annotated[int, typer.Option(min=1, help="Gibbs steps of each chain.")] = 20,
-    posterior: Annotated[
-        str | None, typer.Option(help="diagonal, isotropic or learned.", show_default="the model's own")
-    ] = None,
-    probes: Annotated[int, typer.Option(min=1, help="Jacobian products for the diagonal, each step.")] = 3,
-    seed: Seed = 0,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    debug: Debug = False,
-) -> None:
-    """Draw samples by Gibbs chains from noise."""
-    with plain_errors(debug):
-        if out.suffix not in (".png", ".npz"):
-            raise UsageError(f"--out must end in .png or .npz, got {out}")
-        if out.exists() and not overwrite:
-            raise UsageError(f"{out} exists; use --overwrite, or another name")
-        if not out.parent.is_dir():
-            raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
-        found = load(model, device=device_named(device))
-        if out.suffix == ".png" and len(found.config.shape) != 3:
-            raise UsageError(
-                f"the model gives points of shape {found.config.shape}, not images: use an --out ending in .npz"
-            )
-        result = draw_samples(found, n, steps=steps, posterior=_posterior(found, posterior, probes), seed=seed)
-        x = result.x[0]
-        if out.suffix == ".png":
-            write_atomically(out, png(image_grid(x), SCALE))
-        else:
-            content = io.BytesIO()
-            numpy.savez_compressed(content, x=x.numpy())
-            write_atomically(out, content.getvalue())
-        said = f"{n} chains of {steps} steps"
-        if result.repaired > 0:
-            said += f"; {100 * result.repaired:.2g}% of the variances lay below the floor and were lifted to it"
-        messages.print(said)
-        output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
-
-
-def _posterior(model: Model, name: str | None, probes: int) -> Moments:
-    """The estimator a name stands for."""
-    learned = model.config.param == MEAN_STD
-    if name is not None and name not in POSTERIORS:
-        raise UsageError(f"--posterior must be one of {', '.join(POSTERIORS)}, got {name!r}")
-    if name is not None and learned != (name == "learned"):
-        raise UsageError(f"a model with parametrisation {model.config.param!r} has no {name} posterior")
-    return model.isotropic_posterior() if name == "isotropic" else model.posterior(probes=probes)

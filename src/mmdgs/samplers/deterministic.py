@@ -32,10 +32,12 @@ class DDIM:
     """x_s = alpha_s D + sqrt(sigma_s^2 - v^2) e + v z, e = (x_t - alpha_t D) / sigma_t (Song et al., 2021).
 
     v^2 is `eta`^2 times the small variance of ancestral sampling: eta = 0 is deterministic, eta = 1 is DDPM.
+    An `interval` clamps D as diffusers does: e is still the noise by the D that was not clamped.
     """
 
     denoiser: Denoiser
     eta: float = 0.0
+    interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta <= 1:
@@ -45,9 +47,10 @@ class DDIM:
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         mean = denoise(self.denoiser, state.x, level)
+        noise = (state.x - level.alpha * mean) / level.sigma
+        mean = mean if self.interval is None else mean.clamp(*self.interval)
         if following == CLEAN:
             return State(finite(mean)), {}
-        noise = (state.x - level.alpha * mean) / level.sigma
         fresh = self.eta * following.sigma * transition(following, level)[1] / level.sigma
         x = following.alpha * mean + math.sqrt(following.sigma**2 - fresh**2) * noise
         return State(finite(x + fresh * randn_like(x, generator) if fresh else x)), {}

@@ -122,9 +122,15 @@ def fixed_variance_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, lar
     return _down(FixedVariance(denoiser, large), levels)
 
 
-def ddim_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, eta: float = 0.0) -> Plan:
-    """DDIM."""
-    return _down(DDIM(denoiser, eta), levels)
+def ddim_plan(
+    denoiser: Denoiser,
+    levels: Sequence[NoiseLevel],
+    *,
+    eta: float = 0.0,
+    interval: tuple[float, float] | None = None,
+) -> Plan:
+    """DDIM, its D clamped to an interval if one is given."""
+    return _down(DDIM(denoiser, eta, interval), levels)
 
 
 def heun_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, churn: float = 0.0) -> Plan:

@@ -1,0 +1,55 @@
+"""Pretrained models for tests: exact mixtures and functions as denoisers, and a tiny network of many levels."""
+
+from __future__ import annotations
+
+import torch
+from nets import lively
+from torch import Tensor, nn
+
+from mmdgs import schedules
+from mmdgs.denoisers import Denoiser
+from mmdgs.models import Model, ModelConfig
+from mmdgs.networks import preset
+from mmdgs.noise import NoiseLevel
+from mmdgs.pretrained import Pretrained
+from mmdgs.targets import GaussianMixture
+
+SHAPE = (3, 2, 2)
+LEVELS = schedules.geometric(6, 4.0, 0.1)
+
+
+class Weights(nn.Module):
+    """Something to have a digest and a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+def of_levels(
+    levels: schedules.Levels, denoiser: Denoiser | None = None, interval: tuple[float, float] = (-1.0, 1.0)
+) -> Pretrained:
+    """A model with these levels; by default that of standard normal data."""
+    return Pretrained(denoiser or _normal, levels, SHAPE, interval, Weights(), "a test")
+
+
+def _normal(x_t: Tensor, level: NoiseLevel) -> Tensor:
+    return level.alpha / (level.alpha**2 + level.sigma**2) * x_t
+
+
+def exact(levels: schedules.Levels = LEVELS) -> Pretrained:
+    """The exact denoiser of a mixture of two images, in float32."""
+    means = torch.stack([torch.linspace(-0.9, 0.9, 12), torch.linspace(0.7, -0.4, 12)])
+    denoiser = GaussianMixture([0.6, 0.4], means.double(), 0.3).denoiser()
+    return of_levels(levels, lambda x_t, level: denoiser(x_t.double(), level).to(x_t.dtype))
+
+
+def many_level_model(shape: tuple[int, ...] = (1, 8, 8)) -> Model:
+    """A tiny U-Net of five levels that answers in a millisecond, every weight drawn."""
+    _, options = preset("unet-tiny")
+    sigmas = tuple(level.sigma for level in schedules.geometric(5, 4.0, 0.1))
+    config = ModelConfig("unet", "clean", shape, {**options, "multipliers": [1], "conditional": True}, sigmas=sigmas)
+    model = Model(config)
+    lively(model.network)
+    model.network.eval()
+    return model

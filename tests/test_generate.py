@@ -1,0 +1,484 @@
+"""Many samples: written as they come, whatever the batches and processes; killed, refused, and gone on with."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pretrained_models import LEVELS, SHAPE, exact, many_level_model
+from torch import Tensor
+from typer.testing import CliRunner
+
+import mmdgs
+from mmdgs import cli, samplers
+from mmdgs.data import load_samples, to_uint8
+from mmdgs.errors import UsageError
+from mmdgs.files import locked
+from mmdgs.noise import NoiseLevel
+from mmdgs.pretrained import Pretrained
+from mmdgs.randomness import Generator, Streams
+from mmdgs.samplers import Plan, State
+from mmdgs.sampling import Generated, Method, destinations, generate, make_plan
+
+run = CliRunner().invoke
+SHARED = Path(__file__).parents[2] / "shared" / "models" / "cifar10_ddpm_unet2d"
+COUNT, SIZE = 11, 3
+
+
+def plan_of(model: Pretrained, **settings: Any) -> Plan:
+    return make_plan(Method("gibbs", sweeps=1, probes=2, **settings), model)
+
+
+def drawn(model: Pretrained | None = None, count: int = COUNT, **options: Any) -> Generated:
+    model = model or exact()
+    plan = options.pop("plan", None) or plan_of(model)
+    return generate(model, plan, count, progress=None, **{"batch_size": SIZE, "seed": 4, **options})
+
+
+def images_in(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("[0-9]*.png"))}
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def said(result: Any) -> str:
+    return " ".join(result.output.split())
+
+
+# --- what comes out ----------------------------------------------------------------------------------------------
+
+
+def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval() -> None:
+    model = exact()
+    plan = plan_of(model)
+    start = plan.noise(SHAPE, 5, generator=Streams(4, 5))
+    by_hand = samplers.run_plan(plan, start, seed=5, progress=None)
+    found = drawn(model, 5, batch_size=5)
+    assert torch.equal(found.x, (by_hand.state.x + 1) / 2)  # [-1, 1] as [0, 1]
+    assert found.cost == by_hand.cost
+    assert found.seconds > 0
+    assert found.path is None
+    asked: list[tuple[int, int]] = []
+
+    def elsewhere(chains: int, first: int) -> Tensor:
+        asked.append((chains, first))
+        return start[first : first + chains] + 3
+
+    assert not torch.allclose(drawn(model, 5, start=elsewhere).x, found.x, atol=1e-2)
+    assert asked == [(3, 0), (2, 3)]
+    shifted = Pretrained(model.denoiser, LEVELS, SHAPE, (2.0, 6.0), model.network, "")
+    by_hand = samplers.run_plan(plan, start + 4, seed=5, progress=None)
+    assert torch.allclose(drawn(shifted, 5, plan=plan).x, (by_hand.state.x - 2) / 4, atol=1e-6)
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    whole = drawn(batch_size=None)
+    for size in (1, 4, 100):
+        torch.testing.assert_close(drawn(batch_size=size).x, whole.x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(drawn(count=3).x, whole.x[:3], rtol=1e-5, atol=1e-5)
+    assert (drawn(seed=5).x - whole.x).abs().max() > 0.05
+    assert (whole.x[0] - whole.x[1]).abs().max() > 0.05
+
+
+def test_images_are_written_as_png_files_with_a_record(tmp_path: Path) -> None:
+    out = tmp_path / "a [folder]"
+    found = drawn(out=out, settings={"method": {"sampler": "gibbs"}})
+    x = drawn().x
+    assert found.x is None
+    assert found.path == out
+    assert sorted(path.name for path in out.iterdir()) == [".lock", *images_in(out), "samples.json"]
+    assert list(images_in(out)) == [f"{i:06}.png" for i in range(COUNT)]
+    for i in range(COUNT):
+        with Image.open(out / f"{i:06}.png") as image:
+            np.testing.assert_array_equal(np.asarray(image), to_uint8(x[i]).permute(1, 2, 0).numpy())
+    record = json.loads((out / "samples.json").read_text())
+    assert record["finished"] is True
+    assert record["source"] == "a test"
+    assert record["settings"]["count"] == COUNT
+    assert record["settings"]["seed"] == 4
+    assert record["settings"]["model"] == exact().digest
+    assert record["settings"]["method"] == {"sampler": "gibbs"}
+    steps = len(LEVELS) - 1
+    assert record["cost"]["forwards"] == found.cost.forwards == steps + 1
+    assert record["cost"]["products"] == found.cost.products == 2 * steps
+    assert record["cost"]["evaluations"] == steps + 1 + 2 * 2 * steps
+    assert record["cost"]["seconds"] == pytest.approx(found.seconds)
+    assert record["cost"]["seconds_a_sample"] == pytest.approx(found.seconds / COUNT)
+    assert record["device"] == "cpu"
+    assert record["versions"] == {"mmdgs": mmdgs.__version__, "torch": torch.__version__}
+
+
+def test_an_array_is_put_together_from_its_parts(tmp_path: Path) -> None:
+    out = tmp_path / "x [1].npz"
+    drawn(out=out)
+    with np.load(out) as archive:
+        assert archive.files == ["x"]
+        assert archive["x"].dtype == np.float32
+        np.testing.assert_array_equal(archive["x"], drawn().x.numpy())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x [1].npz", "x [1].samples.json"]
+    drawn(out=tmp_path / "again.npz")
+    assert (tmp_path / "again.npz").read_bytes() == out.read_bytes()
+    with zipfile.ZipFile(out) as archive:
+        assert archive.getinfo("x.npy").date_time == (1980, 1, 1, 0, 0, 0)  # not the time: that would be other bytes
+
+
+def test_an_evaluation_reads_the_same_images_from_both(tmp_path: Path) -> None:
+    for name in ("folder", "x.npz"):
+        drawn(out=tmp_path / name)
+    found = [load_samples(tmp_path / name).images for name in ("folder", "x.npz")]
+    assert torch.equal(*found)
+    assert torch.equal(found[0], to_uint8(drawn().x))
+
+
+def test_an_array_of_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 20 if Path("/proc/self/fd").exists() else 128  # noqa: PTH208
+    model = exact()
+    plan = make_plan(Method("ddim", steps=2), model)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        drawn(model, 60, plan=plan, batch_size=1, out=tmp_path / "x.npz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_allclose(np.load(tmp_path / "x.npz")["x"], drawn(model, 60, plan=plan).x, atol=1e-5)
+
+
+# --- going on ----------------------------------------------------------------------------------------------------
+
+
+class Stopping:
+    """A denoiser that counts the rows it is asked for, and stops the run after so many calls."""
+
+    def __init__(self, calls: int | None = None) -> None:
+        self.model, self.calls, self.rows = exact(), calls, 0
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        self.calls = None if self.calls is None else self.calls - 1
+        self.rows += len(x_t)
+        return self.model(x_t, level)
+
+    @property
+    def pretrained(self) -> Pretrained:
+        return Pretrained(self, LEVELS, SHAPE, (-1.0, 1.0), self.model.network, "a test")
+
+
+CALLS = len(LEVELS)
+"""Calls of the denoiser for each batch of `plan_of`."""
+
+
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_a_run_that_was_stopped_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    whole, out = tmp_path / f"whole-{name}", tmp_path / name
+    drawn(out=whole)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS + 3).pretrained, out=out)
+    going_on = Stopping()
+    drawn(going_on.pretrained, out=out, resume=True)
+    assert going_on.rows == (COUNT - 2 * SIZE) * CALLS  # two batches were finished, and are not made again
+    if name == "folder":
+        assert images_in(out) == images_in(whole)
+        assert hidden(out) == [".lock"]
+    else:
+        assert out.read_bytes() == whole.read_bytes()
+        assert hidden(tmp_path) == []
+    # Once more: there is nothing left to do, and the record says what it cost.
+    idle = Stopping(0)
+    again = drawn(idle.pretrained, out=out, resume=True)
+    assert again.cost == drawn().cost
+    assert again.seconds > 0
+
+
+def test_half_written_files_do_not_count(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    drawn(out=whole)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    (out / "000001.png").rename(out / ".000001.png.abcd1234")  # as a kill in the middle of a batch leaves it
+    (out / ".parts" / ".000003.json.abcd1234").write_bytes(b"half")
+    drawn(out=out, resume=True)
+    assert images_in(out) == images_in(whole)
+    assert hidden(out) == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_going_on_with_another_batch_size(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    drawn(out=out, resume=True, batch_size=4)
+    whole = drawn().x
+    if name == "folder":
+        assert len(images_in(out)) == COUNT
+        for i in range(COUNT):
+            with Image.open(out / f"{i:06}.png") as image:
+                off = np.asarray(image).astype(int) - to_uint8(whole[i]).permute(1, 2, 0).numpy()
+            assert abs(off).max() <= 1
+    else:
+        np.testing.assert_allclose(np.load(out)["x"], whole.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_deleted_image_is_made_again(tmp_path: Path) -> None:
+    drawn(out=tmp_path / "out")
+    before = images_in(tmp_path / "out")
+    (tmp_path / "out" / "000007.png").unlink()
+    drawn(out=tmp_path / "out", resume=True)
+    assert images_in(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_a_full_disk_leaves_finished_images(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, out = tmp_path / f"whole-{name}", tmp_path / name
+    drawn(out=whole)
+    write, written = destinations.file_written_atomically, []
+
+    def full(path: Path) -> Any:
+        written.append(path)
+        if len(written) > 2 and path.suffix in (".png", ".npy"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmdgs.files.file_written_atomically", full)
+        patch.setattr(destinations, "file_written_atomically", full)
+        with pytest.raises(OSError, match=r"could not be written into .* \(No space left on device\).* use --resume"):
+            drawn(out=out)
+    drawn(out=out, resume=True)
+    if name == "folder":
+        assert images_in(out) == images_in(whole)
+    else:
+        assert out.read_bytes() == whole.read_bytes()
+
+
+def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:
+    model = exact()
+    drawn(model, out=tmp_path / "out", settings={"method": {"probes": 2}})
+    before = images_in(tmp_path / "out")
+    other = exact()
+    torch.nn.init.zeros_(other.network.weight)
+    for changes, message in (
+        ({"seed": 5}, "seed was 4, now 5"),
+        ({"count": 12}, "count was 11, now 12"),
+        ({"settings": {"method": {"probes": 3}}}, "method.probes was 2, now 3"),
+        ({"plan": plan_of(model, steps=4)}, "plan was"),
+        ({"model": other}, "model was"),
+    ):
+        with pytest.raises(UsageError, match=re.escape("begun with other settings (") + f".*{re.escape(message)}"):
+            drawn(**{"settings": {"method": {"probes": 2}}, "out": tmp_path / "out", "resume": True, **changes})
+    assert images_in(tmp_path / "out") == before
+
+
+def test_a_batch_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture) -> None:
+    model = exact()
+
+    class Hungry:
+        def step(self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator):
+            if len(state.x) > 2:
+                raise torch.OutOfMemoryError("too many")
+            return kernel.step(state, level, following, generator=generator)
+
+    plan = plan_of(model)
+    kernel = plan.steps[0].kernel
+    hungry = Plan(plan.start, tuple(step._replace(kernel=Hungry()) for step in plan.steps[:-1]) + plan.steps[-1:])
+    with caplog.at_level(logging.WARNING, "mmdgs"):
+        found = drawn(model, plan=hungry, batch_size=9)
+    torch.testing.assert_close(found.x, drawn(model, batch_size=9).x, rtol=1e-5, atol=1e-5)
+    lines = [record.message for record in caplog.records]
+    assert [line for line in lines if "does not fit" in line] == [
+        "a batch of 9 does not fit in memory; going on with 4 at a time",
+        "a batch of 4 does not fit in memory; going on with 2 at a time",
+    ]
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    for name in ("folder", "x.npz"):
+        out = tmp_path / name
+        drawn(out=out)
+        with pytest.raises(UsageError, match=r"exists; use --overwrite to start anew, --resume to go on, or another"):
+            drawn(out=out)
+        with pytest.raises(UsageError, match="choose one of --resume"):
+            drawn(out=out, resume=True, overwrite=True)
+        drawn(out=out, overwrite=True, seed=9, count=2)
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    drawn(out=tmp_path / "folder", overwrite=True)
+    assert (tmp_path / "folder" / "notes.txt").read_text() == "mine"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(UsageError, match=r"foreign exists; use --overwrite to start anew, or another name"):
+            drawn(out=foreign, resume=resume)
+
+
+def test_two_runs_into_one_place(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UsageError, match="another run is writing into"):
+        drawn(out=tmp_path)
+    parts = tmp_path / ".x.npz.parts"
+    parts.mkdir()
+    with locked(parts), pytest.raises(UsageError, match="another run is writing into"):
+        drawn(out=tmp_path / "x.npz")
+    drawn(out=tmp_path / "x.npz")
+
+
+def test_a_refused_run_leaves_an_empty_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UsageError, match="choose one of --resume"):
+        drawn(out=tmp_path / "mine", resume=True, overwrite=True)
+    assert (tmp_path / "mine").is_dir()
+    with pytest.raises(UsageError, match="choose one of --resume"):
+        drawn(out=tmp_path / "new", resume=True, overwrite=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_requests_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    points = Pretrained(exact().denoiser, LEVELS, (12,), (-1.0, 1.0), exact().network, "")
+    for options, message in (
+        ({"count": 0}, "count must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"out": tmp_path / "file"}, "is a file; give a folder, or a name that ends in .npz"),
+        ({"out": tmp_path / "no" / "x.npz"}, "there is no folder"),
+        ({"out": tmp_path / "points", "model": points}, "points of shape (12,), not images"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            drawn(**options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    assert drawn(points, out=tmp_path / "points.npz").count == COUNT
+
+
+# --- the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of five levels, saved."""
+    return mmdgs.save(many_level_model(), tmp_path / "model")
+
+
+def words(model: Path, out: Path, *more: str) -> list[str]:
+    common = ["--sampler", "gibbs", "--sweeps", "2", "--probes", "1", "-n", "24", "--batch-size", "4", "--seed", "3"]
+    return ["sample", str(model), *common, "--device", "cpu", "--out", str(out), *more]
+
+
+def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) -> None:
+    result = run(cli.app, words(folder, tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert re.search(r"24 images: 9 forwards and 8 Jacobian products each, [\d.]+ seconds", said(result))
+    model = mmdgs.from_pretrained(str(folder))
+    plan = make_plan(Method(sweeps=2, probes=1), model)
+    generate(model, plan, 24, out=tmp_path / "library", seed=3, batch_size=4, progress=None)
+    assert images_in(tmp_path / "out") == images_in(tmp_path / "library")
+    record = json.loads((tmp_path / "out" / "samples.json").read_text())
+    assert record["settings"]["method"]["sampler"] == "gibbs"
+    assert record["settings"]["method"]["levels"]["count"] == 5
+    grid = run(cli.app, words(folder, tmp_path / "grid.png"))
+    assert grid.exit_code == 0, grid.output
+    with Image.open(tmp_path / "grid.png") as image:
+        assert image.size == (3 * (5 * 10 + 2), 3 * (5 * 10 + 2))
+
+
+def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
+    for more, message in (
+        (["--sampler", "ddim"], "'ddim' takes no sweeps; it takes clip, eta, levels, steps"),
+        (["--sampler", "dim"], "unknown sampler 'dim' (did you mean 'ddim'?)"),
+        (["--churn", "0.1"], "takes no churn"),
+        (["--levels", "geometric:5:0.1:4"], "the noisiest is first"),
+        (["--data", "mnist"], "--data is for --covariance isotropic"),
+        (["--fit-images", "3"], "--fit-images is for --covariance isotropic"),
+        (["--covariance", "isotropic", "--fit-images", "3"], "give --data too"),
+        (["--covariance", "isotropic", "--data", "mnist"], "the covariance 'isotropic' takes no probes"),
+        (["--size", "9"], "--size is for checkpoints that do not"),
+        (["--raw"], "ema=False is for NCSNv2 checkpoints"),
+        (["--out", str(tmp_path / "x.png"), "--resume"], "--resume is for a folder or an .npz"),
+        (["--covariance", "learned"], "'clean' has no learned posterior"),
+    ):
+        result = run(cli.app, words(folder, tmp_path / "out", *more))
+        assert result.exit_code == 2, result.output
+        assert message in said(result), message
+        assert not (tmp_path / "out").exists()
+
+
+def command(*more: str) -> list[str]:
+    return [sys.executable, "-m", *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
+    more = ("--sweeps", "12")  # long enough to be killed on its way
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    process = subprocess.Popen(command("mmdgs", *words(folder, out, *more)), env=environment(), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (out.exists() and len(images_in(out)) >= 6):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert 6 <= len(images_in(out)) < 24, "it must be killed on its way"
+    assert json.loads((out / "samples.json").read_text())["finished"] is False
+    result = run(cli.app, words(folder, out, *more, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert run(cli.app, words(folder, whole, *more)).exit_code == 0
+    assert images_in(out) == images_in(whole)
+    assert len(images_in(out)) == 24
+    assert hidden(out) == [".lock"]
+
+
+@pytest.mark.slow
+def test_two_processes_draw_the_images_of_one(folder: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.npz", tmp_path / "two.npz"
+    launch = command("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs")
+    found = subprocess.run([*launch, *words(folder, two)], env=environment(), capture_output=True, timeout=200)
+    assert found.returncode == 0, found.stderr.decode()
+    assert found.stdout.decode().count("samples:") == 1
+    assert run(cli.app, words(folder, one)).exit_code == 0
+    assert one.read_bytes() == two.read_bytes()
+    assert hidden(tmp_path) == []
+    assert json.loads((tmp_path / "two.samples.json").read_text())["processes"] == 2
+
+
+FAMILIES = {
+    "gibbs": ["--steps", "2", "--sweeps", "1", "--probes", "1"],
+    "langevin": ["--steps", "2", "--sweeps", "1"],
+    "ancestral": ["--steps", "2"],
+    "ddim": ["--steps", "2"],
+    "heun": ["--steps", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="there is no shared/models/cifar10_ddpm_unet2d beside this repository")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_samples_a_model_of_diffusers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    common = ["sample", str(SHARED), "--n", "1", "--device", "cpu", "--out", str(tmp_path / "x.npz")]
+    result = run(cli.app, [*common, "--sampler", name, *FAMILIES[name]])
+    assert result.exit_code == 0, result.output
+    x = np.load(tmp_path / "x.npz")["x"]
+    assert x.shape == (1, 3, 32, 32)
+    assert x.std() > 0.01
