@@ -158,6 +158,26 @@ def test_isotropic_variance_of_the_paper(paper: GaussianMixture, generator: torc
     assert post.variances[level] == pytest.approx(0.02014, abs=2.5e-4)
 
 
+def test_isotropic_variance_by_errors_is_the_same_number_from_fewer_points(skewed: GaussianMixture) -> None:
+    """At high noise the paper's formula is a small difference of large numbers; the errors are small themselves."""
+    level = NoiseLevel(alpha=0.5, sigma=10.0)
+    x_t = points(skewed, (3,), level, 200_000)
+    exact = skewed.posterior(x_t, level).covariance.diagonal(dim1=1, dim2=2).mean().item()
+    spread = {}
+    for name in ("fit", "fit_errors"):
+        found = []
+        for seed in range(12):
+            generator = torch.Generator().manual_seed(seed)
+            x = skewed.sample((2_000,), generator=generator)
+            fit = getattr(mmdgs.IsotropicMoments, name)
+            found.append(fit(skewed.denoiser(), x, level, generator=generator).variances[level])
+        values = torch.tensor(found)
+        spread[name] = values.std().item()
+        assert values.mean().item() == pytest.approx(exact, abs=5 * spread[name] / math.sqrt(12))
+    assert spread["fit_errors"] < 0.05 * spread["fit"]
+    assert spread["fit_errors"] < 0.05 * exact
+
+
 @pytest.mark.parametrize("kind", NETWORK_KINDS)
 def test_isotropic_variance_is_exact_for_a_gaussian(kind: str, level: NoiseLevel, generator: torch.Generator) -> None:
     # N(m, s^2 I) has posterior variance s^2 sigma^2 / (alpha^2 s^2 + sigma^2) everywhere.

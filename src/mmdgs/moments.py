@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -199,19 +199,56 @@ class IsotropicMoments:
         floor: float = FLOOR,
     ) -> IsotropicMoments:
         """Estimate (sigma^2 / alpha^2) (1 - (sigma^2 / d) E ||score(x_t)||^2) from clean data x, at each level."""
+
+        def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
+            return one.variance * (1 - one.sigma**2 * score(denoiser, x_t, one).double().square())
+
+        return cls._fitted(denoiser, x, level, variance, generator, floor)
+
+    @classmethod
+    def fit_errors(
+        cls,
+        denoiser: Denoiser,
+        x: Float[Tensor, "data ..."],
+        level: NoiseLevel | Sequence[NoiseLevel],
+        *,
+        generator: Generator,
+        floor: float = FLOOR,
+    ) -> IsotropicMoments:
+        """Estimate E ||x - D(x_t)||^2 / d from clean data x, at each level.
+
+        Of an exact denoiser the same as `fit`, from far fewer images: at high noise `fit` takes the difference of two
+        large numbers. Of another it is the variance that fits its own mean.
+        """
+
+        def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
+            return (clean - denoise(denoiser, x_t, one)).double().square()
+
+        return cls._fitted(denoiser, x, level, variance, generator, floor)
+
+    @classmethod
+    def _fitted(
+        cls,
+        denoiser: Denoiser,
+        x: Tensor,
+        level: NoiseLevel | Sequence[NoiseLevel],
+        variance_of: Callable[[Tensor, Tensor, NoiseLevel], Tensor],
+        generator: Generator,
+        floor: float,
+    ) -> IsotropicMoments:
+        """The mean of `variance_of(x, x_t, level)` over data and dimensions, at each level."""
         require_batch(x)
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
         levels = [level] if isinstance(level, NoiseLevel) else list(level)
-        d = math.prod(x.shape[1:])
-        rows = max(1, min(FIT_ROWS, FIT_NUMBERS // d))
+        rows = max(1, min(FIT_ROWS, FIT_NUMBERS // math.prod(x.shape[1:])))
         variances, lifted = {}, []
         for one in levels:
             x_t = add_noise(x, one, generator=generator)
             with torch.no_grad():
-                squares = [score(denoiser, part, one).double().square().sum() for part in x_t.split(rows)]
-            mean_square = torch.stack(squares).sum().item() / (len(x) * d)
-            variance = one.variance * (1 - one.sigma**2 * mean_square)
+                parts = zip(x.split(rows), x_t.split(rows), strict=True)
+                sums = [variance_of(clean, noisy, one).sum() for clean, noisy in parts]
+            variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
             if variance < floor * one.variance:

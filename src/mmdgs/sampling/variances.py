@@ -48,7 +48,7 @@ class FitData:
     def key(self) -> dict[str, Any]:
         """What a kept variance is known by, besides the weights: where the files are does not matter."""
         name = self.name if self.name in NAMES else str(Path(self.name).expanduser().resolve())
-        return {"data": name, "images": self.images, "seed": self.seed}
+        return {"data": name, "images": self.images, "seed": self.seed, "of": "errors"}
 
     def load(self, pretrained: Pretrained) -> Tensor:
         """Images spread over the set, in the model's shape, scaled to its interval."""
@@ -87,7 +87,7 @@ def isotropic_moments(
         keeping = True
         with progress_bar(len(missing), progress, unit="level") as bar:
             for level in missing:
-                one = IsotropicMoments.fit(pretrained, x, level, generator=Streams(data.seed, len(x)))
+                one = IsotropicMoments.fit_errors(pretrained, x, level, generator=Streams(data.seed, len(x)))
                 found[level] = (one.variances[level], bool(one.lifted))
                 keeping = keeping and _keep(pretrained, data, found)
                 bar.update()
