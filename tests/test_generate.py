@@ -97,6 +97,21 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     assert (whole.x[0] - whole.x[1]).abs().max() > 0.05
 
 
+def test_precision_is_the_networks_and_states_stay_in_float32(tmp_path: Path) -> None:
+    model = Pretrained.of(many_level_model((3, 8, 8)))
+    plan = make_plan(Method("ddim"), model)
+    full, low = (drawn(model, 3, plan=plan, precision=name).x for name in ("float32", "bf16"))
+    assert full is not None
+    assert low is not None
+    assert low.dtype == torch.float32
+    assert not torch.equal(full, low)
+    assert torch.allclose(full, low, atol=0.1 * full.std().item())
+    drawn(model, 3, plan=plan, precision="bf16", out=tmp_path / "low")
+    assert json.loads((tmp_path / "low" / "samples.json").read_text())["settings"]["precision"] == "bf16"
+    with pytest.raises(UsageError, match="precision must be one of float32, tf32, bf16, got 'half'"):
+        drawn(model, 3, plan=plan, precision="half")
+
+
 def test_images_are_written_as_png_files_with_a_record(tmp_path: Path) -> None:
     out = tmp_path / "a [folder]"
     found = drawn(out=out, settings={"method": {"sampler": "gibbs"}})

@@ -15,7 +15,7 @@ ROOT = Path(mmdgs.__file__).parent
 LAYERS = [
     ["errors", "progress"],
     ["files"],
-    ["cost", "randomness", "threads", "version"],
+    ["cost", "precision", "randomness", "threads", "version"],
     ["noise"],
     ["schedules"],
     ["linalg"],

@@ -27,6 +27,7 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
 
 WITH_DATASETS = ("table1", "fig2")
+WITH_MODEL = ("few-steps",)
 
 
 @app.command(
@@ -44,6 +45,7 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
+    model: Annotated[str | None, typer.Option(help="A pretrained model (few-steps).", show_default="auto")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -52,16 +54,22 @@ def reproduce(
 ) -> None:
     with plain_errors(debug):
         chosen = experiment(name)
-        for option, given in (("--data", data), ("--seeds", seeds)):
-            if given and name not in WITH_DATASETS:
-                raise UsageError(f"{option} is for {' and '.join(WITH_DATASETS)}, not for {name}")
+        for option, given, where_it_goes in (
+            ("--data", data, WITH_DATASETS),
+            ("--seeds", seeds, WITH_DATASETS),
+            ("--model", model, WITH_MODEL),
+        ):
+            if given and name not in where_it_goes:
+                raise UsageError(f"{option} is for {' and '.join(where_it_goes)}, not for {name}")
         for one in data or []:
             toy(one)
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         datasets = tuple(dict.fromkeys(data)) if data else None
         files = None if data_dir is None else str(data_dir)
-        context = Context(workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files)
+        context = Context(
+            workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model
+        )
         _perform(chosen, context)
 
 

@@ -33,6 +33,7 @@ from mmdgs.models import CONFIG, MEAN_STD, Model, from_hub, load, shipped
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pictures import image_grid, png
+from mmdgs.precision import check_precision
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.pretrained.loading import CHECKPOINTS
 from mmdgs.samplers import Plan, single_level_plan
@@ -99,6 +100,7 @@ def sample(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
+    precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
     seed: Seed = 0,
     device: Device = "auto",
     resume: Resume = False,
@@ -112,6 +114,7 @@ def sample(
     """
     with plain_errors(debug):
         _check_out(out, resume, overwrite)
+        check_precision(precision)
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
             sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip
@@ -133,6 +136,7 @@ def sample(
                 seed=seed,
                 batch_size=batch_size,
                 start=partial(_chain_start, found, seed) if len(found.levels) == 1 else None,
+                precision=precision,
                 settings=settings,
                 resume=resume,
                 overwrite=overwrite,

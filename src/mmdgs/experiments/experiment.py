@@ -28,6 +28,7 @@ class Context:
     quick: bool = False
     datasets: tuple[str, ...] | None = None
     data_dir: str | None = None  # where image files are; none: MMDGS_DATA or the cache
+    model: str | None = None  # a pretrained model in place of the experiment's own
     started: float = field(default_factory=time.perf_counter)
 
 

@@ -47,8 +47,12 @@ def from_pretrained(
         found = _from_name(str(source), ema, subfolder, size)
     else:
         found = _from_object(source, size)
-    if device is not None or dtype is not None:
-        found.network.to(device=device, dtype=dtype)
+    # Only what is asked for: diffusers warns of any dtype that is named, None too.
+    wanted: dict[str, Any] = {
+        name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
+    }
+    if wanted:
+        found.network.to(**wanted)
     return found
 
 

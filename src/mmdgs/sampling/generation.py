@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
+from mmdgs.precision import autocast, check_precision, matmul_precision
 from mmdgs.pretrained import Pretrained
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
@@ -77,8 +78,8 @@ class _Batch:
 class _Engine:
     """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
 
-    def __init__(self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None) -> None:
-        self.pretrained, self.plan, self.seed = pretrained, plan, seed
+    def __init__(self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None, precision: str) -> None:
+        self.pretrained, self.plan, self.seed, self.precision = pretrained, plan, seed, precision
         self.device = device_of(pretrained)
         self.start = start or self._noise
         self.rows: int | None = None  # at a time, once memory has set a limit
@@ -113,14 +114,15 @@ class _Engine:
 
         try:
             # The start took the first numbers of the streams of another seed: no number is used twice.
-            return run_plan(
-                self.plan,
-                self.start(rows, first).to(self.device),
-                seed=self.seed + 1,
-                first_chain=first,
-                callback=note,
-                progress=None,
-            )
+            with matmul_precision(self.precision), autocast(self.precision, self.device):
+                return run_plan(
+                    self.plan,
+                    self.start(rows, first).to(self.device),
+                    seed=self.seed + 1,
+                    first_chain=first,
+                    callback=note,
+                    progress=None,
+                )
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise
@@ -139,6 +141,7 @@ def generate(
     seed: int = 0,
     batch_size: int | None = None,
     start: Start | None = None,
+    precision: str = "float32",
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -150,18 +153,21 @@ def generate(
     They are returned, or written to `out` as they come: a folder of PNG files with samples.json, or an .npz (`x`,
     float32; values of the data's interval as [0, 1]) with NAME.samples.json. `settings` go into that record, and
     with resume=True a run goes on only with the same. With an accelerator every process takes its share of the
-    batches. `start(chains, first)` stands in place of the noise.
+    batches. `start(chains, first)` stands in place of the noise. `precision` (float32, tf32, bf16) is the network's;
+    states stay in float32.
     """
+    check_precision(precision)
     _check(pretrained, count, batch_size, None if out is None else Path(out), accelerator)
     numbers = BATCH_NUMBERS.get(device_of(pretrained).type, BATCH_NUMBERS["cpu"])
     size = batch_size or max(1, numbers // math.prod(pretrained.shape))
-    engine = _Engine(pretrained, plan, seed, start)
+    engine = _Engine(pretrained, plan, seed, start, precision)
     if out is None:
         with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
             batches = [engine.batch(first, min(first + size, count), bar.update) for first in range(0, count, size)]
         return _summed([batch.note() for batch in batches], count, torch.cat([batch.x for batch in batches]))
     place = destination(Path(out))
-    wanted = _settings(pretrained, plan, count, seed, settings or {})
+    chosen = {} if precision == "float32" else {"precision": precision}
+    wanted = _settings(pretrained, plan, count, seed, {**chosen, **(settings or {})})
     main = accelerator is None or accelerator.is_main_process
     with place.held() if main else contextlib.nullcontext():
         if main:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.networks.dropout import dropout_keys, uses_dropout
+from mmdgs.precision import autocast, matmul_precision
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import Generator, Streams, seeded, uniforms
 from mmdgs.threads import stop_if_asked
@@ -123,7 +124,7 @@ class Trainer:
         passed, look_at = self.seconds_before, self.step + 1
         recent: list[Tensor] = []
         self.network.train()
-        with bar, _matmul_precision(self.settings.precision):
+        with bar, matmul_precision(self.settings.precision):
             while end is None or self.step < end:
                 stop_if_asked()
                 fraction = max(fraction, self.step / end if end else 0.0)
@@ -201,8 +202,7 @@ class Trainer:
             rows = len(batch[0]) if isinstance(batch, tuple) else len(batch)
             like = torch.empty((), device=self.device)
             keys = (uniforms((rows, 1), like, generator)[:, 0] * 2.0**24).long()
-        low = self.settings.precision == "bf16"
-        with dropout_keys(self.network, keys), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+        with dropout_keys(self.network, keys), autocast(self.settings.precision, self.device):
             return function(batch, generator).float()
 
     def _split_further(self, error: torch.OutOfMemoryError) -> None:
@@ -342,17 +342,6 @@ def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         state.setdefault(int(index), {})[key] = value
     optimiser.load_state_dict(whole | {"state": state})
-
-
-@contextlib.contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    """TF32 in matrix products, where it was asked for (torch's convolutions use it by themselves)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def train(

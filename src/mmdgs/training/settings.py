@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from mmdgs.errors import UsageError
+from mmdgs.precision import check_precision
 
-PRECISIONS = ("float32", "tf32", "bf16")
 FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
 """Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
 
@@ -48,8 +48,7 @@ class TrainingSettings:
             raise UsageError(f"warmup must not be negative, got {self.warmup}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise UsageError(f"ema must lie between 0 and 1, got {self.ema}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+        check_precision(self.precision)
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UsageError("say when training ends: steps, epochs or minutes")
 

@@ -1,0 +1,226 @@
+"""Few-step sampling of a pretrained diffusion model: what the covariance is worth, in FID (Bao et al., 2022, table 1).
+
+One network, one number of images, the same noise for every sampler; only the sampler differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import LogLocator, NullLocator
+from torch import Tensor
+
+from mmdgs.data import image_set, load_images, to_uint8
+from mmdgs.evaluation import evaluate
+from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes
+from mmdgs.experiments.experiment import Context, Experiment, Outcome
+from mmdgs.experiments.report import Figure, Section, Table
+from mmdgs.experiments.workspace import Part
+from mmdgs.metrics import load_inception
+from mmdgs.metrics.inception_file import Inception
+from mmdgs.pictures import tiled
+from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.sampling import FitData, Method, generate, isotropic_moments, make_plan
+
+MODEL = "google/ddpm-cifar10-32"
+DATA = "cifar10"
+SHOWN = 5
+
+ROWS: dict[str, tuple[str, str, Method]] = {
+    "small variance": (GREY, "o-", Method("ancestral", covariance="small")),
+    "large variance": (GREY, "s--", Method("ancestral", covariance="large")),
+    "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
+    "diagonal": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="diagonal", probes=3)),
+    "Krylov": (COLOURS["full"], "o-", Method("ancestral", covariance="krylov", krylov_steps=5)),
+    "DDIM": (GREEN, "o-", Method("ddim")),
+    "Heun": (GREEN, "s--", Method("heun")),
+}
+"""Rows of the table: how each is drawn, and what it is."""
+
+
+@dataclass(frozen=True)
+class FewStepSettings:
+    """How many steps and images, and which rows need so many evaluations that they are run at the fewest steps only."""
+
+    steps: tuple[int, ...] = (10, 25, 50)
+    images: int = 5_000
+    fit_images: int = 2_000
+    costly: tuple[str, ...] = ("Krylov",)
+    precision: str = "bf16"
+    measure: str = "fid"
+
+
+FULL = FewStepSettings()
+QUICK = FewStepSettings(steps=(4, 8), images=6, fit_images=8, precision="float32", measure="diversity")
+
+
+def run(context: Context) -> Outcome:
+    """Sample by every row and number of steps, and measure."""
+    settings = QUICK if context.quick else FULL
+    model = from_pretrained(context.model or MODEL, device=context.device)
+    inception = load_inception() if settings.measure == "fid" else None
+    cells = [
+        (row, steps) for row in ROWS for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
+    ]
+    found = {cell: _cell(context, model, inception, *cell, settings) for cell in cells}
+    records = [{"row": row, "steps": steps, **part.values} for (row, steps), part in found.items()]
+    pictures = {cell: part.tensors["shown"] for cell, part in found.items()}
+    sections = [_section(records, settings, model.source), _picture_section(pictures, settings)]
+    return Outcome({"settings": asdict(settings) | {"model": model.source}, "samplers": records}, sections)
+
+
+def method_of(row: str, steps: int) -> Method:
+    """A row's sampler with so many evaluations of the mean: Heun has two a step, and one in the last."""
+    return replace(ROWS[row][2], steps=(steps + 1) // 2 if row == "Heun" else steps)
+
+
+def _cell(
+    context: Context, model: Pretrained, inception: Inception | None, row: str, steps: int, settings: FewStepSettings
+) -> Part:
+    method = method_of(row, steps)
+    asked = {
+        "model": model.digest, "method": method.to_json(), "images": settings.images, "seed": context.seed,
+        "fit_images": settings.fit_images, "precision": settings.precision, "measure": settings.measure,
+    }  # fmt: skip
+
+    def compute() -> Part:
+        files = None if context.data_dir is None else Path(context.data_dir)
+        fit = FitData(DATA, settings.fit_images, files)
+        plan = make_plan(method, model, isotropic=partial(_isotropic, model, fit))
+        label = f"{row}, {steps} steps"
+        made = generate(model, plan, settings.images, seed=context.seed, precision=settings.precision, progress=label)
+        assert made.x is not None
+        x = to_uint8(made.x.clamp(0, 1))
+        value = _measure(context, x, inception, settings.measure, label)
+        cost = {"forwards": made.cost.forwards, "products": made.cost.products, "evaluations": made.cost.evaluations}
+        return Part({"value": value, "seconds": made.seconds, "repaired": made.repaired, **cost}, {"shown": x[:SHOWN]})
+
+    return context.workspace.part(f"{row}-{steps}".replace(" ", "_"), asked, compute)
+
+
+def _isotropic(model: Pretrained, fit: FitData, levels: Any) -> Any:
+    return isotropic_moments(model, levels, fit)
+
+
+def _measure(context: Context, x: Tensor, inception: Inception | None, measure: str, label: str) -> float:
+    reference = load_images(DATA, "train", data_dir=context.data_dir)
+    found = evaluate(
+        image_set(x, label), reference, metrics=[measure], inception=inception, device=context.device, progress=None
+    ).values[measure]
+    return float(found) if measure == "fid" else float(found["ratio"])
+
+
+def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, source: str) -> Section:
+    by = {(r["row"], r["steps"]): r for r in records}
+    what = "FID" if settings.measure == "fid" else "diversity, relative to data's"
+    header = [
+        "sampler",
+        *(f"{what}, {n} steps" for n in settings.steps),
+        *(f"evaluations, {n}" for n in settings.steps),
+    ]
+    rows = []
+    for row in ROWS:
+        own = [by.get((row, n)) for n in settings.steps]
+        rows.append(
+            [
+                row,
+                *(f"{r['value']:.2f}" if r else "" for r in own),
+                *(f"{r['evaluations']:g}" if r else "" for r in own),
+            ]
+        )
+    best = frozenset() if settings.measure != "fid" else frozenset(_lowest(by, settings.steps))
+    note = (
+        f"{settings.images:,} images each of {source}, {settings.precision}, the same noise for every row. A product "
+        "with the Jacobian counts as two evaluations; Heun has half the steps, so as many evaluations."
+    )
+    text = [
+        "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance (estimated "
+        "once), and with the covariance of the network's own Jacobian: its diagonal by 3 probes, or whole by Krylov "
+        "products. DDIM and Heun have no noise of their own.",
+        *(_verdicts(by, settings) if settings.measure == "fid" else [
+            "This is the quick version: so few images show that everything runs, and nothing about the samplers."
+        ]),
+    ]  # fmt: skip
+    caption = f"{what[0].upper()}{what[1:]} against steps, and against evaluations of the network."
+    figure = Figure("few_steps", caption, _draw(records, what))
+    return Section(
+        "What the covariance is worth", text, [Table("Few-step sampling", header, rows, note, best=best)], [figure]
+    )
+
+
+def _lowest(by: Mapping[tuple[str, int], dict[str, Any]], steps: Sequence[int]) -> list[tuple[int, int]]:
+    names = list(ROWS)
+    return [
+        (min((i for i, row in enumerate(names) if (row, n) in by), key=lambda i: by[names[i], n]["value"]), 1 + j)
+        for j, n in enumerate(steps)
+    ]
+
+
+def _verdicts(by: Mapping[tuple[str, int], dict[str, Any]], settings: FewStepSettings) -> list[str]:
+    """What was expected, and whether it came out."""
+    said = []
+    for better, worse in (("isotropic", ("small variance", "large variance")), ("diagonal", ("isotropic",))):
+        for other in worse:
+            pairs = [(n, by[better, n]["value"], by[other, n]["value"]) for n in settings.steps]
+            wins = [n for n, a, b in pairs if a < b]
+            verdict = (
+                "at every number of steps" if len(wins) == len(pairs) else f"at {wins or 'no number'} of {len(pairs)}"
+            )
+            numbers = ", ".join(f"{a:.2f} against {b:.2f} at {n}" for n, a, b in pairs)
+            said.append(f"{better.capitalize()} is below {other} {verdict}: {numbers}.")
+    return said
+
+
+def _draw(records: Sequence[dict[str, Any]], what: str) -> Canvas:
+    canvas, axes = new_figure(1, 2, 4.0)
+    canvas.set_size_inches(11.5, 4.0)
+    for axis, key, label in zip(
+        axes[0], ("steps", "evaluations"), ("steps", "evaluations of the network"), strict=True
+    ):
+        for row, (colour, style, _) in ROWS.items():
+            own = [r for r in records if r["row"] == row]
+            points = ([r[key] for r in own], [r["value"] for r in own])
+            axis.loglog(*points, style, color=colour, markersize=4, linewidth=1.3, label=row)
+        axis.set_xlabel(label, fontsize=9)
+        axis.set_ylabel(what, fontsize=9)
+        for line in (axis.xaxis, axis.yaxis):
+            line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            line.set_major_formatter(lambda value, _: f"{value:g}")
+            line.set_minor_locator(NullLocator())
+        open_axes(axis, 8)
+    axes[0][1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return canvas
+
+
+def _picture_section(pictures: Mapping[tuple[str, int], Tensor], settings: FewStepSettings) -> Section:
+    rows, columns = len(ROWS), len(settings.steps)
+    canvas, axes = new_figure(rows, columns, 1.0)
+    canvas.set_size_inches(0.9 + 2.6 * columns, 0.62 * rows + 0.3)
+    for i, row in enumerate(ROWS):
+        for j, steps in enumerate(settings.steps):
+            axis = axes[i][j]
+            axis.set(xticks=[], yticks=[])
+            for spine in axis.spines.values():
+                spine.set_visible(False)
+            if (row, steps) in pictures:
+                images = pictures[row, steps].float() / 255
+                axis.imshow(tiled(images, len(images), gap=1, fill=1.0).movedim(0, -1).numpy())
+            if i == 0:
+                axis.set_title(f"{steps} steps", fontsize=8)
+            if j == 0:
+                axis.set_ylabel(row, fontsize=7, rotation=0, ha="right", va="center")
+    caption = "The first images of each, from the same noise."
+    return Section("Images", (), (), [Figure("few_steps_images", caption, canvas)])
+
+
+EXPERIMENT = Experiment(
+    "few-steps",
+    "Few-step sampling of a pretrained diffusion model",
+    "Ancestral sampling with fixed, isotropic, diagonal and full covariances, DDIM and Heun: FID against steps.",
+    run,
+)

@@ -1,0 +1,81 @@
+"""The few-step experiment: its rows at equal cost, its numbers by a known network, resumed without work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import fake_known, fake_script
+from nets import random_images, tiny_pipeline
+from PIL import Image
+
+from mmdgs import cli
+from mmdgs.experiments import Context, Workspace, conclude, few_steps
+from mmdgs.metrics import inception_file
+from mmdgs.pretrained import from_pretrained
+from mmdgs.samplers import run_plan
+from mmdgs.sampling import make_plan
+
+pytest.importorskip("diffusers")
+TINY = few_steps.FewStepSettings(steps=(3, 5), images=6, fit_images=4, precision="float32")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A tiny pipeline, a folder of images in the place of CIFAR-10, and a fake Inception."""
+    tiny_pipeline(in_channels=3, out_channels=3, sample_size=8).save_pretrained(tmp_path / "model")
+    for i, image in enumerate(random_images(12, (3, 8, 8))):
+        file = tmp_path / "images" / "train" / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    shutil.copytree(tmp_path / "images" / "train", tmp_path / "images" / "test")
+    monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MMDGS_INCEPTION", str(fake_script(tmp_path / "fake.pt")))
+    monkeypatch.setattr(inception_file, "KNOWN", fake_known())
+    monkeypatch.setattr(few_steps, "DATA", str(tmp_path / "images"))
+    monkeypatch.setattr(few_steps, "FULL", TINY)
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_it_measures_every_row_and_resumes_without_work(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, _ = conclude(prepared, "t", "s", few_steps.run(prepared))
+    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    by = {(r["row"], r["steps"]): r for r in records["samplers"]}
+    assert {row for row, _ in by} == set(few_steps.ROWS)
+    assert ("Krylov", 3) in by
+    assert ("Krylov", 5) not in by
+    assert all(r["value"] > 0 for r in by.values())
+    assert by["diagonal", 5]["products"] == 5 * 3
+    assert by["isotropic", 5]["evaluations"] == by["DDIM", 5]["evaluations"] == by["Heun", 5]["evaluations"] == 5
+    assert (tmp_path / "cache" / "isotropic").is_dir() or (tmp_path / "model" / "isotropic.json").is_file()
+    text = page.read_text()
+    assert "Isotropic is below small variance" in text
+    assert "Diagonal is below isotropic" in text
+    monkeypatch.setattr(few_steps, "generate", None)  # nothing is sampled again
+    again = Context(Workspace(tmp_path / "out", resume=True), torch.device("cpu"), model=prepared.model)
+    assert few_steps.run(again).records["samplers"] == records["samplers"]
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 10])
+def test_heun_has_as_many_evaluations_as_the_others_or_one_less(steps: int, prepared: Context) -> None:
+    model = from_pretrained(prepared.model)
+    costs = []
+    for row in ("DDIM", "Heun"):
+        plan = make_plan(few_steps.method_of(row, steps), model)
+        costs.append(run_plan(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
+    assert costs[0] == steps
+    assert steps - 1 <= costs[1] <= steps
+
+
+def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "--model is for few-steps, not for fig1" in " ".join(result.output.split())
