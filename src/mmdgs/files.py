@@ -119,3 +119,28 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise UsageError(f"another run is writing into {folder}; wait for it, or choose another folder") from error
         yield
+
+
+@contextlib.contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """A folder to write into, made if need be and locked; one that was made here and is left empty is removed."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"the output {folder} is a file; give a folder")
+    new = not folder.exists()
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+        except OSError as error:
+            raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            if new:
+                remove_if_empty(folder)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing, or a lock alone."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
+        shutil.rmtree(folder)

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from mmdgs.data import to_uint8
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, file_written_atomically, locked, read_json, to_json, write_atomically
+from mmdgs.files import (
+    LOCK,
+    file_written_atomically,
+    output_folder,
+    read_json,
+    remove_if_empty,
+    to_json,
+    write_atomically,
+)
 from mmdgs.pictures import png
 
 RECORD = "samples.json"
@@ -66,22 +74,11 @@ class Destination(abc.ABC):
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the destination for this process: a second run into it is refused."""
-        folder = self.path if self.work.parent == self.path else self.work
-        new = not folder.exists()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = locked(folder)
-            lock.__enter__()
-        except OSError as error:
-            raise UsageError(f"cannot write in {folder}: {error.strerror or error}") from error
-        with contextlib.ExitStack() as stack:
-            stack.push(lock)
+        with output_folder(self.path if self.work.parent == self.path else self.work):
             try:
                 yield
             finally:
-                for empty in [self.work, *[self.path] * new]:  # refused or finished: nothing of ours is left in them
-                    if empty.is_dir() and {path.name for path in empty.iterdir()} <= {LOCK}:
-                        shutil.rmtree(empty)
+                remove_if_empty(self.work)  # refused or finished: nothing of ours is left in it
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
         """Refuse what is in use, unless to go on with it or to start anew."""

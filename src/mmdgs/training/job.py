@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from mmdgs import losses
 from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, locked, write_atomically
+from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
@@ -177,7 +176,7 @@ def train_model(
         raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
     main = accelerator is None or accelerator.is_main_process
     folder = RunFolder(out, {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE})
-    with _ours(out) if main else contextlib.nullcontext():
+    with output_folder(out) if main else contextlib.nullcontext():
         begun = main and _begun(folder, resume=resume, overwrite=overwrite)
         sets = _sets(recipe, device)
         model = placed(new_model(recipe, sets.shape, sets.classes), device)
@@ -218,27 +217,6 @@ def train_model(
             accelerator.wait_for_everyone()
     model.network.requires_grad_(False)
     return model, trained
-
-
-@contextlib.contextmanager
-def _ours(out: Path) -> Iterator[None]:
-    """The output folder, made if need be, and locked against a second run."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"the output {out} is a file; give a folder")
-    new = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = locked(out)
-        lock.__enter__()
-    except OSError as error:
-        raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
-    with contextlib.ExitStack() as stack:
-        stack.push(lock)
-        try:
-            yield
-        finally:
-            if new and [path.name for path in out.iterdir()] == [LOCK]:  # refused before anything was written
-                shutil.rmtree(out)
 
 
 def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
