@@ -288,8 +288,8 @@ COSTS = {
     "gibbs": (2 * 9 + 1, 2 * 9 * 3),
     "langevin": (4 * 10 + 1, 0),
     "consistent": (10, 0),
-    "ancestral, full": (10, 10 * 3),
-    "ancestral, probes": (10, 10 * 2),
+    "ancestral, full": (10, 9 * 3),  # the last step takes the mean alone
+    "ancestral, probes": (10, 9 * 2),
     "small": (10, 0),
     "ddim": (10, 0),
     "heun": (2 * 9 + 1, 0),

@@ -53,6 +53,12 @@ class Moments(Protocol):
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
 
 
+def mean_of(moments: Moments, x_t: Tensor, level: NoiseLevel, *, generator: Generator) -> Tensor:
+    """The posterior's mean alone: by the estimator's denoiser where it has one, which spares the covariance."""
+    denoiser: Denoiser | None = getattr(moments, "denoiser", None)
+    return moments(x_t, level, generator=generator).mean if denoiser is None else denoise(denoiser, x_t, level)
+
+
 def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:
     """Refuse what is not a batch of floating-point vectors, and a level without noise."""
     if not isinstance(x_t, Tensor):

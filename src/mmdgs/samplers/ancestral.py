@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg import Diagonal
-from mmdgs.moments import Moments
+from mmdgs.moments import Moments, mean_of
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, randn_like
@@ -29,9 +29,9 @@ class Ancestral:
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
-        q = self.moments(state.x, level, generator=generator)
         if following == CLEAN:
-            return State(finite(q.mean)), {}
+            return State(finite(mean_of(self.moments, state.x, level, generator=generator))), {}
+        q = self.moments(state.x, level, generator=generator)
         x, info = q.bridge(state.x, level, following).sample_with_info(generator=generator)
         return State(finite(x)), info
 
