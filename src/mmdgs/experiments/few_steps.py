@@ -50,6 +50,7 @@ class FewStepSettings:
     steps: tuple[int, ...] = (10, 25, 50)
     images: int = 5_000
     fit_images: int = 2_000
+    batch_size: int = 500  # chains at a time: fewer leave a GPU idle between kernels
     costly: tuple[str, ...] = ("Krylov",)
     precision: str = "bf16"
     measure: str = "fid"
@@ -93,7 +94,10 @@ def _cell(
         fit = FitData(DATA, settings.fit_images, files)
         plan = make_plan(method, model, isotropic=partial(_isotropic, model, fit))
         label = f"{row}, {steps} steps"
-        made = generate(model, plan, settings.images, seed=context.seed, precision=settings.precision, progress=label)
+        made = generate(
+            model, plan, settings.images, seed=context.seed, batch_size=settings.batch_size,
+            precision=settings.precision, progress=label,
+        )  # fmt: skip
         assert made.x is not None
         x = to_uint8(made.x.clamp(0, 1))
         value = _measure(context, x, inception, settings.measure, label)
