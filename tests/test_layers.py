@@ -24,6 +24,7 @@ LAYERS = [
     ["networks"],
     ["denoisers"],
     ["jacobians", "targets"],
+    ["probes"],
     ["moments"],
     ["clipping"],
     ["samplers"],

@@ -39,6 +39,7 @@ from mmdgs.moments import (
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
 from mmdgs.sampling import generate, sample
@@ -56,6 +57,7 @@ __all__ = [
     "Gibbs",
     "IsotropicMoments",
     "KrylovMoments",
+    "Lattice",
     "LearnedMoments",
     "Model",
     "ModelConfig",
@@ -64,6 +66,7 @@ __all__ = [
     "NoiseLevels",
     "NonFiniteError",
     "Pretrained",
+    "Rademacher",
     "Streams",
     "UsageError",
     "__version__",

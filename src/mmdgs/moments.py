@@ -34,6 +34,7 @@ from mmdgs.krylov import Krylov
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.probes import ProbeDesign, Rademacher
 from mmdgs.randomness import Generator, Streams, signs, spawn_seeds
 from mmdgs.targets import GaussianMixture
 
@@ -153,12 +154,13 @@ class DiagonalMoments:
     """The diagonal of the covariance: S Rademacher probes v, mean of v * (v' J) (eq. diag:approx; Bekas et al., 2007).
 
     `probes=None` takes the exact diagonal, by d products. Variances below floor (sigma / alpha)^2 are
-    lifted to it.
+    lifted to it. For images `design=Lattice()` comes nearer with fewer products (probes.py).
     """
 
     denoiser: Denoiser
     probes: int | None = 10
     floor: float = FLOOR
+    design: ProbeDesign = field(default_factory=Rademacher)
 
     def __post_init__(self) -> None:
         if self.probes is not None and (not isinstance(self.probes, int) or self.probes < 1):
@@ -174,12 +176,11 @@ class DiagonalMoments:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             mean, pullback = mean_and_pullback(self.denoiser, x_t, level)
-            # Rows first, so that each chain's probes come from its own stream.
-            v = signs((len(x_t), self.probes, *x_t.shape[1:]), x_t, generator).transpose(0, 1)
-            diagonal = torch.zeros_like(mean)
+            v = self.design.draw(self.probes, x_t, generator)
+            sums = self.design.diagonal(self.probes, mean)
             for start, stop in chunks(self.probes, x_t):
-                diagonal += (v[start:stop] * pullback(v[start:stop])).sum(0)
-            diagonal /= self.probes
+                sums.add(v[start:stop], pullback(v[start:stop]))
+            diagonal = sums.estimate()
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
         values, repaired = floored(level.tweedie * diagonal, self.floor * level.variance)

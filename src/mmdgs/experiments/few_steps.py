@@ -36,6 +36,7 @@ ROWS: dict[str, tuple[str, str, Method]] = {
     "large variance": (GREY, "s--", Method("ancestral", covariance="large")),
     "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
     "diagonal": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="diagonal", probes=3)),
+    "diagonal, lattice": (COLOURS["diagonal"], "s--", Method("ancestral", covariance="lattice", probes=3)),
     "Krylov": (COLOURS["full"], "o-", Method("ancestral", covariance="krylov", krylov_steps=5)),
     "DDIM": (GREEN, "o-", Method("ddim")),
     "Heun": (GREEN, "s--", Method("heun")),
@@ -144,8 +145,8 @@ def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, sourc
     )
     text = [
         "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance (estimated "
-        "once), and with the covariance of the network's own Jacobian: its diagonal by 3 probes, or whole by Krylov "
-        "products. DDIM and Heun have no noise of their own.",
+        "once), and with the covariance of the network's own Jacobian: its diagonal by 3 probes (the paper's, or on "
+        "lattices), or whole by Krylov products. DDIM and Heun have no noise of their own.",
         *(_verdicts(by, settings) if settings.measure == "fid" else [
             "This is the quick version: so few images show that everything runs, and nothing about the samplers."
         ]),

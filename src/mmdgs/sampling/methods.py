@@ -23,6 +23,7 @@ from mmdgs.errors import UsageError
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
 from mmdgs.networks.registry import nearest
 from mmdgs.pretrained import Pretrained
+from mmdgs.probes import Lattice
 from mmdgs.samplers import Plan
 from mmdgs.schedules import Levels, edm, geometric, subsampled
 
@@ -44,7 +45,7 @@ class Method:
     steps: int | None = None  # levels that are used; of a single-level chain, its sweeps
     covariance: str | None = None
     sweeps: int | None = None  # at each level
-    probes: int | None = None  # of the diagonal covariance
+    probes: int | None = None  # of a diagonal covariance
     krylov_steps: int | None = None
     rate: float | None = None
     eta: float | None = None
@@ -190,6 +191,10 @@ CHAIN = Sampler(
 
 COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
     "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
+    "lattice": (
+        {"probes": 3},
+        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Lattice()),
+    ),
     "isotropic": ({}, None),
     "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
     "full": ({}, lambda denoiser, given: FullMoments(denoiser)),
