@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
 
 test: lint
-	$(BIN)/pytest --cov=mmdgs --cov-report=term
+	$(BIN)/pytest -n 2 --dist worksteal --cov=mmdgs --cov-report=term
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check src tests

@@ -448,7 +448,10 @@ def test_two_runs_into_one_folder(recipe: Recipe, tmp_path: Path) -> None:
     [
         (["--out", "x.jpg"], "--out must end in .png or .npz, or be a folder, got x.jpg"),
         (["--out", "no/x.png"], "there is no folder no to write x.png into"),
-        (["--posterior", "exact"], "has no covariance 'exact'; choose one of diagonal, isotropic, krylov, full"),
+        (
+            ["--posterior", "exact"],
+            "no covariance 'exact'; choose one of diagonal, lattice, isotropic, krylov, full",
+        ),
         (["--posterior", "learned"], "'energy' has no learned posterior"),
         (["--posterior", "isotropic"], "no isotropic variances are kept for model at these 1 levels: give the data"),
         (["--n", "0"], "--n"),

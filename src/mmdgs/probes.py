@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ NOISE_SHARE = 0.5
 not. On Jacobians of the MNIST energy and a CIFAR-10 diffusion model squares were 1.6 to 3 times the true error."""
 
 
-class Diagonal(Protocol):
+@runtime_checkable
+class DiagonalSums(Protocol):
     """What is summed over products with probes, and the diagonal that comes of it."""
 
     def add(self, v: Tensor, products: Tensor) -> None:
@@ -39,13 +40,14 @@ class Diagonal(Protocol):
         """diag J, (B, ...)."""
 
 
+@runtime_checkable
 class ProbeDesign(Protocol):
     """Which probes: S of them for a batch, every row's from its own random stream, and what is to be summed."""
 
     def draw(self, count: int, like: Tensor, generator: Generator) -> Tensor:
         """Probes (S, B, ...) for a batch (B, ...) such as `like`."""
 
-    def diagonal(self, count: int, like: Tensor) -> Diagonal: ...
+    def diagonal(self, count: int, like: Tensor) -> DiagonalSums: ...
 
 
 class _Mean:
@@ -67,7 +69,7 @@ class Rademacher:
         # Rows first, so that each chain's probes come from its own stream.
         return signs((len(like), count, *like.shape[1:]), like, generator).transpose(0, 1)
 
-    def diagonal(self, count: int, like: Tensor) -> Diagonal:
+    def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
         return _Mean(count, like)
 
 
@@ -90,7 +92,7 @@ class Lattice:
         masks = torch.stack([place == c for c in range(classes)]).to(like.dtype)
         return (signed[:, None] * masks[None, :, None]).flatten(0, 1)
 
-    def diagonal(self, count: int, like: Tensor) -> Diagonal:
+    def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
         classes, rounds = _classes_and_rounds(count)
         return _LatticeSums(classes, rounds, like, self.smooth and classes > 1)
 
