@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -88,8 +88,7 @@ class Lattice:
             raise ValueError(f"lattice probes are for images (B, C, H, W), got shape {tuple(like.shape)}")
         classes, rounds = _classes_and_rounds(count)
         signed = signs((len(like), rounds, *like.shape[1:]), like, generator).transpose(0, 1)
-        place = pixel_classes(classes, *like.shape[1:]).to(like.device)
-        masks = torch.stack([place == c for c in range(classes)]).to(like.dtype)
+        masks = _class_masks(classes, like.shape[1:], like.dtype, like.device)
         return (signed[:, None] * masks[None, :, None]).flatten(0, 1)
 
     def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
@@ -140,6 +139,13 @@ def pixel_classes(classes: int, channels: int, height: int, width: int) -> Tenso
     a, k = _best_lattice(classes, min(channels, 3))
     c, i, j = torch.meshgrid(torch.arange(channels), torch.arange(height), torch.arange(width), indexing="ij")
     return (i + a * j + k * c) % classes
+
+
+@lru_cache(maxsize=8)
+def _class_masks(classes: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ones at the pixels of each class, (classes, C, H, W): kept, for a chain asks for the same at every step."""
+    place = pixel_classes(classes, *shape)
+    return torch.stack([place == c for c in range(classes)]).to(device, dtype)
 
 
 @cache

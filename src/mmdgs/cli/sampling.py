@@ -28,14 +28,14 @@ from mmdgs.cli.common import (
 )
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, write_atomically
-from mmdgs.models import CONFIG, MEAN_STD, Model, from_hub, load, shipped
+from mmdgs.files import write_atomically
+from mmdgs.models import MEAN_STD, Model, from_hub, load, shipped
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pictures import image_grid, png
 from mmdgs.precision import check_precision
 from mmdgs.pretrained import Pretrained, from_pretrained
-from mmdgs.pretrained.loading import CHECKPOINTS
+from mmdgs.pretrained.loading import CHECKPOINTS, SETTINGS, is_ours
 from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.sampling import (
     FitData,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 SCALE = 3
 GRID = ".png"
 LEARNED = "learned"
-SETTINGS = "*.json"
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others at the end, where one of them has a batch more."""
@@ -201,7 +200,7 @@ def _loaded(name: str, *, raw: bool, size: int | None) -> tuple[Pretrained, Mode
     if not folder.exists():
         hub = name.count("/") == 1 and folder.suffix not in CHECKPOINTS
         folder = shipped(name) or (from_hub(name, [SETTINGS]) if hub else folder)
-    if raw or not (folder / CONFIG).is_file() or "mmdgs_format" not in read_json(folder / CONFIG):
+    if raw or not is_ours(folder):
         return from_pretrained(name, ema=not raw, size=size), None
     model = load(name)
     if size is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
-from mmdgs.data import image_set, load_images, to_uint8
+from mmdgs.data import ImageSet, image_set, load_images, to_uint8
 from mmdgs.evaluation import evaluate
 from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
@@ -93,7 +93,7 @@ def _cell(
     def compute() -> Part:
         files = None if context.data_dir is None else Path(context.data_dir)
         fit = FitData(DATA, settings.fit_images, files)
-        plan = make_plan(method, model, isotropic=partial(_isotropic, model, fit))
+        plan = make_plan(method, model, isotropic=lambda levels: isotropic_moments(model, levels, fit))
         label = f"{row}, {steps} steps"
         made = generate(
             model, plan, settings.images, seed=context.seed, batch_size=settings.batch_size,
@@ -108,16 +108,18 @@ def _cell(
     return context.workspace.part(f"{row}-{steps}".replace(" ", "_"), asked, compute)
 
 
-def _isotropic(model: Pretrained, fit: FitData, levels: Any) -> Any:
-    return isotropic_moments(model, levels, fit)
-
-
 def _measure(context: Context, x: Tensor, inception: Inception | None, measure: str, label: str) -> float:
-    reference = load_images(DATA, "train", data_dir=context.data_dir)
+    reference = _reference(DATA, context.data_dir)
     found = evaluate(
         image_set(x, label), reference, metrics=[measure], inception=inception, device=context.device, progress=None
     ).values[measure]
     return float(found) if measure == "fid" else float(found["ratio"])
+
+
+@lru_cache(maxsize=1)
+def _reference(name: str, data_dir: str | None) -> ImageSet:
+    """What samples are measured against: read for the first cell that needs it, and kept for the others."""
+    return load_images(name, "train", data_dir=data_dir)
 
 
 def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, source: str) -> Section:

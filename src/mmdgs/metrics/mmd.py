@@ -88,6 +88,10 @@ def _distance_blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, int]]:
         for j, columns in enumerate(y.split(BLOCK)):
             if same and j < i:
                 continue
-            norms = rows.square().sum(1)[:, None] + columns.square().sum(1)
-            distances = torch.addmm(norms, rows, columns.mT, alpha=-2).clamp_(min=0)
-            yield distances, 2 if same and j > i else 1
+            yield squared_distances(rows, columns), 2 if same and j > i else 1
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """||x_i - y_j||^2 for rows (n, d) and (m, d), by a product: (n, m). Centre the rows first, for accuracy."""
+    norms = x.square().sum(1)[:, None] + y.square().sum(1)
+    return torch.addmm(norms, x, y.mT, alpha=-2).clamp_(min=0)

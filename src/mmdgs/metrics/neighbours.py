@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from mmdgs.metrics.mmd import squared_distances
+
 NEIGHBOURS = 3
 """The convention of Kynkäänniemi et al. (2019)."""
 BLOCK = 2048
@@ -56,7 +58,7 @@ def _share_within(points: Tensor, centres: Tensor, neighbours: int) -> float:
         for first in range(0, len(centres), BLOCK):
             rows = slice(first, first + BLOCK)
             limit = radii[rows] + slack * (squares[rows] + part.square().sum(1)[:, None])
-            inside |= (_squared_distances(part, centres[rows]) <= limit).any(1)
+            inside |= (squared_distances(part, centres[rows]) <= limit).any(1)
         covered += int(inside.sum())
     return covered / len(points)
 
@@ -65,14 +67,9 @@ def _radii(part: Tensor, centres: Tensor, neighbours: int) -> Tensor:
     """The squared distance of each row to its k-th nearest other: the nearest of all is the row itself."""
     nearest = torch.empty(len(part), 0, dtype=part.dtype, device=part.device)
     for columns in centres.split(BLOCK):
-        candidates = torch.cat([nearest, _squared_distances(part, columns)], 1)
+        candidates = torch.cat([nearest, squared_distances(part, columns)], 1)
         nearest = candidates.topk(min(neighbours + 1, candidates.shape[1]), largest=False).values
     return nearest.max(1).values
-
-
-def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    norms = x.square().sum(1)[:, None] + y.square().sum(1)
-    return torch.addmm(norms, x, y.mT, alpha=-2).clamp_(min=0)
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ def _nearest_other(part: Tensor, first: int, levels: Tensor, centre: Tensor) -> 
     own = torch.arange(first, first + len(part), device=part.device)
     for start in range(0, len(levels), BLOCK):
         columns = levels[start : start + BLOCK].float() - centre
-        squares = _squared_distances(x, columns)
+        squares = squared_distances(x, columns)
         squares[own[:, None] == torch.arange(start, start + len(columns), device=part.device)] = torch.inf
         nearest = squares.min(1)
         closer = nearest.values < best

@@ -99,7 +99,7 @@ def _from_name(name: str, ema: bool, subfolder: str | None, size: int | None) ->
 
 def _from_folder(folder: Path, source: str, size: int | None) -> Pretrained:
     """A folder is a model of mmdgs, or diffusers': its configuration says which."""
-    if _is_ours(folder):
+    if is_ours(folder):
         return Pretrained.of(Model.from_pretrained(folder), source)
     if diffusion.network_folder(folder) is None:
         raise UsageError(
@@ -109,7 +109,8 @@ def _from_folder(folder: Path, source: str, size: int | None) -> Pretrained:
     return diffusion.read_pipeline(folder, source, size=size)
 
 
-def _is_ours(folder: Path) -> bool:
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a model of mmdgs, by its configuration."""
     return (folder / CONFIG).is_file() and "mmdgs_format" in read_json(folder / CONFIG)
 
 
@@ -117,7 +118,7 @@ def _fetched(name: str, subfolder: str) -> Path:
     """The folder of a repository of the hub: first what it says of itself, then the weights that are needed."""
     folder = from_hub(name, [SETTINGS]) / subfolder
     inner = f"{subfolder}/" if subfolder else ""
-    if _is_ours(folder):
+    if is_ours(folder):
         from_hub(name, [inner + WEIGHTS])
         return folder
     network = diffusion.network_folder(folder)

@@ -16,8 +16,7 @@ from mmdgs.moments import Moments, mean_of
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, randn_like
-from mmdgs.samplers.kernel import Info, State
-from mmdgs.samplers.langevin import finite
+from mmdgs.samplers.kernel import Info, State, finite
 
 
 @dataclass(frozen=True)

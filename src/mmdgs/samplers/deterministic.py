@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.randomness import Generator, randn_like
-from mmdgs.samplers.kernel import Info, State
-from mmdgs.samplers.langevin import finite
+from mmdgs.samplers.kernel import Info, State, finite
 
 
 @dataclass(frozen=True)

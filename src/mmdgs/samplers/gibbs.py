@@ -14,7 +14,7 @@ from mmdgs.linalg import raise_non_finite
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
 from mmdgs.randomness import Generator
-from mmdgs.samplers.kernel import Info, State
+from mmdgs.samplers.kernel import Info, State, finite
 from mmdgs.targets import GaussianMixture
 
 
@@ -66,5 +66,4 @@ class ExactGibbs:
             a, b = transition(following, level)
             mixture, level = mixture.noised(following), NoiseLevel(alpha=a, sigma=b)
         x = mixture.posterior(x_t, level).sample(generator=generator)
-        raise_non_finite("sampled state", x)
-        return State(x), {}
+        return State(finite(x)), {}

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from mmdgs.linalg import raise_non_finite
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator
 
@@ -30,3 +31,9 @@ class Kernel(Protocol):
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]: ...
+
+
+def finite(x: Tensor) -> Tensor:
+    """A state that a step has made, which must be finite."""
+    raise_non_finite("sampled state", x)
+    return x

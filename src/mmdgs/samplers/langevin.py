@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from mmdgs.denoisers import Denoiser, denoise, score
-from mmdgs.linalg import raise_non_finite
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator, randn_like
-from mmdgs.samplers.kernel import Info, State
+from mmdgs.samplers.kernel import Info, State, finite
 
 
 @dataclass(frozen=True)
@@ -77,10 +73,3 @@ class ConsistentAnnealed:
         noise = math.sqrt(max(0.0, then**2 - (1 - eta) ** 2 * now**2))
         y = y + eta * (mean - y) + noise * randn_like(y, generator)
         return State(finite(y * following.alpha)), {}
-
-
-def finite(x: Tensor) -> Tensor:
-    """x, which must be finite."""
-    if not torch.isfinite(x.sum()):
-        raise_non_finite("sampled state", x)
-    return x
