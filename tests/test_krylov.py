@@ -415,7 +415,7 @@ def test_one_forward_pass_and_the_same_numbers_however_products_are_grouped(
 ) -> None:
     x_t = random(3, 6)
     full = mmdgs.FullMoments(network(6))(x_t, PLAIN)
-    monkeypatch.setitem(mmdgs.jacobians.PRODUCT_NUMBERS, "cpu", budget)
+    monkeypatch.setattr(mmdgs.jacobians, "CPU_NUMBERS", budget)
     counted = Counted(network(6))
     q = mmdgs.KrylovMoments(counted, steps=6)(x_t, PLAIN)
     torch.testing.assert_close(q.cov.dense(), full.cov.dense(), **EXACT)

@@ -182,7 +182,7 @@ def test_resuming_reuses_every_part_and_gives_the_same_numbers(finished, copied,
         "mnist_measures.sample",
         "mnist_measures.posterior_of",
         "mnist_probes.DiagonalMoments",
-        "mnist_probes.mean_and_pullback",
+        "mnist_probes.linearised",
         "mnist_yardstick.judge",
     )
     found = run(copied)

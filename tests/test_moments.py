@@ -294,7 +294,7 @@ def test_one_forward_pass_and_the_same_numbers_however_products_are_grouped(
     mixture, event = target
     x_t = points(mixture, event, level, rows=30)
     once = make(mixture.denoiser())(x_t, level, generator=mmdgs.Streams(0, 30))
-    monkeypatch.setitem(jacobians.PRODUCT_NUMBERS, "cpu", budget)
+    monkeypatch.setattr(jacobians, "CPU_NUMBERS", budget)
     counted = Counted(mixture.denoiser())
     q = make(counted)(x_t, level, generator=mmdgs.Streams(0, 30))
     assert counted.calls == 1

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import mmdgs
 from mmdgs import losses
+from mmdgs.jacobians import linearised, mean_and_jacobian
 from mmdgs.models import Model, ModelConfig
-from mmdgs.moments import mean_and_jacobian, mean_and_pullback
 from mmdgs.networks import NCSNv2
 from mmdgs.networks.ncsnv2 import ConvMeanPool, InstanceNormPlus, ResidualBlock
 from mmdgs.noise import NoiseLevel, NoiseLevels
@@ -145,7 +145,7 @@ def test_products_with_the_jacobian_in_a_batch_are_those_one_by_one() -> None:
     (batched,) = torch.autograd.grad(mean, x, v, is_grads_batched=True, retain_graph=True)
     each = torch.stack([torch.autograd.grad(mean, x, one, retain_graph=True)[0] for one in v])
     torch.testing.assert_close(batched, each, **EXACT)
-    torch.testing.assert_close(mean_and_pullback(denoiser, x, LEVEL)[1](v), each, **EXACT)
+    torch.testing.assert_close(linearised(denoiser, x, LEVEL).pull(v), each, **EXACT)
 
 
 @pytest.mark.usefixtures("forked")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mmdgs
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
-from mmdgs.jacobians import mean_and_diagonal, mean_and_jacobian, mean_and_pullback
+from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
 from mmdgs.networks.unet import Attention, GroupNorm
 from mmdgs.noise import NoiseLevel
@@ -220,10 +220,10 @@ def test_written_out_norms_let_products_be_batched(monkeypatch, caplog) -> None:
     denoiser = mmdgs.energy_denoiser(tiny_unet().requires_grad_(False).eval())
     x_t = torch.rand(2, 1, 8, 8, generator=seeded(0))
     v = torch.randn(3, *x_t.shape, generator=seeded(1))
-    one_by_one = torch.cat([mean_and_pullback(denoiser, x_t, NoiseLevel(sigma=0.5))[1](row[None]) for row in v])
+    one_by_one = torch.cat([linearised(denoiser, x_t, NoiseLevel(sigma=0.5)).pull(row[None]) for row in v])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with caplog.at_level("INFO", logger="mmdgs"):
-        batched = mean_and_pullback(denoiser, x_t, NoiseLevel(sigma=0.5))[1](v)
+        batched = linearised(denoiser, x_t, NoiseLevel(sigma=0.5)).pull(v)
     assert not caplog.records  # a line is logged where products fall back to one by one
     torch.testing.assert_close(batched, one_by_one, rtol=1e-4, atol=1e-5)
 

@@ -26,6 +26,7 @@ from mmdgs.denoisers import (
     velocity_denoiser,
 )
 from mmdgs.errors import CovarianceTooLargeError, NonFiniteError, UsageError
+from mmdgs.fast import fast_path
 from mmdgs.models import Model, ModelConfig, load, save
 from mmdgs.moments import (
     DiagonalMoments,
@@ -76,6 +77,7 @@ __all__ = [
     "edm_denoiser",
     "energy_denoiser",
     "evaluation",
+    "fast_path",
     "from_pretrained",
     "generate",
     "gibbs_chain",

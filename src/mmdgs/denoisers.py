@@ -26,7 +26,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmdgs import fast
 from mmdgs.cost import spend
+from mmdgs.fast import Pure
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels
 
@@ -53,6 +55,13 @@ class KnowsJacobian(Protocol):
     """A denoiser that may know D and its Jacobian (B, d, d) without being differentiated; None where it does not."""
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None: ...
+
+
+@runtime_checkable
+class HasPure(Protocol):
+    """A denoiser that may be written as a function of tensors alone, for the fast path; None where it may not."""
+
+    def pure(self, level: NoiseLevel) -> Pure | None: ...
 
 
 def has_symmetric_jacobian(denoiser: Denoiser) -> bool:
@@ -94,6 +103,18 @@ class _NetworkDenoiser:
             raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
         return out.to(x_t.dtype)
 
+    def pure(self, level: NoiseLevel) -> Pure | None:
+        """For the fast path; a network that is a plain function holds weights where nobody can see them."""
+        if not isinstance(self.network, nn.Module):
+            return None
+        return Pure(self._pure, level.alpha, (level.alpha, level.sigma), self.network, self)
+
+    def _pure(self, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        return self(x_t, NoiseLevels(alpha=alpha, sigma=sigma))
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
+        raise NotImplementedError
+
     def predict(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         """The network's output, which must have its input's shape."""
         out = self.call(x_t, level)
@@ -134,6 +155,10 @@ class EnergyDenoiser(_NetworkDenoiser):
                 raise ValueError("the energy does not depend on x_t through autograd: does it run under no_grad?")
             (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=differentiable)
         return (x_t - level.sigma**2 * gradient) / level.alpha
+
+    def _pure(self, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        level = NoiseLevels(alpha=alpha, sigma=sigma)
+        return (x_t - sigma**2 * torch.func.grad(lambda x: self.call(x, level).sum())(x_t)) / alpha
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
         """D and dD/dx_t (B, d, d) where the energy is a perceptron of few inputs, in closed form; else None."""
@@ -227,10 +252,29 @@ def edm_denoiser(network: Network, *, data_std: float = DATA_STD) -> EdmDenoiser
     return EdmDenoiser(network, takes_level(network), data_std)
 
 
+def pure_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Pure | None:
+    """A denoiser for the fast path, where a batch is one for it."""
+    if not fast.applies(x_t) or not isinstance(level, NoiseLevel) or not isinstance(denoiser, HasPure):
+        return None
+    return denoiser.pure(level)
+
+
+def evaluate(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
+    """D(x_t), by the fast path where there is one and nothing is to be differentiated."""
+    pure = None if torch.is_grad_enabled() else pure_of(denoiser, x_t, level)
+    found = None if pure is None else fast.mean(pure, x_t)
+    # A level for each row is for networks' denoisers.
+    return denoiser(x_t, level) if found is None else found  # type: ignore[arg-type]
+
+
 def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """D(x_t), checked: anybody's denoiser may return another shape, which would broadcast unseen."""
     spend(forwards=1)
-    mean = denoiser(x_t, level)  # type: ignore[arg-type]  # a level for each row is for networks' denoisers
+    return checked(evaluate(denoiser, x_t, level), x_t)
+
+
+def checked(mean: Tensor, x_t: Tensor) -> Tensor:
+    """A denoiser's output, which must have its input's shape."""
     if mean.shape != x_t.shape:
         raise ValueError(f"the denoiser must return its input's shape {tuple(x_t.shape)}, got {tuple(mean.shape)}")
     return mean

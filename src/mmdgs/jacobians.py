@@ -4,7 +4,8 @@
     J v        u -> u' J is linear and J v is its derivative: a backward pass through that backward pass
     rows of J  v' J with basis vectors: the whole matrix, or its diagonal
 
-Reverse mode comes first since fused attention has no forward-mode derivative.
+Reverse mode comes first since fused attention has no forward-mode derivative. On a GPU all of it goes through the fast
+path (fast.py) where that can be: the same products, from compiled programs.
 """
 
 from __future__ import annotations
@@ -13,25 +14,108 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from mmdgs import fast
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, KnowsJacobian, denoise
+from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, has_symmetric_jacobian, pure_of
 from mmdgs.errors import UsageError
+from mmdgs.fast import Pure
 from mmdgs.noise import NoiseLevel
 
 logger = logging.getLogger("mmdgs")
 
-PRODUCT_NUMBERS = {"cpu": 1 << 12, "cuda": 1 << 22}
-"""How many numbers the cotangents of one batched product may hold; more products go through in chunks.
+BYTES_A_NUMBER = 1 << 14
+"""Of a GPU's memory, for each number of the cotangents that go through at once: more products go in chunks.
 
-On a CPU batching pays only while overhead dominates: ten products at d = 3,072 took 51 ms one by one and
+The paper's U-Net took 3 kB a number in all, so this keeps to a fifth of the memory."""
+CPU_NUMBERS = 1 << 12
+"""How many numbers the cotangents of one batched product may hold on a CPU.
+
+There batching pays only while overhead dominates: ten products at d = 3,072 took 51 ms one by one and
 80 ms at once (a small convolutional network, batch 8, two cores)."""
 
 
 Pullback = Callable[[Tensor], Tensor]
+
+
+class Linearised(Protocol):
+    """A denoiser at x_t to first order: D(x_t), and products of v (n, B, ...) with its Jacobian J."""
+
+    @property
+    def mean(self) -> Tensor:
+        """D(x_t), detached."""
+
+    def pull(self, v: Tensor) -> Tensor:
+        """v' J; where J is symmetric, J v is the same."""
+
+    def symmetric(self, v: Tensor) -> Tensor:
+        """(J + J') v / 2."""
+
+
+def linearised(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, *, symmetric: bool | None = None) -> Linearised:
+    """A denoiser to first order at x_t; `symmetric` says whether its Jacobian is, None asks the denoiser."""
+    symmetric = has_symmetric_jacobian(denoiser) if symmetric is None else symmetric
+    spend(forwards=1)
+    pure = pure_of(denoiser, x_t, level)
+    if pure is None:
+        return _Graph(denoiser, x_t, level, symmetric)
+    return _Programs(pure, denoiser, x_t, level, symmetric)
+
+
+class _Graph:
+    """One forward pass, whose graph serves the mean and all products.
+
+    Where J is known to be symmetric a product with (J + J') / 2 is one backward pass; else J v is a second product.
+    """
+
+    def __init__(self, denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, symmetric: bool) -> None:
+        done = _forward(denoiser, x_t, level)
+        self.mean = done.mean.detach()
+        self._pullback = _pullback(done.mean, done.x, done.layout)
+        self._pushforward = None if symmetric else _pushforward(denoiser, x_t, level, done)
+
+    def pull(self, v: Tensor) -> Tensor:
+        return self._pullback(v)
+
+    def symmetric(self, v: Tensor) -> Tensor:
+        pulled = self._pullback(v)
+        return pulled if self._pushforward is None else 0.5 * (pulled + self._pushforward(v, pulled))
+
+
+class _Programs:
+    """The fast path: the mean comes along with the first products; what it refuses, a graph does."""
+
+    def __init__(self, pure: Pure, denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, symmetric: bool) -> None:
+        self._pure, self._x, self._known = pure, x_t.detach(), symmetric
+        self._mean: Tensor | None = None
+        self._plain = lru_cache(maxsize=1)(lambda: _Graph(denoiser, x_t, level, symmetric))
+
+    @property
+    def mean(self) -> Tensor:
+        if self._mean is None:
+            found = fast.mean(self._pure, self._x)
+            self._mean = self._plain().mean if found is None else checked(found, self._x)
+        return self._mean
+
+    def pull(self, v: Tensor) -> Tensor:
+        # A derivative of a gradient is cheaper forwards, and of a symmetric Jacobian it is the same.
+        return self._product("push" if self._known else "pull", v, products=1)
+
+    def symmetric(self, v: Tensor) -> Tensor:
+        return self.pull(v) if self._known else self._product("symmetric", v, products=2)
+
+    def _product(self, kind: str, v: Tensor, products: int) -> Tensor:
+        found = fast.products(self._pure, self._x, v, kind=kind)
+        if found is None:
+            return self._plain().symmetric(v) if kind == "symmetric" else self._plain().pull(v)
+        spend(products=products * len(v))
+        self._mean = checked(found[0], self._x)
+        return found[1]
 
 
 @dataclass(frozen=True)
@@ -49,7 +133,7 @@ def _forward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> _Pass:
     layout = torch.channels_last if image else torch.preserve_format
     x = x_t.detach().clone(memory_format=layout).requires_grad_(True)
     with torch.enable_grad():
-        mean = denoise(denoiser, x, level)
+        mean = checked(denoiser(x, level), x_t)
     if not mean.requires_grad:
         raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
     return _Pass(mean, x, layout)
@@ -79,34 +163,6 @@ def _pullback(output: Tensor, x: Tensor, layout: torch.memory_format) -> Pullbac
         return torch.stack([product(row.clone(memory_format=layout), batched=False) for row in v])
 
     return pullback
-
-
-def mean_and_pullback(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Pullback]:
-    """D(x_t) and the map v (n, B, ...) -> v' dD/dx_t (n, B, ...), all from one forward pass."""
-    done = _forward(denoiser, x_t, level)
-    return done.mean.detach(), _pullback(done.mean, done.x, done.layout)
-
-
-def mean_and_symmetric_product(
-    denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, *, symmetric: bool
-) -> tuple[Tensor, Pullback]:
-    """D(x_t) and the map v (n, B, ...) -> (J + J') v / 2 with J = dD/dx_t, in chunks that fit.
-
-    Where J is known to be symmetric that is v' J, one backward pass; else J v is a second product.
-    """
-    done = _forward(denoiser, x_t, level)
-    pullback = _pullback(done.mean, done.x, done.layout)
-    pushforward = None if symmetric else _pushforward(denoiser, x_t, level, done)
-
-    def product(v: Tensor) -> Tensor:
-        parts = []
-        for start, stop in chunks(len(v), x_t):
-            part = v[start:stop]
-            pulled = pullback(part)
-            parts.append(pulled if pushforward is None else 0.5 * (pulled + pushforward(part, pulled)))
-        return torch.cat(parts)
-
-    return done.mean.detach(), product
 
 
 def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass) -> Callable[[Tensor, Tensor], Tensor]:
@@ -152,7 +208,7 @@ def _adjoint(v: Tensor, pulled: Tensor, pushed: Tensor) -> bool:
 def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, v: Tensor, failure: RuntimeError) -> Tensor:
     """J v for v (n, B, ...), by one forward pass each; the last resort after `failure`."""
     try:
-        products = [torch.func.jvp(lambda x: denoise(denoiser, x, level), (x_t.detach(),), (row,))[1] for row in v]
+        products = [torch.func.jvp(lambda x: denoiser(x, level), (x_t.detach(),), (row,))[1] for row in v]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -166,24 +222,33 @@ def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, v: Tensor,
 
 
 def chunk_size(x_t: Tensor) -> int:
-    """How many products go through at once: as many as keep their cotangents within PRODUCT_NUMBERS."""
-    return max(1, PRODUCT_NUMBERS.get(x_t.device.type, PRODUCT_NUMBERS["cuda"]) // x_t.numel())
+    """How many products go through at once: as many as keep their cotangents within the budget."""
+    if x_t.is_cuda:
+        total = torch.cuda.get_device_properties(x_t.device).total_memory
+        return max(1, total // BYTES_A_NUMBER // x_t.numel())
+    return max(1, CPU_NUMBERS // x_t.numel())
 
 
 def chunks(total: int, x_t: Tensor) -> Iterator[tuple[int, int]]:
-    """Cut `total` products into ranges of the chunk size."""
-    size = chunk_size(x_t)
+    """Cut `total` products into ranges of at most the chunk size, as equal as may be."""
+    parts = -(-total // chunk_size(x_t))
+    size = -(-total // parts)
     return ((start, min(start + size, total)) for start in range(0, total, size))
 
 
-def basis_products(pullback: Pullback, x_t: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def chunked(product: Pullback, v: Tensor) -> Tensor:
+    """Products with v (n, B, ...), in chunks."""
+    return torch.cat([product(v[start:stop]) for start, stop in chunks(len(v), v[0])])
+
+
+def basis_products(at: Linearised, x_t: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Rows start..stop of the Jacobian, (stop - start, B, d), chunk by chunk."""
     rows, d = len(x_t), math.prod(x_t.shape[1:])
     for start, stop in chunks(d, x_t):
         basis = x_t.new_zeros(stop - start, d)
         basis[:, start:stop].fill_diagonal_(1)
         cotangents = basis[:, None, :].expand(-1, rows, -1).reshape(stop - start, *x_t.shape)
-        yield start, stop, pullback(cotangents).flatten(2)
+        yield start, stop, at.pull(cotangents).flatten(2)
 
 
 def _known_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
@@ -200,8 +265,9 @@ def mean_and_jacobian(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     known = _known_jacobian(denoiser, x_t, level)
     if known is not None:
         return known
-    mean, pullback = mean_and_pullback(denoiser, x_t, level)
-    return mean, torch.cat([products for _, _, products in basis_products(pullback, x_t)]).transpose(0, 1)
+    at = linearised(denoiser, x_t, level)
+    jacobian = torch.cat([products for _, _, products in basis_products(at, x_t)]).transpose(0, 1)
+    return at.mean, jacobian
 
 
 def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor]:
@@ -209,6 +275,6 @@ def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     known = _known_jacobian(denoiser, x_t, level)
     if known is not None:
         return known[0], known[1].diagonal(dim1=1, dim2=2).reshape(x_t.shape)
-    mean, pullback = mean_and_pullback(denoiser, x_t, level)
-    parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in basis_products(pullback, x_t)]
-    return mean, torch.cat(parts, dim=1).reshape(x_t.shape)
+    at = linearised(denoiser, x_t, level)
+    parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in basis_products(at, x_t)]
+    return at.mean, torch.cat(parts, dim=1).reshape(x_t.shape)

@@ -22,13 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, Network, denoise, has_symmetric_jacobian, score, takes_level
+from mmdgs.denoisers import Denoiser, Network, denoise, score, takes_level
 from mmdgs.jacobians import (
+    chunked,
     chunks,
+    linearised,
     mean_and_diagonal,
     mean_and_jacobian,
-    mean_and_pullback,
-    mean_and_symmetric_product,
 )
 from mmdgs.krylov import Krylov
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
@@ -127,13 +127,13 @@ class KrylovMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
-        symmetric = has_symmetric_jacobian(self.denoiser) if self.symmetric is None else self.symmetric
-        mean, jacobian = mean_and_symmetric_product(self.denoiser, x_t, level, symmetric=symmetric)
+        at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
+        mean = at.mean
         raise_non_finite("denoising mean", mean)
 
         def product(v: Tensor) -> Tensor:
             # In the network's precision, whatever that of the Krylov space is.
-            image = jacobian(v.to(x_t.dtype).reshape(-1, *x_t.shape))
+            image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
             return level.tweedie * image.reshape(v.shape).to(v.dtype)
 
         # Probes are few numbers' worth of randomness until they are needed, which in a chain they never are.
@@ -175,12 +175,12 @@ class DiagonalMoments:
         elif generator is None:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
-            mean, pullback = mean_and_pullback(self.denoiser, x_t, level)
+            at = linearised(self.denoiser, x_t, level)
             v = self.design.draw(self.probes, x_t, generator)
-            sums = self.design.diagonal(self.probes, mean)
+            sums = self.design.diagonal(self.probes, x_t)
             for start, stop in chunks(self.probes, x_t):
-                sums.add(v[start:stop], pullback(v[start:stop]))
-            diagonal = sums.estimate()
+                sums.add(v[start:stop], at.pull(v[start:stop]))
+            mean, diagonal = at.mean, sums.estimate()
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
         values, repaired = floored(level.tweedie * diagonal, self.floor * level.variance)

@@ -100,6 +100,10 @@ def sample(
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
     precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
+    fast: Annotated[
+        bool | None,
+        typer.Option("--fast/--plain", help="Compile the network on a GPU, or not.", show_default="(in long runs)"),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     resume: Resume = False,
@@ -136,6 +140,7 @@ def sample(
                 batch_size=batch_size,
                 start=partial(_chain_start, found, seed) if len(found.levels) == 1 else None,
                 precision=precision,
+                fast=fast,
                 settings=settings,
                 resume=resume,
                 overwrite=overwrite,

@@ -97,7 +97,7 @@ def _cell(
         label = f"{row}, {steps} steps"
         made = generate(
             model, plan, settings.images, seed=context.seed, batch_size=settings.batch_size,
-            precision=settings.precision, progress=label,
+            precision=settings.precision, fast=not context.quick, progress=label,
         )  # fmt: skip
         assert made.x is not None
         x = to_uint8(made.x.clamp(0, 1))
@@ -175,9 +175,8 @@ def _verdicts(by: Mapping[tuple[str, int], dict[str, Any]], settings: FewStepSet
         for other in worse:
             pairs = [(n, by[better, n]["value"], by[other, n]["value"]) for n in settings.steps]
             wins = [n for n, a, b in pairs if a < b]
-            verdict = (
-                "at every number of steps" if len(wins) == len(pairs) else f"at {wins or 'no number'} of {len(pairs)}"
-            )
+            won = " and ".join(map(str, wins))
+            verdict = "at every number of steps" if len(wins) == len(pairs) else f"at {won or 'no number of'} steps"
             numbers = ", ".join(f"{a:.2f} against {b:.2f} at {n}" for n, a, b in pairs)
             said.append(f"{better.capitalize()} is below {other} {verdict}: {numbers}.")
     return said

@@ -13,7 +13,7 @@ from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.mnist_measures import PROBE_SEED, model_of, noisy_digits, rows_at_once
 from mmdgs.experiments.mnist_models import MnistSettings, Training
 from mmdgs.experiments.workspace import Part
-from mmdgs.jacobians import mean_and_pullback
+from mmdgs.jacobians import linearised
 from mmdgs.models import Model
 from mmdgs.moments import DiagonalMoments
 from mmdgs.randomness import Streams
@@ -73,8 +73,8 @@ def _jacobian(context: Context, model: Model, x_t: Tensor) -> Tensor:
     found = []
     for pixels in torch.eye(d, device=x_t.device).split(max(1, rows_at_once(context) // len(x_t))):
         cotangents = pixels.repeat_interleave(len(x_t), 0).unflatten(1, x_t.shape[1:])
-        _, pullback = mean_and_pullback(model.denoiser, x_t.repeat(len(pixels), 1, 1, 1), model.level)
-        found.append(pullback(cotangents[None])[0].double().cpu().flatten(1).unflatten(0, (len(pixels), len(x_t))))
+        at = linearised(model.denoiser, x_t.repeat(len(pixels), 1, 1, 1), model.level)
+        found.append(at.pull(cotangents[None])[0].double().cpu().flatten(1).unflatten(0, (len(pixels), len(x_t))))
     return torch.cat(found).transpose(0, 1)
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from mmdgs.networks.dropout import RowDropout
 from mmdgs.networks.initial import initialise
 from mmdgs.noise import NoiseLevel, NoiseLevels
+from mmdgs.normalisation import group_norm
 
 GROUPS = 32
 CHANNELS_A_GROUP = 4
@@ -30,19 +31,16 @@ PERIODS = (0.02, 100.0)
 class GroupNorm(nn.GroupNorm):
     """torch's group norm, written out where it is compiled, and on a GPU where its weights are fixed.
 
-    The compiler makes the same kernels of both, and torch's own has no forward-mode derivative for images in the
+    The compiler makes better kernels of it, and torch's own has no forward-mode derivative for images in the
     channels-last layout, which the training of energies needs. Its second derivative cannot be batched either, which
     a GPU's products with the Jacobian of an energy need. Elsewhere torch's own is faster.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and (self.weight.requires_grad or not x.is_cuda):
+        plain = self.weight.requires_grad or not x.is_cuda or not torch.is_grad_enabled()
+        if plain and not torch.compiler.is_compiling():
             return super().forward(x)
-        precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        groups = precise.unflatten(1, (self.num_groups, -1))
-        centred = groups - groups.mean((2, 3, 4), keepdim=True)
-        scale = (centred.square().mean((2, 3, 4), keepdim=True) + self.eps).rsqrt()
-        return (centred * scale).flatten(1, 2) * self.weight[:, None, None] + self.bias[:, None, None]
+        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
 def _norm(channels: int) -> GroupNorm:

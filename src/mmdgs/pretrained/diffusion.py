@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
+from mmdgs.fast import Pure
 from mmdgs.files import read_json
 from mmdgs.models import CONFIG, check_finite
 from mmdgs.noise import NoiseLevel
@@ -90,10 +91,21 @@ class DiffusersDenoiser:
     prediction: Prediction
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return self._at(x_t, *self._numbers(level))
+
+    def pure(self, level: NoiseLevel) -> Pure:
+        """For the fast path."""
+        return Pure(self._at, level.alpha, self._numbers(level), self.unet, self)
+
+    def _numbers(self, level: NoiseLevel) -> tuple[Any, Any, Any, Any]:
+        """A factor for x_t, the timestep, alpha and sigma of the variance-preserving level with the same ratio."""
         ratio = level.sigma / level.alpha
         alpha = (1 + ratio**2) ** -0.5
-        x = (alpha / level.alpha) * x_t
-        return self.prediction(self._output(x, self.scale.place(level)), x, alpha, ratio * alpha)
+        return alpha / level.alpha, self.scale.place(level), alpha, ratio * alpha
+
+    def _at(self, x_t: Tensor, factor: Any, place: Any, alpha: Any, sigma: Any) -> Tensor:
+        x = factor * x_t
+        return self.prediction(self._output(x, place), x, alpha, sigma)
 
     def _output(self, x: Tensor, place: float | Tensor) -> Tensor:
         """The network's output; one that predicts variances too has them in further channels."""

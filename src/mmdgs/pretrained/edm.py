@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
+from mmdgs.fast import Pure
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained.pretrained import Pretrained
 from mmdgs.schedules import edm
@@ -34,9 +35,18 @@ class EdmDenoiser:
     labelled: bool  # whether None must be given in place of class labels
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        sigma = torch.as_tensor(level.sigma / level.alpha, dtype=x_t.dtype, device=x_t.device)
+        return self._at(x_t, level.alpha, level.sigma / level.alpha)
+
+    def pure(self, level: NoiseLevel) -> Pure | None:
+        """For the fast path."""
+        if not isinstance(self.network, nn.Module):
+            return None
+        return Pure(self._at, level.alpha, (level.alpha, level.sigma / level.alpha), self.network, self)
+
+    def _at(self, x_t: Tensor, alpha: float | Tensor, ratio: float | Tensor) -> Tensor:
+        sigma = torch.as_tensor(ratio, dtype=x_t.dtype, device=x_t.device)
         try:
-            out = self.network(x_t / level.alpha, sigma, *[None] * self.labelled)
+            out = self.network(x_t / alpha, sigma, *[None] * self.labelled)
         except RuntimeError as error:
             explain_mismatch(self.network, x_t, error)
             raise

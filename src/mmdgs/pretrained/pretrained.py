@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import Denoiser, has_symmetric_jacobian
+from mmdgs.denoisers import Denoiser, HasPure, has_symmetric_jacobian
 from mmdgs.errors import UsageError
+from mmdgs.fast import Pure
 from mmdgs.models import DENOISERS, Model
 from mmdgs.moments import require_batch
 from mmdgs.noise import NoiseLevel, NoiseLevels
@@ -39,6 +40,10 @@ class Pretrained:
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         require_batch(x_t, level)
         return self.denoiser(x_t, level)
+
+    def pure(self, level: NoiseLevel) -> Pure | None:
+        """For the fast path."""
+        return self.denoiser.pure(level) if isinstance(self.denoiser, HasPure) else None
 
     @property
     def symmetric_jacobian(self) -> bool:
@@ -93,12 +98,27 @@ class ModelDenoiser:
         return has_symmetric_jacobian(self.denoiser)
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        factor, own = self._own(level)
+        return self.denoiser(factor * x_t, own)
+
+    def _own(self, level: Any) -> tuple[Any, Any]:
+        """The factor to rescale x_t by, and the model's level there: for all rows, or for each."""
         if len(self.scale.levels) == 1:
             self._require_same_ratio(level)
-        alpha: Any = self.scale.alpha(level)
+        alpha = self.scale.alpha(level)
         factor = alpha / level.alpha
-        kind = type(level)  # a level for all rows, or one for each
-        return self.denoiser(factor * x_t, kind(alpha=alpha, sigma=factor * level.sigma))
+        return factor, type(level)(alpha=alpha, sigma=factor * level.sigma)
+
+    def pure(self, level: NoiseLevel) -> Pure | None:
+        """For the fast path: the model's own, with the factor before its numbers."""
+        factor, own = self._own(level)
+        inner = self.denoiser.pure(own) if isinstance(self.denoiser, HasPure) else None
+        if inner is None:
+            return None
+        function = inner.function
+        return Pure(
+            lambda x, f, *rest: function(f * x, *rest), level.alpha, (factor, *inner.numbers), inner.network, self
+        )
 
     def _require_same_ratio(self, level: NoiseLevel | NoiseLevels) -> None:
         own = self.scale.levels[0]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
+from mmdgs.fast import fast_path
 from mmdgs.precision import autocast, check_precision, matmul_precision
 from mmdgs.pretrained import Pretrained
 from mmdgs.progress import progress_bar
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 logger = logging.getLogger("mmdgs")
+
+FAST_STEPS = 20_000
+"""A run of fewer steps, over all samples, is over before a network would be compiled for it."""
 
 Start = Callable[[int, int], Tensor]
 """Where chains start: (how many, the number of the first) -> (chains, ...)."""
@@ -78,8 +82,11 @@ class _Batch:
 class _Engine:
     """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
 
-    def __init__(self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None, precision: str) -> None:
+    def __init__(
+        self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None, precision: str, fast: str | None
+    ) -> None:
         self.pretrained, self.plan, self.seed, self.precision = pretrained, plan, seed, precision
+        self.fast = fast
         self.device = device_of(pretrained)
         self.start = start or self._noise
         self.rows: int | None = None  # at a time, once memory has set a limit
@@ -114,7 +121,8 @@ class _Engine:
 
         try:
             # The start took the first numbers of the streams of another seed: no number is used twice.
-            with matmul_precision(self.precision), autocast(self.precision, self.device):
+            path = contextlib.nullcontext() if self.fast is None else fast_path(self.fast)
+            with matmul_precision(self.precision), autocast(self.precision, self.device), path:
                 return run_plan(
                     self.plan,
                     self.start(rows, first).to(self.device),
@@ -142,6 +150,7 @@ def generate(
     batch_size: int | None = None,
     start: Start | None = None,
     precision: str = "float32",
+    fast: bool | None = None,
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -154,13 +163,14 @@ def generate(
     float32; values of the data's interval as [0, 1]) with NAME.samples.json. `settings` go into that record, and
     with resume=True a run goes on only with the same. With an accelerator every process takes its share of the
     batches. `start(chains, first)` stands in place of the noise. `precision` (float32, tf32, bf16) is the network's;
-    states stay in float32.
+    states stay in float32. `fast` says whether the network is compiled on a GPU (fast.py), which takes a minute or
+    two the first time: None does so where the run is long enough to gain by it.
     """
     check_precision(precision)
     _check(pretrained, count, batch_size, None if out is None else Path(out), accelerator)
     numbers = BATCH_NUMBERS.get(device_of(pretrained).type, BATCH_NUMBERS["cpu"])
     size = batch_size or max(1, numbers // math.prod(pretrained.shape))
-    engine = _Engine(pretrained, plan, seed, start, precision)
+    engine = _Engine(pretrained, plan, seed, start, precision, _path(fast, count * len(plan.steps)))
     if out is None:
         with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
             batches = [engine.batch(first, min(first + size, count), bar.update) for first in range(0, count, size)]
@@ -182,6 +192,13 @@ def generate(
             place.finish(count, _record(found, wanted, engine, accelerator))
         _wait(accelerator)
     return found
+
+
+def _path(fast: bool | None, steps: int) -> str | None:
+    """The mode of the fast path for a run of so many steps; None leaves it as it is."""
+    if fast is not None:
+        return "auto" if fast else "never"
+    return "never" if steps < FAST_STEPS else None
 
 
 def device_of(pretrained: Pretrained) -> torch.device:

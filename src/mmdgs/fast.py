@@ -1,0 +1,366 @@
+"""The fast path: D(x_t) and products with its Jacobian as programs, made once for a network and a size of batch.
+
+    trace      make_fx writes down every tensor operation, derivatives and all; weights and levels are inputs of it,
+               so that one program serves every noise level
+    compile    torch's inductor fuses them into kernels, and keeps these on disk: the next process starts warm
+    replay     a CUDA graph launches all kernels at once
+
+A smaller batch is filled up to a size there is a program for, since rows do not see each other. What has been made is
+kept with the network. Where a network cannot be traced, compiled or recorded, the log says so in one line and the
+plain path goes on; a program is also held against the plain path once, before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmdgs.errors import UsageError
+from mmdgs.normalisation import WrittenOut
+
+logger = logging.getLogger("mmdgs")
+
+MODES = ("auto", "always", "never")
+SHELF = "_mmdgs_programs"  # where a network's programs are kept, in its __dict__: not a part of its state
+WASTE = 2.0
+"""A program is used for a smaller batch if that leaves at most this many times the work."""
+CHECKED_ROWS = 4
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.bfloat16: 1e-1}
+"""How far, relatively, a program may be from the plain path on its first batch: TF32 and bf16 stay well below."""
+
+
+@dataclass(frozen=True)
+class Pure:
+    """A denoiser at a level as a function of tensors alone: D(x_t) = function(x_t, *numbers).
+
+    The level is in the numbers, which the function gets as tensors of no dimension, and so is `alpha`, which says how
+    much the data are scaled down in x_t; `key` tells functions of the same network apart, and is the same at every
+    level.
+    """
+
+    function: Callable[..., Tensor]
+    alpha: float
+    numbers: tuple[float, ...]
+    network: nn.Module
+    key: Hashable
+
+
+_mode: ContextVar[str | None] = ContextVar("mmdgs_fast", default=None)
+
+
+@contextlib.contextmanager
+def fast_path(mode: str) -> Iterator[None]:
+    """Inside the block: "auto" (images on a GPU), "always" (on a CPU too), or "never" take the fast path.
+
+    Outside, the environment variable MMDGS_FAST says which; "auto" unless it is set.
+    """
+    token = _mode.set(_checked(mode))
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+def _checked(mode: str) -> str:
+    if mode not in MODES:
+        raise UsageError(f"the fast path is one of {', '.join(MODES)}, got {mode!r}")
+    return mode
+
+
+def applies(x_t: Tensor) -> bool:
+    """Whether a batch is one for the fast path."""
+    if not x_t.is_cuda and _mode.get() is None and "MMDGS_FAST" not in os.environ:
+        return False  # the usual case on a CPU, where short steps count every microsecond
+    mode = _mode.get() or _checked(os.environ.get("MMDGS_FAST", "auto"))
+    return x_t.ndim == 4 and (mode == "always" or (mode == "auto" and x_t.is_cuda)) and not x_t.requires_grad
+
+
+def mean(pure: Pure, x_t: Tensor) -> Tensor | None:
+    """D(x_t), or None where the plain path has to do."""
+    found = _run("mean", pure, x_t, None)
+    return None if found is None else found[0]
+
+
+def products(pure: Pure, x_t: Tensor, v: Tensor, *, kind: str) -> tuple[Tensor, Tensor] | None:
+    """D(x_t) and, for v (n, B, ...), by kind "pull" v' J, "push" J v, "symmetric" their mean; or None."""
+    found = _run(kind, pure, x_t, v)
+    return None if found is None else (found[0], found[1])
+
+
+def _run(kind: str, pure: Pure, x_t: Tensor, v: Tensor | None) -> tuple[Tensor, ...] | None:
+    if pure.network.training:  # dropout, and weights that change
+        return None
+    shelf = pure.network.__dict__.setdefault(SHELF, _Shelf())
+    try:
+        return shelf.run(kind, pure, x_t.detach(), v)
+    except torch.OutOfMemoryError:
+        shelf.clear()  # recorded programs hold memory; the plain path, or a smaller batch, may do without
+        raise
+
+
+class _Shelf:
+    """The programs of one network; empty in a copy of it."""
+
+    def __init__(self) -> None:
+        self.programs: dict[Hashable, list[_Program]] = {}
+        self.refused: set[Hashable] = set()
+
+    def __deepcopy__(self, memo: Any) -> _Shelf:
+        return _Shelf()
+
+    def __reduce__(self) -> tuple[type[_Shelf], tuple[()]]:
+        return _Shelf, ()
+
+    def clear(self) -> None:
+        self.programs.clear()
+
+    def run(self, kind: str, pure: Pure, x: Tensor, v: Tensor | None) -> tuple[Tensor, ...] | None:
+        key = (kind, pure.key, x.dtype, x.shape[1:], x.device, _arithmetic(x.device))
+        if key in self.refused:
+            return None
+        weights = _weights(pure.network)
+        made = self.programs.setdefault(key, [])
+        made[:] = [program for program in made if program.holds(weights)]
+        rows, count = len(x), 0 if v is None else len(v)
+        program = min((p for p in made if p.serves(rows, count)), key=lambda p: p.size, default=None)
+        if program is None:
+            try:
+                program = _made(kind, pure, x, v, weights)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a tracer or a compiler may meet in anybody's network
+                self.refused.add(key)
+                reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+                logger.warning("no fast path for %s (%s); going on without", type(pure.network).__name__, reason)
+                return None
+            made.append(program)
+        return program(x, pure.numbers, v)
+
+
+def _arithmetic(device: torch.device) -> Hashable:
+    """What the numbers of a program depend on besides its inputs: autocast, and TF32."""
+    low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    return low, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    return dict(network.named_parameters()) | dict(network.named_buffers())
+
+
+class _Call(nn.Module):
+    """A pure function with its network inside, so that torch.func.functional_call can set the weights."""
+
+    def __init__(self, pure: Pure) -> None:
+        super().__init__()
+        self.network = pure.network
+        self.function = pure.function
+
+    def forward(self, x: Tensor, *numbers: Tensor) -> Tensor:
+        return self.function(x, *numbers)
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _vjp(d: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    mean, pullback = torch.func.vjp(d, x)[:2]
+    return mean, lambda v: pullback(v)[0]
+
+
+def _pull(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    mean, pullback = _vjp(d, x)
+    return mean, torch.vmap(pullback)(v)
+
+
+def _push(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def one(row: Tensor) -> Any:
+        return torch.func.jvp(d, (x,), (row,))
+
+    return torch.vmap(one, out_dims=(None, 0))(v)  # type: ignore[arg-type]
+
+
+def _symmetric(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    mean, pulled = _pull(d, x, v)
+    return mean, 0.5 * (pulled + _push(d, x, v)[1])
+
+
+DERIVATIVES = {"pull": _pull, "push": _push, "symmetric": _symmetric}
+
+
+def _made(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[str, Tensor]) -> _Program:
+    """A program for batches like x (and products with v), checked against the plain path."""
+    started = time.perf_counter()
+    logger.info(
+        "compiling %s of %s for batches of %d%s", "the mean" if v is None else "products",
+        type(pure.network).__name__, len(x), "" if v is None else f", {len(v)} at once",
+    )  # fmt: skip
+    program = _Program(_traced(kind, pure, x, v, weights), x, pure.numbers, v, weights)
+    _check(pure, x, v, program(x, pure.numbers, v))
+    logger.info("compiled in %.0f s", time.perf_counter() - started)
+    return program
+
+
+def _traced(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[str, Tensor]) -> torch.fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+    call, names = _Call(pure), [f"network.{name}" for name in weights]
+
+    def function(x: Tensor, numbers: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(names, rest, strict=False))
+
+        def denoiser(x: Tensor) -> Tensor:
+            return torch.func.functional_call(call, given, (x, *numbers.unbind()))
+
+        return (denoiser(x),) if v is None else DERIVATIVES[kind](denoiser, x, rest[-1])
+
+    table = {torch.ops.aten.convolution_backward.default: _convolution_backward}
+    values = [weight.detach() for weight in weights.values()]
+    differentiated = v is not None
+    written_out = WrittenOut() if differentiated else contextlib.nullcontext()
+    # Networks may ask whether they will be differentiated; torch's forward mode scripts functions, and warns of it.
+    with torch.set_grad_enabled(differentiated), written_out, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            x, _numbers(pure.numbers, x.device), *values, *([] if v is None else [v])
+        )
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int, mask: list[bool],
+) -> Any:  # fmt: skip
+    """The gradient in a convolution's input as a transposed convolution, whose memory layout inductor may choose.
+
+    It leaves a convolution's backward pass in the layout it was traced in, and half the time would go into copies.
+    """
+    if transposed or list(mask) != [True, False, False]:
+        return NotImplemented
+    reached = [
+        (grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1
+        for i in range(len(stride))
+    ]
+    rest = [x.shape[2 + i] - reached[i] for i in range(len(stride))]
+    found = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
+    return found, None, None
+
+
+def _numbers(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(device)
+
+
+class _Program:
+    """A traced function of fixed shapes, compiled, and recorded where there is a GPU; inputs are copied into it."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, x: Tensor, numbers: Sequence[float], v: Tensor | None,
+        weights: dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        self.x, self.v = x.clone(), None if v is None else v.clone()
+        self.numbers = _numbers(numbers, x.device)
+        self.weights = [weight.detach() for weight in weights.values()]
+        self.size = len(x) * (1 if v is None else 1 + len(v))
+        self.recording: torch.cuda.CUDAGraph | None = None
+        self.results: tuple[Tensor, ...] = ()
+        self.function: Callable[..., Any] = graph
+        if x.is_cuda:
+            with torch.no_grad():
+                self.function = _compiled(graph, self._inputs())
+                self._record()
+
+    def _inputs(self) -> list[Tensor]:
+        return [self.x, self.numbers, *self.weights, *([] if self.v is None else [self.v])]
+
+    def _record(self) -> None:
+        """Capture the launches of all kernels, after some runs on a side stream, as CUDA graphs want it."""
+        stream, now = torch.cuda.Stream(self.x.device), torch.cuda.current_stream(self.x.device)
+        stream.wait_stream(now)
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.function(*self._inputs())
+        now.wait_stream(stream)
+        recording = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(recording):
+                self.results = tuple(self.function(*self._inputs()))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            logger.warning("no CUDA graph for it (%s); its kernels are launched one by one", error)
+        else:
+            self.recording = recording
+
+    def holds(self, weights: dict[str, Tensor]) -> bool:
+        """Whether the network's weights still are where they were (their values may have changed)."""
+        return len(weights) == len(self.weights) and all(
+            ours.data_ptr() == theirs.data_ptr() for ours, theirs in zip(self.weights, weights.values(), strict=True)
+        )
+
+    def serves(self, rows: int, count: int) -> bool:
+        """Whether a batch of `rows` with `count` products fits, without too much work in vain."""
+        most = 0 if self.v is None else len(self.v)
+        return rows <= len(self.x) and count <= most and self.size <= WASTE * rows * (1 + count)
+
+    def __call__(self, x: Tensor, numbers: Sequence[float], v: Tensor | None) -> tuple[Tensor, ...]:
+        rows = len(x)
+        self.x[:rows].copy_(x)
+        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+        if self.v is not None and v is not None:
+            self.v[: len(v), :rows].copy_(v)
+        if self.recording is not None:
+            self.recording.replay()
+        else:
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+                self.results = tuple(self.function(*self._inputs()))
+        found = self.results[0][:rows].clone()
+        return (found,) if v is None else (found, self.results[1][: len(v), :rows].clone())
+
+
+def _compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    from torch.utils._triton import has_triton
+
+    if not has_triton():
+        logger.info("Triton is not there to compile with; the traced operations run as they are")
+        return graph
+    import torch._inductor
+
+    # Channels last for every convolution: inductor would leave them where some get wider by much, as a U-Net's do.
+    return torch._inductor.compile(graph, inputs, options={"force_layout_optimization": True})
+
+
+def _check(pure: Pure, x: Tensor, v: Tensor | None, found: tuple[Tensor, ...]) -> None:
+    """Hold a program's first results against the plain function: D(x) of some rows, and v' J v of the first v."""
+    some = x[:CHECKED_ROWS]
+    numbers = _numbers(pure.numbers, x.device).unbind()
+
+    def denoiser(x: Tensor) -> Tensor:
+        return pure.function(x, *numbers)
+
+    scale = some.norm() / pure.alpha
+    if v is None:
+        with torch.no_grad():
+            _compare(found[0][:CHECKED_ROWS], denoiser(some), scale)
+        return
+    probe = v[0, :CHECKED_ROWS]
+    plain, pullback = _vjp(denoiser, some)
+    _compare(found[0][:CHECKED_ROWS], plain, scale)
+    ours, theirs = ((probe * row).flatten(1).sum(1) for row in (found[1][0, :CHECKED_ROWS], pullback(probe)))
+    _compare(ours, theirs, probe.flatten(1).square().sum(1).norm() / pure.alpha)
+
+
+def _compare(ours: Tensor, theirs: Tensor, scale: Tensor) -> None:
+    """Refuse what is further off than rounding: of the data scaled back up, from which a denoiser takes the noise."""
+    kind = torch.bfloat16 if torch.is_autocast_enabled(ours.device.type) else ours.dtype
+    off = ((ours - theirs).norm() / (theirs.norm() + scale)).item()
+    # What is not finite is not the program's fault, and is found by those who asked for it.
+    if off > TOLERANCE.get(kind, TOLERANCE[torch.bfloat16]):
+        raise RuntimeError(f"its results differ from the plain path's by {off:.2g}")

@@ -1,0 +1,324 @@
+"""The fast path gives the plain path's numbers: traced programs, one for all levels, kept with the network.
+
+Without a GPU a program runs as it was traced; compiling and recording change no formula.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from nets import lively, tiny_unet
+from pretrained_models import many_level_model
+from torch import Tensor, nn
+
+import mmdgs
+from mmdgs import fast
+from mmdgs.cost import counting
+from mmdgs.denoisers import (
+    Denoiser,
+    clean_denoiser,
+    denoise,
+    edm_denoiser,
+    energy_denoiser,
+    noise_denoiser,
+    score_denoiser,
+    velocity_denoiser,
+)
+from mmdgs.errors import UsageError
+from mmdgs.fast import fast_path
+from mmdgs.jacobians import linearised
+from mmdgs.networks import MLP, NCSNv2
+from mmdgs.noise import NoiseLevel
+from mmdgs.normalisation import group_norm
+from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.randomness import randn, seeded, signs
+
+SHAPE = (1, 6, 6)
+LEVELS = (NoiseLevel(sigma=0.4), NoiseLevel(alpha=0.8, sigma=0.6))
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64, sums in another order
+
+
+def net(**options: object) -> nn.Module:
+    return tiny_unet(multipliers=[1], **options).double().eval().requires_grad_(False)
+
+
+class Small(nn.Module):
+    """A convolutional network that is traced in no time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):  # torch's layers start from the global generator
+            self.layers = nn.Sequential(
+                nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Upsample(scale_factor=2),
+                nn.Conv2d(4, 1, 3, padding=1),
+            )  # fmt: skip
+        lively(self, seed).double().eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Edm(Small):
+    """Called as EDM's networks are."""
+
+    img_channels, img_resolution = 1, 6
+
+    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return x / (1 + sigma**2) + sigma * self.layers(x)
+
+
+def pretrained_model() -> Pretrained:
+    model = many_level_model(SHAPE)
+    model.network.double().requires_grad_(False)
+    return Pretrained.of(model)
+
+
+DENOISERS: dict[str, Callable[[], Denoiser]] = {
+    "score": lambda: score_denoiser(net()),
+    "energy": lambda: energy_denoiser(net()),
+    "noise": lambda: noise_denoiser(Small()),
+    "clean": lambda: clean_denoiser(Small()),
+    "velocity": lambda: velocity_denoiser(Small()),
+    "edm, conditional": lambda: edm_denoiser(net(conditional=True)),
+    "ncsnv2": lambda: score_denoiser(lively(NCSNv2(1, width=4)).double().eval().requires_grad_(False)),
+    "model of many levels": pretrained_model,
+    "edm network": lambda: from_pretrained(Edm()),
+}
+
+
+def batch(rows: int = 3, seed: int = 0) -> Tensor:
+    return randn((rows, *SHAPE), torch.empty(0, dtype=torch.float64), seeded(seed))
+
+
+def probes(count: int, like: Tensor) -> Tensor:
+    return signs((len(like), count, *like.shape[1:]), like, seeded(7)).transpose(0, 1)
+
+
+@contextmanager
+def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kinds of programs that are made inside."""
+    made: list[str] = []
+    make = fast._made
+
+    def counted(kind: str, *rest: object) -> object:
+        made.append(kind)
+        return make(kind, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, fast_path("always"):
+        patch.setattr(fast, "_made", counted)
+        yield made
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(name, monkeypatch, caplog) -> None:
+    denoiser, x = DENOISERS[name](), batch()
+    v = probes(2, x)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "mmdgs"), programs_made(monkeypatch) as made:
+        for level in LEVELS:
+            with fast_path("never"):
+                plain = linearised(denoiser, x, level)
+                expected = plain.mean, plain.pull(v), plain.symmetric(v)
+            ours = linearised(denoiser, x, level)
+            pulled, symmetric = ours.pull(v), ours.symmetric(v)
+            for found, wanted in zip((ours.mean, pulled, symmetric), expected, strict=True):
+                torch.testing.assert_close(found, wanted, **CLOSE)
+            torch.testing.assert_close(denoise(denoiser, x, level), expected[0], **CLOSE)
+    assert made == (["push", "mean"] if name == "energy" else ["pull", "symmetric", "mean"])
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        lambda d: mmdgs.DiagonalMoments(d, probes=3),
+        lambda d: mmdgs.DiagonalMoments(d, probes=None),
+        lambda d: mmdgs.FullMoments(d),
+        lambda d: mmdgs.KrylovMoments(d, steps=4),
+    ],
+)
+def test_estimators_use_it_by_themselves(estimator, monkeypatch) -> None:
+    denoiser, x = score_denoiser(Small()), batch()
+
+    def draw() -> tuple[Tensor, Tensor]:
+        generator = seeded(1)
+        q = estimator(denoiser)(x, LEVELS[0], generator=generator)
+        return q.mean, q.sample(generator=generator)
+
+    with counting() as plain_cost:
+        expected = draw()
+    with programs_made(monkeypatch) as made, counting() as cost:
+        found = draw()
+    assert made
+    assert cost == plain_cost
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)  # of roots of small eigenvalues
+
+
+def test_a_smaller_batch_is_filled_up_and_a_much_smaller_one_gets_a_program_of_its_own(monkeypatch) -> None:
+    denoiser, x = score_denoiser(Small()), batch(8)
+    with programs_made(monkeypatch) as made:
+        for rows, count, expected in ((8, 4, 1), (7, 4, 1), (5, 3, 1), (1, 1, 2), (8, 4, 2), (8, 5, 3)):
+            v = probes(count, x[:rows])
+            pulled = linearised(denoiser, x[:rows], LEVELS[0]).pull(v)
+            with fast_path("never"):
+                torch.testing.assert_close(pulled, linearised(denoiser, x[:rows], LEVELS[0]).pull(v), **CLOSE)
+            assert len(made) == expected
+
+
+def test_weights_that_change_are_seen(monkeypatch) -> None:
+    network, x = Small(), batch()
+    denoiser = score_denoiser(network)
+    with torch.no_grad(), programs_made(monkeypatch) as made:
+        before = denoise(denoiser, x, LEVELS[0])
+        for weight in network.parameters():
+            weight.mul_(1.5)
+        changed = denoise(denoiser, x, LEVELS[0])
+        assert len(made) == 1
+        network.layers[0].weight = nn.Parameter(torch.zeros_like(network.layers[0].weight), requires_grad=False)
+        replaced = denoise(denoiser, x, LEVELS[0])
+        assert len(made) == 2
+        for found in (before, changed, replaced):
+            assert sum(torch.equal(found, other) for other in (before, changed, replaced)) == 1
+        with fast_path("never"):
+            torch.testing.assert_close(replaced, denoise(denoiser, x, LEVELS[0]), **CLOSE)
+
+
+class Branching(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) if x.sum() > 0 else self.layers(-x)
+
+
+class Noisy(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) + torch.rand(1, dtype=x.dtype).item()
+
+
+@pytest.mark.parametrize(("network", "reason"), [(Branching, "no fast path for Branching"), (Noisy, "no fast path")])
+def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network, reason, caplog) -> None:
+    denoiser, x, found = score_denoiser(network()), batch(), []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), caplog.at_level(logging.WARNING, "mmdgs"):
+        for mode in ("always", "always", "never"):
+            torch.manual_seed(0)
+            with fast_path(mode):
+                found.append(denoise(denoiser, x, LEVELS[0]))
+    torch.testing.assert_close(found[1], found[2], **CLOSE)
+    assert [reason in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> None:
+    denoiser, x = score_denoiser(Small()), batch()
+    traced = fast._traced
+
+    def wrong(kind: str, pure: fast.Pure, *rest: object) -> object:
+        twice = fast.Pure(lambda x, *n: 2 * pure.function(x, *n), pure.alpha, pure.numbers, pure.network, pure.key)
+        return traced(kind, twice, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fast, "_traced", wrong)
+    with fast_path("always"), caplog.at_level(logging.WARNING, "mmdgs"):
+        pulled = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
+    torch.testing.assert_close(pulled, linearised(denoiser, x, LEVELS[0]).pull(probes(1, x)), **CLOSE)
+    assert "differ from the plain path's by" in caplog.text
+
+
+@pytest.mark.parametrize("off", ["training", "gradients", "vectors", "a function", "a CPU", "never"])
+def test_where_it_does_not_apply_nothing_is_compiled(off, monkeypatch) -> None:
+    network, x = Small(), batch()
+    denoiser, mode = score_denoiser(network), "always"
+    if off == "training":
+        network.train()
+    elif off == "vectors":
+        x, denoiser = batch().flatten(1), score_denoiser(MLP(36, 36).double().eval())
+    elif off == "a function":
+        denoiser = score_denoiser(lambda x: network(x))
+    elif off in ("a CPU", "never"):
+        mode = {"a CPU": "auto", "never": "never"}[off]
+    with programs_made(monkeypatch) as made, fast_path(mode), torch.set_grad_enabled(off == "gradients"):
+        denoise(denoiser, x, LEVELS[0])
+    assert not made
+
+
+def test_a_network_with_programs_is_copied_and_saved_as_before(monkeypatch) -> None:
+    network, x = Small(), batch()
+    with torch.no_grad(), programs_made(monkeypatch) as made:
+        denoise(score_denoiser(network), x, LEVELS[0])
+        for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+            found = denoise(score_denoiser(other), x, LEVELS[0])
+            torch.testing.assert_close(found, denoise(score_denoiser(network), x, LEVELS[0]), **CLOSE)
+    assert len(made) == 3
+    assert set(network.state_dict()) == set(Small().state_dict())
+
+
+def test_mixed_precision_has_programs_of_its_own(monkeypatch) -> None:
+    network, x = Small().float(), batch().float()
+    denoiser = score_denoiser(network)
+    with torch.no_grad(), programs_made(monkeypatch) as made:
+        full = denoise(denoiser, x, LEVELS[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            low = denoise(denoiser, x, LEVELS[0])
+            with fast_path("never"):
+                plain = denoise(denoiser, x, LEVELS[0])
+    assert made == ["mean", "mean"]
+    torch.testing.assert_close(low, plain, rtol=2e-2, atol=2e-2)
+    assert not torch.equal(low, full)
+
+
+def test_unknown_modes_are_named(monkeypatch) -> None:
+    with pytest.raises(UsageError, match="one of auto, always, never, got 'sometimes'"), fast_path("sometimes"):
+        pass
+    monkeypatch.setenv("MMDGS_FAST", "quick")
+    with pytest.raises(UsageError, match="got 'quick'"):
+        fast.applies(batch())
+    monkeypatch.setenv("MMDGS_FAST", "always")
+    assert fast.applies(batch())
+    monkeypatch.setenv("MMDGS_FAST", "never")
+    assert not fast.applies(batch())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 5)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_and_its_derivatives_are_torchs(shape, affine) -> None:
+    x, u, v = (randn(shape, torch.empty(0, dtype=torch.float64), seeded(i)) for i in range(3))
+    weight, bias = (randn((6,), x, seeded(i)) if affine else None for i in (3, 4))
+
+    def ours(x: Tensor) -> Tensor:
+        return group_norm(x, 3, weight, bias, 1e-3)
+
+    def theirs(x: Tensor) -> Tensor:
+        return nn.functional.group_norm(x, 3, weight, bias, 1e-3)
+
+    def slope(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return torch.func.grad(lambda x: (u * f(x).sin()).sum())
+
+    torch.testing.assert_close(ours(x), theirs(x), **CLOSE)
+    torch.testing.assert_close(slope(ours)(x), slope(theirs)(x), **CLOSE)
+    torch.testing.assert_close(
+        torch.func.jvp(slope(ours), (x,), (v,))[1], torch.func.vjp(slope(theirs), x)[1](v)[0], **CLOSE
+    )
+
+
+def test_group_norm_keeps_its_digits_far_from_zero() -> None:
+    x = 1000 + randn((2, 4, 8, 8), torch.empty(0), seeded(0))
+    exact = nn.functional.group_norm(x.double(), 2)
+    assert (group_norm(x, 2) - exact).abs().max() < 1e-3  # float32 holds 1000 to 6e-5; squares would lose all
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dilation, groups) -> None:
+    x = randn((2, 4, 9, 8), torch.empty(0, dtype=torch.float64), seeded(0))
+    weight = randn((6, 4 // groups, 3, 3), x, seeded(1))
+    options = [stride] * 2, [1, 2], [dilation] * 2
+    y, pullback = torch.func.vjp(lambda x: torch.conv2d(x, weight, None, *options, groups), x)
+    u = randn(tuple(y.shape), x, seeded(2))
+    found = fast._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
+    torch.testing.assert_close(found, pullback(u)[0], **CLOSE)
+    assert fast._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
+        NotImplemented
+    )
