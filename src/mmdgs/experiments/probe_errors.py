@@ -80,7 +80,7 @@ def jacobian(model: Pretrained, x_t: Tensor, level: NoiseLevel, window: int | No
     with progress_bar(len(places), label, "product") as bar:
         for own in places.split(size):
             v = x_t.new_zeros(size, x_t[0].numel())
-            v[torch.arange(len(own)), own] = 1
+            v[torch.arange(len(own), device=own.device), own] = 1
             found.append(pullback(v.reshape(1, size, *x_t.shape[1:]))[0].flatten(1)[: len(own), places])
             bar.update(len(own))
     return torch.cat(found)

@@ -21,6 +21,7 @@ from mmdgs.experiments.probe_errors import DESIGNS, YARDSTICK, ProbeSettings, av
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.pretrained import Pretrained, from_pretrained
 
+DIGITS = "mnist"
 COMPARED = 10
 """The yardstick's number of probes, as in the paper's MNIST chains."""
 PANELS_A_ROW = 3
@@ -34,8 +35,8 @@ Errors = Mapping[tuple[str, float], Mapping[str, Sequence[float]]]
 def run(context: Context) -> Outcome:
     """Measure every design on MNIST, and on a diffusion model where there is one."""
     settings = QUICK if context.quick else FULL
-    records = measured(context, from_pretrained("mnist", device=context.device), "mnist", settings)
     model, note = _diffusion_model(context)
+    records = measured(context, from_pretrained(DIGITS, device=context.device), "mnist", settings)
     if model is not None:
         records += measured(context, model, "diffusion", settings)
     found = averaged(records)
