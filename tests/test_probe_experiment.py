@@ -82,7 +82,7 @@ def test_it_measures_both_models_and_tries_new_designs_without_the_network(
     assert all(r["error"].keys() == probe_errors.DESIGNS.keys() for r in records["probes"])
     assert (tmp_path / "out" / "probes.png").read_bytes().startswith(b"\x89PNG")
     products, by_count = report.tables()
-    assert [row[1:] for row in products.rows if row[0] == YARDSTICK] == [["10.0"] * 3]
+    assert [row[1:] for row in products.rows if row[0] == YARDSTICK] == [["10"] * 3]
     assert len(by_count.rows) == 3 * len(probe_errors.DESIGNS)
     assert "MNIST only" not in page.read_text()
 

@@ -105,13 +105,14 @@ def _needed_table(found: Errors, settings: ProbeSettings) -> Table:
         cells = []
         for one in found.values():
             value = needed(settings.counts, one[name], one[YARDSTICK][at])
-            cells.append(f"> {settings.counts[-1]}" if math.isinf(value) else f"{value:.1f}")
+            # A product is taken whole or not at all; the yardstick's own number may come out as 10.0000001.
+            cells.append(f"> {settings.counts[-1]}" if math.isinf(value) else f"{math.ceil(round(value, 6))}")
         rows.append([name, *cells])
     return Table(
         f"Products needed for the error of {COMPARED} Rademacher probes",
         ["design", *(title_of(key) for key in found)],
         rows,
-        "Between the counts that were measured along a power law; 1.0 also where one product is already nearer.",
+        "Between the counts that were measured errors are taken to follow a power law.",
     )
 
 
