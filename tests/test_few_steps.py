@@ -51,12 +51,15 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert ("Krylov", 3) in by
     assert ("Krylov", 5) not in by
     assert all(r["value"] > 0 for r in by.values())
-    assert by["diagonal", 5]["products"] == 4 * 3  # none for the last mean
+    for design in ("Rademacher", "lattice"):
+        assert by[f"diagonal, {design}", 5]["products"] == 4 * 3  # none for the last mean
+    assert by["diagonal, Rademacher", 5]["value"] != by["diagonal, lattice", 5]["value"]
     assert by["isotropic", 5]["evaluations"] == by["DDIM", 5]["evaluations"] == by["Heun", 5]["evaluations"] == 5
     assert (tmp_path / "cache" / "isotropic").is_dir() or (tmp_path / "model" / "isotropic.json").is_file()
     text = page.read_text()
     assert "Isotropic is below small variance" in text
-    assert "Diagonal is below isotropic" in text
+    assert "Diagonal, Rademacher is below isotropic" in text
+    assert "Diagonal, lattice is below diagonal, Rademacher" in text
     monkeypatch.setattr(few_steps, "generate", None)  # nothing is sampled again
     again = Context(Workspace(tmp_path / "out", resume=True), torch.device("cpu"), model=prepared.model)
     assert few_steps.run(again).records["samplers"] == records["samplers"]
@@ -78,4 +81,4 @@ def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
-    assert "--model is for few-steps, not for fig1" in " ".join(result.output.split())
+    assert "--model is for few-steps and probes, not for fig1" in " ".join(result.output.split())

@@ -48,6 +48,12 @@ PLANS: dict[str, tuple[Method, Written]] = {
         Method(probes=1, clip=True),
         lambda m: samplers.gibbs_plan(clipped(m), ClippedMoments(diagonal(m, 1), CLIPPED), LEVELS, sweeps=3),
     ),
+    "gibbs, rademacher": (
+        Method(covariance="rademacher", probes=2),
+        lambda m: samplers.gibbs_plan(
+            m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Rademacher()), LEVELS, sweeps=3
+        ),
+    ),
     "gibbs, lattice": (
         Method(covariance="lattice", probes=2),
         lambda m: samplers.gibbs_plan(m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Lattice()), LEVELS, sweeps=3),

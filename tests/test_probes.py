@@ -1,4 +1,4 @@
-"""Probes of the diagonal: what lattices keep apart, what is exact, what is unbiased, and what filtering does."""
+"""Probes of the diagonal: what classes keep apart, what is exact, what is unbiased, and what filtering does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 import mmdgs
 from mmdgs import probes
 from mmdgs.noise import NoiseLevel
-from mmdgs.probes import Lattice, Rademacher, pixel_classes
+from mmdgs.probes import Hadamard, Lattice, Rademacher, pixel_classes
 from mmdgs.randomness import Streams, seeded
 
 LEVEL = NoiseLevel(sigma=0.5)
@@ -41,6 +41,13 @@ def random_matrix(seed: int = 0) -> Tensor:
     return torch.randn(d, d, generator=seeded(seed), dtype=torch.float64)
 
 
+def near_pixels() -> Tensor:
+    """(d, d): whether two numbers lie in 3 x 3 pixels of one channel."""
+    d = math.prod(SHAPE)
+    basis = torch.eye(d, dtype=torch.float64).reshape(d, *SHAPE)
+    return functional.conv2d(basis, torch.ones(3, 1, 3, 3, dtype=torch.float64), padding=1, groups=3).flatten(1) != 0
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_five_classes_keep_a_pixel_apart_from_its_neighbours_and_its_other_channels(channels: int) -> None:
     place = pixel_classes(5, channels, 12, 12)
@@ -55,22 +62,33 @@ def test_five_classes_keep_a_pixel_apart_from_its_neighbours_and_its_other_chann
             assert (place[one] != place[other]).all()
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 7, 10, 48])
-def test_every_number_is_hit_as_often_as_any_other(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 7, 10, 48, 64, 67, 96, 130])
+def test_every_number_is_hit_as_often_as_any_other_or_once_less(count: int) -> None:
     v = Lattice().draw(count, torch.zeros(2, *SHAPE), Streams(0, 2))
     assert v.shape == (count, 2, *SHAPE)
     hits = (v != 0).sum(0)
-    assert (hits == hits[0, 0, 0, 0]).all()
+    rounds = math.ceil(count / 64)  # classes are at most 64, and the last round may lack some of them
+    assert hits.max() == rounds
+    assert hits.min() >= max(1, rounds - 1)
     assert set(v.unique().tolist()) <= {-1.0, 0.0, 1.0}
+
+
+def same_class(classes: int) -> Tensor:
+    """(d, d): 1 for two numbers of one class, 0 on the diagonal."""
+    place = pixel_classes(classes, *SHAPE).flatten()
+    return (place[:, None] == place[None, :]).double().fill_diagonal_(0)
+
+
+def assert_unbiased(found: Tensor, matrix: Tensor, variance: Tensor) -> None:
+    """Estimates (n, d) have the diagonal for their mean and this variance: 5 standard errors in 270 numbers."""
+    error = (found.mean(0) - matrix.diagonal()) / (variance / len(found)).sqrt()
+    assert error.abs().max() < 5
+    assert torch.allclose(found.var(0), variance, rtol=0.2)
 
 
 def test_a_local_jacobian_has_its_diagonal_exactly_from_few_products() -> None:
     """A different 3 x 3 kernel at every pixel, channels apart: no two pixels of a class see each other."""
-    d = math.prod(SHAPE)
-    basis = torch.eye(d, dtype=torch.float64).reshape(d, *SHAPE)
-    kernel = torch.randn(3, 1, 3, 3, generator=seeded(1), dtype=torch.float64)
-    near = functional.conv2d(basis, kernel, padding=1, groups=3).flatten(1) != 0
-    matrix = torch.where(near, random_matrix(), 0.0)
+    matrix = torch.where(near_pixels(), random_matrix(), 0.0)
     # In three channels a class of five holds diagonal neighbours; thirteen hold none.
     found = diagonal(matrix, Lattice(smooth=False), 13)
     assert torch.allclose(found[0], matrix.diagonal(), atol=1e-12)
@@ -78,28 +96,64 @@ def test_a_local_jacobian_has_its_diagonal_exactly_from_few_products() -> None:
     assert (rough[0] - matrix.diagonal()).norm() > 0.3 * matrix.diagonal().norm()
 
 
-@pytest.mark.parametrize("count", [5, 10, 96])
+@pytest.mark.parametrize("count", [5, 10, 96, 67])
 def test_without_the_filter_the_estimate_is_unbiased_with_the_stated_variance(count: int) -> None:
     matrix = random_matrix()
     found = diagonal(matrix, Lattice(smooth=False), count, rows=4_000)
-    classes, rounds = probes._classes_and_rounds(count)
-    place = pixel_classes(classes, *SHAPE).flatten()
-    same = (place[:, None] == place[None, :]).double().fill_diagonal_(0)
-    variance = (matrix.square() * same).sum(0) / rounds
-    error = (found.mean(0) - matrix.diagonal()) / (variance / len(found)).sqrt()
-    assert error.abs().max() < 5
-    assert torch.allclose(found.var(0), variance, rtol=0.2)
+    hits = (Lattice().draw(count, torch.zeros(1, *SHAPE), Streams(0, 1)) != 0).sum((0, 1)).flatten()
+    classes = {5: 5, 10: 10, 96: 48, 67: 34}[count]
+    assert_unbiased(found, matrix, (matrix.square() * same_class(classes)).sum(0) / hits)
 
 
-def test_the_default_is_the_papers() -> None:
+@pytest.mark.parametrize("count", [1, 2, 4, 16, 64, 128])
+def test_whole_hadamard_blocks_give_the_lattices_estimate_though_every_probe_touches_every_pixel(count: int) -> None:
+    matrix = random_matrix()
+    v = Hadamard().draw(count, torch.zeros(2, *SHAPE), Streams(0, 2))
+    assert v.shape == (count, 2, *SHAPE)
+    assert (v.abs() == 1).all()
+    by_lattice = diagonal(matrix, Lattice(smooth=False), count, rows=3)
+    assert torch.allclose(diagonal(matrix, Hadamard(), count, rows=3), by_lattice, atol=1e-10)
+
+
+@pytest.mark.parametrize(("count", "order"), [(3, 4), (5, 8), (20, 32)])
+def test_parts_of_a_hadamard_block_are_unbiased_with_the_stated_variance(count: int, order: int) -> None:
+    matrix = random_matrix()
+    found = diagonal(matrix, Hadamard(), count, rows=4_000)
+    same = same_class(order)
+    share = same + (1 - same) * (order - count) / (count * (order - 1))
+    assert_unbiased(found, matrix, (matrix.square() * share.fill_diagonal_(0)).sum(0))
+
+
+def test_the_papers_probes_are_the_mean_over_signs() -> None:
     """The mean of v * (v' J) over signs, number for number."""
     matrix = random_matrix()
     v = mmdgs.randomness.signs((1, 4, *SHAPE), matrix, Streams(3, 1))[0].flatten(1)
-    by_hand = (v * (v @ matrix)).mean(0)
-    x_t = torch.zeros(1, *SHAPE, dtype=torch.float64)
-    moments = mmdgs.DiagonalMoments(linear(matrix), probes=4, floor=-math.inf)
-    found = moments(x_t, LEVEL, generator=Streams(3, 1)).cov.diagonal().flatten() / LEVEL.tweedie
-    assert torch.allclose(found, by_hand, atol=1e-10)
+    found = diagonal(matrix, Rademacher(), 4, seed=3)
+    assert torch.allclose(found[0], (v * (v @ matrix)).mean(0), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "design"),
+    [
+        (SHAPE, Lattice()),
+        ((1, 2, 135), Lattice()),
+        ((3, 1, 90), Rademacher()),
+        ((3, 90, 1), Rademacher()),
+        ((270,), Rademacher()),
+        ((27, 10), Rademacher()),
+    ],
+    ids=str,
+)
+def test_by_itself_it_takes_lattices_for_images_and_the_papers_probes_for_all_else(
+    shape: tuple[int, ...], design: probes.ProbeDesign
+) -> None:
+    x_t, denoiser = torch.zeros(2, *shape, dtype=torch.float64), linear(random_matrix())
+    found = [
+        mmdgs.DiagonalMoments(denoiser, probes=4, design=one)(x_t, LEVEL, generator=Streams(0, 2)).cov.diagonal()
+        for one in (None, design, Rademacher())
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2]) == isinstance(design, Rademacher)
 
 
 def test_filtering_brings_a_smooth_diagonal_nearer_and_leaves_a_sharp_one() -> None:
@@ -111,10 +165,16 @@ def test_filtering_brings_a_smooth_diagonal_nearer_and_leaves_a_sharp_one() -> N
         (diagonal(matrix, Lattice(smooth=filtering), 5, rows=50) - smooth).norm(dim=1).mean().item()
         for filtering in (False, True)
     ]
-    assert errors[1] < 0.6 * errors[0]  # half of the squares count as noise, which leaves half of it
+    assert errors[1] < 0.4 * errors[0]  # 0.7 of the squares count as noise, which leaves 0.3 of it, and the mean's own
     # Without couplings there is no noise, and whatever shape the diagonal has it stays.
     sharp = torch.randn(math.prod(SHAPE), generator=seeded(4), dtype=torch.float64)
     assert torch.allclose(diagonal(torch.diag(sharp), Lattice(), 5)[0], sharp, atol=1e-12)
+
+
+def test_the_noise_is_read_where_a_probe_is_far() -> None:
+    """Near pixels are coupled strongly, and 40 classes keep them apart: no noise, so nothing may be smoothed."""
+    matrix = torch.where(near_pixels(), random_matrix(), 0.0)
+    assert torch.allclose(diagonal(matrix, Lattice(), 40)[0], matrix.diagonal(), atol=1e-12)
 
 
 def test_wieners_filter_with_known_noise() -> None:
@@ -135,7 +195,8 @@ def test_a_rows_probes_are_its_own() -> None:
     assert torch.allclose(whole[2], last[0], atol=1e-10)
 
 
-def test_points_have_no_lattice() -> None:
-    moments = mmdgs.DiagonalMoments(mmdgs.data.mog_density().denoiser(), probes=5, design=Lattice())
-    with pytest.raises(ValueError, match=r"lattice probes are for images .* got shape \(3, 2\)"):
+@pytest.mark.parametrize(("design", "name"), [(Lattice(), "lattice"), (Hadamard(), "Hadamard")])
+def test_points_have_no_classes_of_pixels(design: probes.ProbeDesign, name: str) -> None:
+    moments = mmdgs.DiagonalMoments(mmdgs.data.mog_density().denoiser(), probes=5, design=design)
+    with pytest.raises(ValueError, match=rf"{name} probes are for images .* got shape \(3, 2\)"):
         moments(torch.zeros(3, 2), LEVEL, generator=seeded(0))

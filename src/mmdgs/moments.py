@@ -34,7 +34,7 @@ from mmdgs.krylov import Krylov
 from mmdgs.linalg import Dense, Diagonal, floored, raise_non_finite, require_room_for_dense
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
-from mmdgs.probes import ProbeDesign, Rademacher
+from mmdgs.probes import ProbeDesign, design_for
 from mmdgs.randomness import Generator, Streams, signs, spawn_seeds
 from mmdgs.targets import GaussianMixture
 
@@ -151,16 +151,17 @@ class KrylovMoments:
 
 @dataclass(frozen=True)
 class DiagonalMoments:
-    """The diagonal of the covariance: S Rademacher probes v, mean of v * (v' J) (eq. diag:approx; Bekas et al., 2007).
+    """The diagonal of the covariance by S products with probes v (eq. diag:approx; Bekas et al., 2007).
 
-    `probes=None` takes the exact diagonal, by d products. Variances below floor (sigma / alpha)^2 are
-    lifted to it. For images `design=Lattice()` comes nearer with fewer products (probes.py).
+    `design` says which probes (probes.py): `Rademacher()` are the paper's, the mean of v * (v' J). None takes
+    `Lattice()` for images (B, C, H, W), where it comes nearer with fewer products, and the paper's for all else.
+    `probes=None` takes the exact diagonal, by d products. Variances below floor (sigma / alpha)^2 are lifted to it.
     """
 
     denoiser: Denoiser
     probes: int | None = 10
     floor: float = FLOOR
-    design: ProbeDesign = field(default_factory=Rademacher)
+    design: ProbeDesign | None = None
 
     def __post_init__(self) -> None:
         if self.probes is not None and (not isinstance(self.probes, int) or self.probes < 1):
@@ -176,8 +177,9 @@ class DiagonalMoments:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             at = linearised(self.denoiser, x_t, level)
-            v = self.design.draw(self.probes, x_t, generator)
-            sums = self.design.diagonal(self.probes, x_t)
+            design = self.design or design_for(x_t)
+            v = design.draw(self.probes, x_t, generator)
+            sums = design.diagonal(self.probes, x_t)
             for start, stop in chunks(self.probes, x_t):
                 sums.add(v[start:stop], at.pull(v[start:stop]))
             mean, diagonal = at.mean, sums.estimate()

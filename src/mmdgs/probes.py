@@ -2,16 +2,17 @@
 
     Rademacher    signs at every number: the mean of v * (v' J) over S probes has the variance  sum_{j != i} J_ji^2 / S
     Lattice       signs at one class of pixels in S, zero elsewhere: the variance is  sum_{j != i, same class} J_ji^2
+    Hadamard      signs everywhere that cancel between classes: the lattice's estimate where S is a power of 2
 
-Both are unbiased (Bekas et al., 2007). Images couple near pixels most, and the classes are sublattices whose pixels lie
+All are unbiased (Bekas et al., 2007). Images couple near pixels most, and the classes are sublattices whose pixels lie
 far apart, so that what is left is small where J is local: with 5 probes no two of a pixel's neighbours share its
 class. Where J is not local (high noise) the diagonal is smooth instead, and the products say how noisy they are: a
-probe that misses a pixel shows there the size of a sum of off-diagonal entries.
+probe that misses a pixel shows there the size of a sum of off-diagonal entries. So Lattice filters its estimate by
+default, which is then not unbiased any more, and nearer (docs/probes.md).
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Protocol, runtime_checkable
@@ -20,13 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmdgs.randomness import Generator, signs
+from mmdgs.randomness import Generator, signs, uniforms
 
-MOST_CLASSES = 32
-WINDOW = 5
-NOISE_SHARE = 0.5
-"""Of the squares at missed pixels, what is taken for noise: they hold a pixel's neighbours, which its own class does
-not. On Jacobians of the MNIST energy and a CIFAR-10 diffusion model squares were 1.6 to 3 times the true error."""
+MOST_CLASSES = 64
+FAR = 1000
+"""A squared distance beyond all that matter here."""
+WINDOW, GAIN_WINDOW = 5, 9
+"""Sides of windows, in pixels: of the mean, and of the variances that say how much of a deviation from it counts."""
+NOISE_SHARE = 0.7
+"""Of the squares at missed pixels, what is taken for noise: a class that missed a pixel lies nearer to it than its own
+does. On Jacobians of the MNIST energy and a CIFAR-10 diffusion model the noise was 0.5 to 0.95 of them (5 probes)."""
 
 
 @runtime_checkable
@@ -75,63 +79,109 @@ class Rademacher:
 
 @dataclass(frozen=True)
 class Lattice:
-    """Signs at one class of pixels each, for images (B, C, H, W); S probes are S classes (or some rounds of fewer).
+    """Signs at one class of pixels each, for images (B, C, H, W); S probes are S classes, or rounds of fewer.
 
-    `smooth` filters the estimate by its own noise, which is not unbiased any more, and nearer: within windows of
-    5 x 5 pixels, a deviation from the mean counts as much as it exceeds the noise (Wiener's filter).
+    `smooth` filters the estimate by its own noise: a deviation from the mean of the 5 x 5 pixels around counts as much
+    as deviations there exceed the noise (Wiener's filter). The noise is read off the probes that miss a pixel, and of
+    these off the classes that lie farthest from it.
     """
 
     smooth: bool = True
 
     def draw(self, count: int, like: Tensor, generator: Generator) -> Tensor:
-        if like.ndim != 4:
-            raise ValueError(f"lattice probes are for images (B, C, H, W), got shape {tuple(like.shape)}")
+        _require_images(like, "lattice probes")
         classes, rounds = _classes_and_rounds(count)
         signed = signs((len(like), rounds, *like.shape[1:]), like, generator).transpose(0, 1)
         masks = _class_masks(classes, like.shape[1:], like.dtype, like.device)
-        return (signed[:, None] * masks[None, :, None]).flatten(0, 1)
+        return (signed[:, None] * masks[None, :, None]).flatten(0, 1)[:count]
 
     def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
-        classes, rounds = _classes_and_rounds(count)
-        return _LatticeSums(classes, rounds, like, self.smooth and classes > 1)
+        return _LatticeSums(count, like, self.smooth and count > 1)
 
 
 class _LatticeSums:
-    def __init__(self, classes: int, rounds: int, like: Tensor, smooth: bool) -> None:
-        self.classes, self.rounds, self.smooth = classes, rounds, smooth
-        self.hits, self.missed = torch.zeros_like(like), torch.zeros_like(like)
+    def __init__(self, count: int, like: Tensor, smooth: bool) -> None:
+        self.classes, self.smooth, self.taken = _classes_and_rounds(count)[0], smooth, 0
+        self.total, self.hits, self.squares, self.looks = (torch.zeros_like(like) for _ in range(4))
 
     def add(self, v: Tensor, products: Tensor) -> None:
-        self.hits += (v * products).sum(0)
+        self.total += (v * products).sum(0)
+        self.hits += (v != 0).sum(0)
         if self.smooth:
-            self.missed += torch.where(v == 0, products, 0).square().sum(0)
+            own = torch.arange(self.taken, self.taken + len(v), device=v.device) % self.classes
+            far = _far_masks(self.classes, v.shape[2:], v.dtype, v.device)[own][:, None]
+            self.squares += (far * products.square()).sum(0)
+            self.looks += far.sum(0)
+        self.taken += len(v)
 
     def estimate(self) -> Tensor:
-        found = self.hits / self.rounds
+        found = self.total / self.hits
         if not self.smooth:
             return found
-        noise = NOISE_SHARE * self.missed / (self.rounds**2 * (self.classes - 1))
-        return filtered(found, noise)
+        return filtered(found, NOISE_SHARE * self.squares / (self.looks * self.hits))
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """Signs at every pixel of an image (B, C, H, W) that cancel between classes: rows of Hadamard matrices.
+
+    Probe s is  v_i = z_i H[s, class of i],  z random signs. Over all m rows  sum_s H[s, a] H[s, b] = 0  for classes
+    a != b, so that only pixels of one class are left: the estimate is that of Lattice(smooth=False) with m classes,
+    number for number. Orders are powers of 2: where S is none, S rows of the next order, drawn at random, leave the
+    variance J_ji^2 (m - S) / (S (m - 1)) of a pixel j of another class.
+    """
+
+    def draw(self, count: int, like: Tensor, generator: Generator) -> Tensor:
+        _require_images(like, "Hadamard probes")
+        order = min(1 << (count - 1).bit_length(), MOST_CLASSES)
+        blocks = -(-count // order)
+        z = signs((len(like), blocks, 1, *like.shape[1:]), like, generator)
+        rows = uniforms((len(like), blocks, order), like, generator).argsort(2)
+        place = pixel_classes(order, *like.shape[1:]).to(like.device)
+        matrix = _hadamard(order).to(like.device, like.dtype)[:, place]  # (order, C, H, W)
+        return (z * matrix[rows]).flatten(1, 2)[:, :count].transpose(0, 1)
+
+    def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
+        return _Mean(count, like)
+
+
+@cache
+def _hadamard(order: int) -> Tensor:
+    """Sylvester's Hadamard matrix (order, order), the order a power of 2."""
+    if order == 1:
+        return torch.ones(1, 1)
+    half = _hadamard(order // 2)
+    return torch.cat([torch.cat([half, half], 1), torch.cat([half, -half], 1)])
+
+
+def design_for(x: Tensor) -> ProbeDesign:
+    """The design that is taken where none is named: `Lattice` for images (B, C, H, W), `Rademacher` for all else."""
+    return Lattice() if x.ndim == 4 and min(x.shape[2:]) > 1 else Rademacher()
 
 
 def filtered(x: Tensor, noise: Tensor) -> Tensor:
     """Wiener's filter of images x (B, C, H, W) with noise of known variance (B, C, H, W), over windows and channels."""
-    mean = _window_mean(x)
-    variance = _window_mean((x - mean).square())
-    gain = (variance - _window_mean(noise)).clamp(min=0) / variance.clamp(min=torch.finfo(x.dtype).tiny)
+    mean = _window_mean(x, WINDOW)
+    variance = _window_mean((x - mean).square(), GAIN_WINDOW)
+    gain = (variance - _window_mean(noise, GAIN_WINDOW)).clamp(min=0) / variance.clamp(min=torch.finfo(x.dtype).tiny)
     return mean + gain * (x - mean)
 
 
-def _window_mean(x: Tensor) -> Tensor:
+def _window_mean(x: Tensor, side: int) -> Tensor:
     """The mean over a window and all channels, at the edges over what there is of it."""
-    pooled = functional.avg_pool2d(x, WINDOW, stride=1, padding=WINDOW // 2, count_include_pad=False)
+    pooled = functional.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=False)
     return pooled.mean(1, keepdim=True).expand_as(x)
 
 
+def _require_images(like: Tensor, what: str) -> None:
+    if like.ndim != 4:
+        raise ValueError(f"{what} are for images (B, C, H, W), got shape {tuple(like.shape)}")
+
+
 def _classes_and_rounds(count: int) -> tuple[int, int]:
-    """S probes as classes times rounds: as many classes as there may be."""
-    classes = next(m for m in range(min(count, MOST_CLASSES), 0, -1) if count % m == 0)
-    return classes, count // classes
+    """S probes as rounds of classes, as few rounds as there may be; the last may lack some classes."""
+    rounds = -(-count // MOST_CLASSES)
+    return -(-count // rounds), rounds
 
 
 def pixel_classes(classes: int, channels: int, height: int, width: int) -> Tensor:
@@ -148,19 +198,39 @@ def _class_masks(classes: int, shape: torch.Size, dtype: torch.dtype, device: to
     return torch.stack([place == c for c in range(classes)]).to(device, dtype)
 
 
+@lru_cache(maxsize=8)
+def _far_masks(classes: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ones at the pixels that lie far from each class, (classes, C, H, W)."""
+    place, steps = pixel_classes(classes, *shape), _far_steps(classes, min(shape[0], 3))
+    far = [sum((place + step) % classes == c for step in steps) for c in range(classes)]
+    return torch.stack(far).to(device, dtype)  # type: ignore[arg-type]
+
+
+def _offsets(classes: int, channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Offsets (di, dj, dc) between pixels, and their squared lengths, as far as classes can lie apart."""
+    reach = torch.arange(-min(classes, 9), min(classes, 9) + 1)  # the best lattice of 64 classes: 8.6 apart
+    di, dj, dc = torch.cartesian_prod(reach, reach, torch.arange(1 - channels, channels)).T
+    squares = di**2 + dj**2 + dc**2
+    return di, dj, dc, squares.masked_fill(squares == 0, FAR)
+
+
 @cache
 def _best_lattice(classes: int, channels: int) -> tuple[int, int]:
     """(a, k) with the largest distance within a class; among equals the fewest pairs at that distance."""
-    reach = range(-classes, classes + 1) if classes < 6 else range(-6, 7)
-    offsets = [
-        (di, dj, dc)
-        for di, dj, dc in itertools.product(reach, reach, range(-channels + 1, channels))
-        if (di, dj, dc) != (0, 0, 0)
-    ]
+    di, dj, dc, squares = _offsets(classes, channels)
+    a, k = torch.cartesian_prod(torch.arange(classes), torch.arange(classes))[:, :, None].unbind(1)
+    within = torch.where((di + a * dj + k * dc) % classes == 0, squares, FAR)
+    least = within.min(1).values
+    pairs = (within == least[:, None]).sum(1)
+    best = (least * (1 + len(di)) - pairs).argmax()
+    return int(a[best]), int(k[best])
 
-    def closeness(a: int, k: int) -> tuple[int, int]:
-        near = [di**2 + dj**2 + dc**2 for di, dj, dc in offsets if (di + a * dj + k * dc) % classes == 0]
-        least = min(near, default=0)
-        return -least, near.count(least)
 
-    return min(itertools.product(range(classes), range(classes)), key=lambda pair: closeness(*pair))
+@cache
+def _far_steps(classes: int, channels: int) -> tuple[int, ...]:
+    """Of the other classes, as steps from a pixel's own, the third whose nearest pixel is farthest."""
+    a, k = _best_lattice(classes, channels)
+    di, dj, dc, squares = _offsets(classes, channels)
+    nearest = torch.full((classes,), FAR).scatter_reduce(0, (di + a * dj + k * dc) % classes, squares, "amin")[1:]
+    least = nearest.sort(descending=True).values[max(1, len(nearest) // 3) - 1]
+    return tuple((1 + (nearest >= least).nonzero()[:, 0]).tolist())

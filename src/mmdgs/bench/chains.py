@@ -14,6 +14,7 @@ from mmdgs.denoisers import energy_denoiser, score_denoiser
 from mmdgs.moments import DiagonalMoments, FullMoments
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
+from mmdgs.probes import Rademacher
 from mmdgs.randomness import seeded
 from mmdgs.samplers import gibbs_chain
 from mmdgs.threads import threads
@@ -95,7 +96,7 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
     ]
     network = small_convnet().to(device)
     x_t = torch.rand(8, *IMAGE, generator=generator).to(device)
-    diagonal = DiagonalMoments(score_denoiser(network), probes=PROBES)
+    diagonal = DiagonalMoments(score_denoiser(network), probes=PROBES, design=Rademacher())
     base, rate = rates(
         [
             Work(lambda: plain_diagonal(network, x_t, PROBES, LEVEL.sigma, generator), len(x_t)),

@@ -27,7 +27,7 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
 
 WITH_DATASETS = ("table1", "fig2")
-WITH_MODEL = ("few-steps",)
+WITH_MODEL = ("few-steps", "probes")
 
 
 @app.command(
@@ -45,7 +45,9 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
-    model: Annotated[str | None, typer.Option(help="A pretrained model (few-steps).", show_default="auto")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A pretrained model (few-steps, probes).", show_default="auto")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,

@@ -35,7 +35,7 @@ ROWS: dict[str, tuple[str, str, Method]] = {
     "small variance": (GREY, "o-", Method("ancestral", covariance="small")),
     "large variance": (GREY, "s--", Method("ancestral", covariance="large")),
     "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
-    "diagonal": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="diagonal", probes=3)),
+    "diagonal, Rademacher": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="rademacher", probes=3)),
     "diagonal, lattice": (COLOURS["diagonal"], "s--", Method("ancestral", covariance="lattice", probes=3)),
     "Krylov": (COLOURS["full"], "o-", Method("ancestral", covariance="krylov", krylov_steps=5)),
     "DDIM": (GREEN, "o-", Method("ddim")),
@@ -171,14 +171,18 @@ def _lowest(by: Mapping[tuple[str, int], dict[str, Any]], steps: Sequence[int]) 
 def _verdicts(by: Mapping[tuple[str, int], dict[str, Any]], settings: FewStepSettings) -> list[str]:
     """What was expected, and whether it came out."""
     said = []
-    for better, worse in (("isotropic", ("small variance", "large variance")), ("diagonal", ("isotropic",))):
+    for better, worse in (
+        ("isotropic", ("small variance", "large variance")),
+        ("diagonal, Rademacher", ("isotropic",)),
+        ("diagonal, lattice", ("isotropic", "diagonal, Rademacher")),
+    ):
         for other in worse:
             pairs = [(n, by[better, n]["value"], by[other, n]["value"]) for n in settings.steps]
             wins = [n for n, a, b in pairs if a < b]
             won = " and ".join(map(str, wins))
             verdict = "at every number of steps" if len(wins) == len(pairs) else f"at {won or 'no number of'} steps"
             numbers = ", ".join(f"{a:.2f} against {b:.2f} at {n}" for n, a, b in pairs)
-            said.append(f"{better.capitalize()} is below {other} {verdict}: {numbers}.")
+            said.append(f"{better[0].upper()}{better[1:]} is below {other} {verdict}: {numbers}.")
     return said
 
 

@@ -26,6 +26,7 @@ from mmdgs.experiments.workspace import Part
 from mmdgs.metrics import mmd
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
 from mmdgs.noise import NoiseLevel, transition
+from mmdgs.probes import Rademacher
 from mmdgs.randomness import seeded
 from mmdgs.samplers import (
     Plan,
@@ -82,7 +83,7 @@ TARGETS: dict[str, tuple[str, Callable[[], GaussianMixture]]] = {
 
 
 def _diagonal(target: GaussianMixture) -> DiagonalMoments:
-    return DiagonalMoments(target.denoiser(), probes=PROBES)
+    return DiagonalMoments(target.denoiser(), probes=PROBES, design=Rademacher())
 
 
 def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:

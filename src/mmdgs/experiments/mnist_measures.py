@@ -18,9 +18,10 @@ from mmdgs.experiments.workspace import Part
 from mmdgs.linalg import Diagonal
 from mmdgs.metrics import calibration, fitted_floor, reliability
 from mmdgs.models import Model
-from mmdgs.moments import Moments
+from mmdgs.moments import DiagonalMoments, Moments
 from mmdgs.noise import add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.probes import Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.sampling import sample
 
@@ -54,9 +55,11 @@ def kept_steps(settings: MnistSettings) -> tuple[int, ...]:
 
 
 def posterior_of(training: Training, method: str, probes: int) -> Moments:
-    """One of METHODS from a trained model."""
+    """One of METHODS from a trained model; the diagonal by the paper's probes."""
     model = model_of(training)
-    return model.isotropic_posterior() if method == "isotropic" else model.posterior(probes=probes)
+    if method == "diagonal":
+        return DiagonalMoments(model.denoiser, probes=probes, design=Rademacher())
+    return model.isotropic_posterior() if method == "isotropic" else model.posterior()
 
 
 def model_of(training: Training) -> Model:

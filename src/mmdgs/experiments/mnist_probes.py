@@ -16,6 +16,7 @@ from mmdgs.experiments.workspace import Part
 from mmdgs.jacobians import linearised
 from mmdgs.models import Model
 from mmdgs.moments import DiagonalMoments
+from mmdgs.probes import Rademacher
 from mmdgs.randomness import Streams
 
 CHECKED_PROBES = 16
@@ -46,7 +47,7 @@ def probe_errors(context: Context, training: Training, settings: MnistSettings) 
         for count in counts:
             averages = singles.unflatten(0, (-1, count)).mean(1)
             errors.append(((averages - exact).norm(dim=2) / length).mean().item())
-        own = DiagonalMoments(model.denoiser, probes=CHECKED_PROBES, floor=-math.inf)
+        own = DiagonalMoments(model.denoiser, probes=CHECKED_PROBES, floor=-math.inf, design=Rademacher())
         q = own(x_t, model.level, generator=Streams(context.seed + PROBE_SEED + 2, len(x_t)))
         diagonal = q.cov.diagonal().double().cpu().flatten(1) / model.level.tweedie
         values = {
@@ -80,7 +81,7 @@ def _jacobian(context: Context, model: Model, x_t: Tensor) -> Tensor:
 
 def _single_probes(context: Context, model: Model, x_t: Tensor, total: int) -> Tensor:
     """`total` estimates of the Jacobian's diagonal at each x_t by one probe each, (total, B, d), negative ones kept."""
-    single = DiagonalMoments(model.denoiser, probes=1, floor=-math.inf)
+    single = DiagonalMoments(model.denoiser, probes=1, floor=-math.inf, design=Rademacher())
     size = max(1, rows_at_once(context) // len(x_t))
     found = []
     for first in range(0, total, size):

@@ -23,7 +23,7 @@ from mmdgs.errors import UsageError
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
 from mmdgs.networks.registry import nearest
 from mmdgs.pretrained import Pretrained
-from mmdgs.probes import Lattice
+from mmdgs.probes import Lattice, Rademacher
 from mmdgs.samplers import Plan
 from mmdgs.schedules import Levels, edm, geometric, subsampled
 
@@ -191,6 +191,10 @@ CHAIN = Sampler(
 
 COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
     "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
+    "rademacher": (
+        {"probes": 3},
+        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Rademacher()),
+    ),
     "lattice": (
         {"probes": 3},
         lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Lattice()),
@@ -201,7 +205,9 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, An
     "small": ({}, None),
     "large": ({}, None),
 }
-"""Covariances by name: what can be set of each, with its default, and its estimator where it needs no more."""
+"""Covariances by name: what can be set of each, with its default, and its estimator where it needs no more.
+
+"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
 FIXED = ("small", "large")
 """DDPM's, for ancestral sampling only."""
 
