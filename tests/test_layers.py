@@ -16,6 +16,7 @@ LAYERS = [
     ["errors", "progress"],
     ["files"],
     ["cost", "precision", "randomness", "threads", "version"],
+    ["environment"],
     ["noise"],
     ["schedules"],
     ["linalg"],
