@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -287,6 +290,87 @@ def test_a_recording_that_fails_is_said_once_and_steps_go_one_by_one(
     assert [record.getMessage() for record in caplog.records] == [
         "steps cannot be recorded as a CUDA graph (called a synchronizing CUDA operation); taking them one by one"
     ]
+
+
+class Replayed:
+    """Stands in for a CUDA graph: a replay computes the recorded block again, from the same buffers into the same."""
+
+    def __init__(self) -> None:
+        self.replay = None
+        self.open = False
+
+    def capture_begin(self, **_: object) -> None:
+        self.open = True
+
+    def capture_end(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[blocks.CapturedBlock]:
+    """Recorded blocks of 16 steps on the CPU, as they are made."""
+    made: list[blocks.CapturedBlock] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
+    monkeypatch.setattr(blocks, "_recording_stream", lambda _: stream)
+
+    def prepared(step, x, totals, draws, steps):
+        block = blocks.block_of(step)
+        found = blocks.CapturedBlock(block, x, totals, draws, 16)
+
+        def replay() -> None:
+            again = block(found.x, found.totals, found.numbers, found.steps)
+            found.outcome.states.copy_(again.states)
+            found.outcome.finite.copy_(again.finite)
+            for name, total in again.totals.items():
+                found.outcome.totals[name].copy_(total)
+
+        def counted() -> None:
+            with counting(apart=True):  # a graph runs no Python
+                replay()
+
+        found.graph.replay = counted
+        made.append(found)
+        return found, 16
+
+    monkeypatch.setattr(driver, "prepared", prepared)
+    return made
+
+
+@pytest.mark.parametrize("make", MOMENTS.values(), ids=MOMENTS.keys())
+@pytest.mark.parametrize("steps", [1 + 3 * 16, 1 + 2 * 16 + 5])
+def test_buffers_that_are_written_over_leave_the_chain_as_it_is(make, steps: int, graphs, taken: list[int]) -> None:
+    kernel, x0 = mmdgs.Gibbs(make(2)), torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
+    path = [(LEVEL, CLEAN)] * steps
+    plain = mmdgs.run(kernel, x0, path, seed=4, burn_in=3, thin=2, progress=None, blocks=False)
+    assert_same(mmdgs.run(kernel, x0, path, seed=4, burn_in=3, thin=2, progress=None), plain)
+    assert sum(taken) == steps - 1
+    assert len(graphs) == 1
+    assert not graphs[0].graph.open
+    assert blocks._unfinished == []
+
+
+def test_a_step_that_waits_for_the_device_is_not_recorded(graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = blocks.block_of(Step(mmdgs.Gibbs(MOMENTS["full"](2)), LEVEL, CLEAN))
+
+    def waits(*given):
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        return block(*given)
+
+    begun = []
+    monkeypatch.setattr(Replayed, "capture_begin", lambda *_, **__: begun.append(1))
+    x, totals = torch.zeros(1, 2, dtype=torch.float64), {"repaired": torch.zeros(1, dtype=torch.float64)}
+    said = "called a synchronizing"
+    with torch.no_grad(), pytest.warns(UserWarning, match=said), pytest.raises(RuntimeError, match=said):
+        blocks.CapturedBlock(waits, x, totals, {"normal": 4}, 8)
+    assert begun == []
+    with torch.no_grad():
+        blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
+    assert begun == [1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
