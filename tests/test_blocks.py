@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -299,8 +301,11 @@ class Replayed:
         self.replay = None
         self.open = False
 
-    def capture_begin(self, **_: object) -> None:
-        self.open = True
+    def capture_begin(self, pool: object, **_: object) -> None:
+        self.open, self.memory = True, pool or object()
+
+    def pool(self) -> object:
+        return self.memory
 
     def capture_end(self) -> None:
         self.open = False
@@ -312,6 +317,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[blocks.CapturedBlock]:
     made: list[blocks.CapturedBlock] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(blocks, "_kept", threading.local())
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
@@ -349,8 +355,10 @@ def test_buffers_that_are_written_over_leave_the_chain_as_it_is(make, steps: int
     plain = mmdgs.run(kernel, x0, path, seed=4, burn_in=3, thin=2, progress=None, blocks=False)
     assert_same(mmdgs.run(kernel, x0, path, seed=4, burn_in=3, thin=2, progress=None), plain)
     assert sum(taken) == steps - 1
-    assert len(graphs) == 1
-    assert not graphs[0].graph.open
+    mmdgs.run(kernel, x0, path, progress=None)
+    first, second = (one.graph for one in graphs)
+    assert first.memory is second.memory, "one run's memory serves the next"
+    assert not first.open
     assert blocks._unfinished == []
 
 
@@ -371,6 +379,26 @@ def test_a_step_that_waits_for_the_device_is_not_recorded(graphs, monkeypatch: p
     with torch.no_grad():
         blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
     assert begun == [1]
+
+
+def test_a_recording_that_fails_takes_its_memory_with_it(graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = blocks.block_of(Step(mmdgs.Gibbs(MOMENTS["full"](2)), LEVEL, CLEAN))
+    x, totals = torch.zeros(1, 2, dtype=torch.float64), {"repaired": torch.zeros(1, dtype=torch.float64)}
+
+    def fails(x, totals, numbers, steps):
+        if steps > 1:  # not in the warm-up
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return block(x, totals, numbers, steps)
+
+    monkeypatch.setattr(blocks, "_unfinished", unfinished := [])
+    with torch.no_grad():
+        first = blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
+        with pytest.raises(RuntimeError, match="not permitted"):
+            blocks.CapturedBlock(fails, x, totals, {"normal": 4}, 8)
+        third = blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
+    assert len(unfinished) == 1
+    assert third.graph.memory is not first.graph.memory
+    assert gc.isenabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

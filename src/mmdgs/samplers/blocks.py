@@ -107,6 +107,9 @@ _unfinished: list[torch.cuda.CUDAGraph] = []
 """Recordings that failed: torch's allocator may go on asking them (before torch 2.12), so they must not be freed."""
 
 
+_kept = threading.local()
+
+
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all recordings: cuBLAS keeps some ten megabytes for every stream it has seen."""
@@ -159,9 +162,13 @@ class CapturedBlock:
         collecting = gc.isenabled()
         gc.disable()  # what it frees may be another graph's, and that is no time for it
         _unfinished.append(self.graph)
+        # The last graph of this thread is kept for its memory, which would stay reserved, and of no use, without it.
+        if not hasattr(_kept, "graphs"):
+            _kept.graphs = {}
+        last = _kept.graphs.pop(self.x.device, None)
         try:
             # Other threads may go on: "global" would forbid them to allocate memory meanwhile.
-            self.graph.capture_begin(capture_error_mode="thread_local")
+            self.graph.capture_begin(None if last is None else last.pool(), capture_error_mode="thread_local")
             try:
                 outcome = block(self.x, self.totals, self.numbers, self.steps)
             finally:
@@ -170,6 +177,7 @@ class CapturedBlock:
             if collecting:
                 gc.enable()
         _unfinished.remove(self.graph)
+        _kept.graphs[self.x.device] = self.graph
         return outcome
 
     def __call__(self, x: Tensor, totals: Mapping[str, Tensor], numbers: Numbers, steps: int) -> Outcome:
