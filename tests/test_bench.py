@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,19 @@ from torch import nn
 from typer.testing import CliRunner
 
 from mmdgs import bench, cli
-from mmdgs.bench import trainings
-from mmdgs.randomness import seeded
+from mmdgs.bench import chains, diagonals, samplers, timing, trainings
+from mmdgs.denoisers import score_denoiser
+from mmdgs.environment import environment
+from mmdgs.errors import UsageError
+from mmdgs.models import save
+from mmdgs.moments import DiagonalMoments
+from mmdgs.networks import build_network, preset
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, seeded
+from mmdgs.samplers import gibbs_plan, run_plan
+from mmdgs.schedules import geometric
+from mmdgs.training.job import new_model
+from mmdgs.training.recipe import Recipe
 
 
 class Gaussian(nn.Module):
@@ -34,17 +46,141 @@ def test_the_plain_chain_samples_the_clean_gaussian():
     assert abs(chain.square().mean().item() - 1) < 5 * (2 / worth) ** 0.5
 
 
-def test_the_plain_diagonal_is_exact_where_the_jacobian_is_diagonal():
-    found = bench.plain_diagonal(Gaussian(2.0, score=True), torch.ones(3, 1, 4, 4), 2, 0.5, seeded(0))
-    torch.testing.assert_close(found, torch.full((3, 1, 4, 4), 0.25 - 0.0625 / 2))
+CPU = torch.device("cpu")
 
 
-@pytest.mark.slow
-def test_the_benchmark_measures_every_row():
-    rows = bench.chain(torch.device("cpu"), quick=True)
-    assert [row.unit for row in rows] == ["chain-steps/s"] * 3 + ["images/s"]
-    assert all(row.plain > 0 and row.ours > 0 for row in rows)
-    assert len({row.plain for row in rows[:3]}) == 1  # the plain way runs one chain at a time, whatever their number
+def test_the_plain_moments_are_exact_where_the_jacobian_is_diagonal():
+    denoiser, x_t = score_denoiser(Gaussian(2.0, score=True)), torch.ones(3, 1, 4, 4)
+    mean, variances = bench.plain_moments(denoiser, x_t, NoiseLevel(sigma=0.5), 2, seeded(0))
+    torch.testing.assert_close(mean, torch.full((3, 1, 4, 4), 1 - 0.25 / 2))
+    torch.testing.assert_close(variances, torch.full((3, 1, 4, 4), 0.25 - 0.0625 / 2))
+
+
+@pytest.mark.parametrize("level", [NoiseLevel(sigma=0.4), NoiseLevel(alpha=0.7, sigma=0.6)])
+def test_the_plain_moments_are_our_estimator_on_the_same_probes(level):
+    # The same sum of the same products in float64, in another order; some variances are lifted to the floor.
+    network = bench.small_convnet(channels=2, width=8, depth=1).double()
+    denoiser = score_denoiser(lambda x: 30 * network(x))
+    x_t = torch.randn(3, 2, 6, 6, generator=seeded(1), dtype=torch.float64)
+    mean, variances = bench.plain_moments(denoiser, x_t, level, 5, Streams(4, 3))
+    q = DiagonalMoments(denoiser, probes=5)(x_t, level, generator=Streams(4, 3))
+    torch.testing.assert_close(q.mean, mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(q.cov.diagonal(), variances, rtol=1e-10, atol=1e-12)
+    assert 0 < q.repaired.sum() < 3
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+def test_the_plain_gibbs_loop_is_algorithm_2(sweeps):
+    # Our plan on the same streams, in float64; rounding is carried through 2 pairs of levels.
+    pretrained = bench.random_model("unet-tiny", (1, 8, 8))
+    pretrained.network.double()
+    levels = geometric(3, 2.0, 0.1)
+    x = torch.randn(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
+    plan = gibbs_plan(pretrained, DiagonalMoments(pretrained, probes=2), levels, sweeps=sweeps)
+    found = bench.plain_gibbs(pretrained, x, levels, sweeps, 2, Streams(3, 2))
+    torch.testing.assert_close(found, run_plan(plan, x, seed=3, progress=None).state.x, rtol=1e-8, atol=1e-8)
+
+
+def test_random_weights_leave_no_layer_at_zero():
+    kind, options = preset("unet-tiny")
+    network = build_network(kind, 1, 1, options)
+    assert any(not weight.any() for weight in network.parameters() if weight.ndim > 1)
+    before = {name: weight.clone() for name, weight in network.named_parameters() if weight.any()}
+    bench.awake(network)
+    assert all(weight.any() for weight in network.parameters() if weight.ndim > 1)
+    x = torch.ones(1, 1, 8, 8, requires_grad=True)
+    assert torch.autograd.grad(network(x).sum(), x)[0].abs().min() > 0
+    after = dict(network.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in before.items()), "what was not zero is as it was"
+
+
+def test_the_chain_benchmark_measures_every_row(monkeypatch):
+    monkeypatch.setattr(chains, "STEPS", {"cpu": {1: 30, 5: 30, 1000: 10}})
+    rows = bench.chain(CPU, quick=True)
+    assert [row.unit for row in rows] == ["chain-steps/s"] * 3
+    assert all(row.plain > 0 and row.ours > 0 and row.first_call > 0 for row in rows)
+    assert len({row.plain for row in rows}) == 1  # the plain way runs one chain at a time, whatever their number
+    assert rows[2].name == "2-D full covariance, 1,000 chains, 2 steps"
+
+
+def test_the_moments_benchmark_compares_like_with_like():
+    rows = bench.moments(CPU, batch=1, probes=2, size=16, quick=True)
+    assert [row.name for row in rows] == [
+        "mnist energy, 1x16x16, batch 1, 2 probes",
+        "small convnet, 3x16x16, batch 1, 2 probes",
+    ]
+    assert all(row.plain > 0 and row.ours > 0 and row.precision == "float32" for row in rows)
+    assert all(row.error < 1e-4 and row.memory is None for row in rows)  # the same probes, in float32
+
+
+def test_the_error_shows_short_numbers():
+    # bfloat16 keeps 8 bits: a relative error of 2^-9 a number, and some of that is left in the diagonal.
+    case = replace(diagonals._convnet(CPU), precisions=("float32", "bf16"))
+    exact, short = diagonals._rows(case, CPU, 1, 2, 16, 1)
+    assert exact.error < 1e-5
+    assert 1e-5 < short.error < 1e-1
+    assert (exact.precision, short.precision) == ("float32", "bf16")
+
+
+def test_the_sweep_varies_one_thing_at_a_time(monkeypatch):
+    monkeypatch.setattr(diagonals, "BATCHES", {"cpu": (1, 2)})
+    monkeypatch.setattr(diagonals, "SIZES", (8, 16))
+    points = bench.sweep(CPU, batch=1, probes=1, size=8, quick=True)
+    assert [(one.batch, one.probes, one.size) for one in points] == [(1, 1, 8), (1, 1, 16), (1, 3, 8), (2, 1, 8)]
+    for one in points:
+        assert one.floor == pytest.approx((1 + one.probes) * one.forward)
+        assert one.ratio == pytest.approx(one.seconds / one.floor)
+        assert one.seconds > 0
+
+
+def test_the_sampler_benchmark_says_seconds_a_step(monkeypatch):
+    monkeypatch.setattr(samplers, "DEFAULTS", {"cpu": ("unet-tiny", (1, 8, 8), 2)})
+    (row,) = bench.sampler(CPU, levels_count=3, sweeps=2, probes=1, quick=True)
+    assert row.unit == "s/image-step"
+    assert row.ratio == pytest.approx(row.plain / row.ours)
+    assert row.name == "Gibbs, unet-tiny, random, 1x8x8, batch 2, 2 levels, 2 sweeps, 1 probes"
+
+
+def test_the_sampler_benchmark_takes_a_folder(tmp_path):
+    model = new_model(Recipe(model="unet-tiny", param="noise", levels="linear:20"), (1, 8, 8))
+    save(model, tmp_path / "model")
+    (row,) = bench.sampler(CPU, model=str(tmp_path / "model"), batch=1, sweeps=1, probes=1, quick=True)
+    assert row.name.startswith(f"Gibbs, {tmp_path / 'model'}, 1x8x8, batch 1")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bench.moments(CPU, size=12), "size must be a multiple of 8, got 12"),
+        (lambda: bench.moments(CPU, probes=0), "probes must be at least 1, got 0"),
+        (lambda: bench.sampler(CPU, levels_count=1), "levels-count must be at least 2, got 1"),
+        (lambda: bench.sampler(CPU, model="mnist"), "'mnist' was trained at one noise level"),
+        (lambda: bench.sampler(CPU, precision="half"), "precision must be one of float32, tf32, bf16, got 'half'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_the_first_call_is_timed_apart_and_the_best_counts(monkeypatch):
+    clock, order = [0.0], []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def work(name, *seconds):
+        left = list(seconds)
+
+        def call():
+            order.append(name)
+            clock[0] += left.pop(0)
+
+        return bench.Work(call, 6)
+
+    # A first call that compiles, a warm-up that is faster than all that counts, and two that count.
+    a, b = bench.measure([work("a", 50.0, 1.0, 3.0, 4.0), work("b", 5.0, 9.0, 8.0, 7.0)], CPU, repeats=2)
+    assert (a.first_call, a.seconds, a.rate, a.memory) == (50.0, 3.0, 2.0, None)
+    assert (b.first_call, b.seconds) == (5.0, 7.0)
+    assert order == ["a", "b"] * 4, "they take turns"
 
 
 @pytest.mark.parametrize("param", ["score", "energy"])
@@ -102,5 +238,59 @@ def test_the_command_shows_the_training_benchmark(monkeypatch):
     assert result.exit_code == 0, result.output
     assert "3.5x" in result.output
     found = json.loads(CliRunner().invoke(cli.app, ["bench", "train", "--device", "cpu", "--quick", "--json"]).output)
-    assert found["rows"] == [{"name": "DSM", "unit": "images/s", "plain": 100.0, "ours": 350.0, "ratio": 3.5}]
+    (row,) = found["rows"]
+    assert {key: row[key] for key in ("name", "unit", "plain", "ours", "ratio", "precision")} == {
+        "name": "DSM",
+        "unit": "images/s",
+        "plain": 100.0,
+        "ours": 350.0,
+        "ratio": 3.5,
+        "precision": "float32",
+    }
     assert asked == [("cpu", False), ("cpu", True)]
+
+
+def test_the_command_shows_what_is_known_of_a_row(monkeypatch):
+    known = {"first_call": 12.5, "plain_memory": 3 << 30, "memory": 1 << 29, "error": 0.0125}
+    point = bench.Point("unet", "bf16", 10, 3, 32, 0.5, 0.1, None)
+    asked = []
+
+    def moments(device, **options):
+        asked.append(options)
+        return [bench.Row("unet", "images/s", 20.0, 1234.0, "bf16", **known)]
+
+    monkeypatch.setattr(bench, "moments", moments)
+    monkeypatch.setattr(bench, "sweep", lambda device, **options: [point])
+    words = ["bench", "moments", "--device", "cpu", "--batch", "3", "--probes", "2", "--size", "16"]
+    shown = CliRunner().invoke(cli.app, words).output
+    assert asked == [{"batch": 3, "probes": 2, "size": 16, "quick": False}]
+    for text in ("bf16", "1,234", "61.7x", "12.5", "0.0125", "3", "0.5", "plain GiB", "first call s"):
+        assert text in shown
+    assert "The cost of one call" not in shown
+    swept = CliRunner().invoke(cli.app, [*words, "--sweep"]).output
+    assert "The cost of one call" in swept
+    assert "1.25" in swept  # 0.5 s against 4 forward passes of 0.1
+    found = json.loads(CliRunner().invoke(cli.app, [*words, "--sweep", "--json"]).output)
+    assert found["rows"][0]["memory"] == 1 << 29
+    assert found["sweep"][0]["floor"] == pytest.approx(0.4)
+
+
+def test_empty_columns_are_left_out(monkeypatch):
+    monkeypatch.setattr(bench, "sampler", lambda device, **_: [bench.Row("Gibbs", "s/image-step", 0.5, 0.125)])
+    shown = CliRunner().invoke(cli.app, ["bench", "sampler", "--device", "cpu"]).output
+    assert "4.0x" in shown
+    assert "GiB" not in shown
+    assert "error" not in shown
+
+
+def test_one_description_of_the_machine_serves_all_records():
+    made = environment(CPU, precision="bf16")
+    assert made["device"] == "cpu"
+    assert made["torch"] == torch.__version__
+    assert made["precision"] == "bf16"
+    assert "precision" not in environment(CPU)
+    record = bench.record([], CPU)
+    # What earlier records of benchmarks hold.
+    assert record.keys() >= {"mmdgs", "torch", "device", "device_name", "threads", "rows"}
+    assert record["device"] == "cpu"
+    assert json.loads(json.dumps(record)) == record

@@ -472,6 +472,11 @@ def test_a_record_survives_json_and_other_files_are_refused(tmp_path: Path) -> N
     file = tmp_path / "record.json"
     file.write_text(json.dumps({"evaluations": [found.to_json()]}))
     assert read_evaluations(file) == [found]
+    assert found.environment["torch"] == torch.__version__
+    # Records of version 0.2 say less of the machine.
+    earlier = found.to_json() | {"environment": {"mmdgs": "0.2.0", "torch": "2.11.0", "device": "cpu"}}
+    file.write_text(json.dumps({"evaluations": [earlier]}))
+    assert read_evaluations(file)[0].environment["device"] == "cpu"
     for content, match in (({}, "no evaluations"), ({"evaluations": [{}]}, "no evaluation of mmdgs, format 1")):
         file.write_text(json.dumps(content))
         with pytest.raises(UsageError, match=match):

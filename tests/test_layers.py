@@ -16,7 +16,7 @@ LAYERS = [
     ["errors", "progress"],
     ["files"],
     ["cost", "precision", "randomness", "threads", "version"],
-    ["noise", "normalisation"],
+    ["environment", "noise", "normalisation"],
     ["fast"],
     ["schedules"],
     ["linalg"],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.krylov import Krylov
-from mmdgs.linalg import Covariance, Dense, Diagonal, floored, raise_non_finite
+from mmdgs.linalg import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
 
 B, D = 4, 12  # IMAGE holds 12 numbers
 Case = tuple[Covariance, Tensor, tuple[int, ...]]
@@ -102,3 +102,56 @@ def test_non_finite_rows_are_named() -> None:
     with pytest.raises(NonFiniteError, match=r"covariance is not finite at chain 1, 3;") as caught:
         Dense.from_matrix(matrix, torch.Size([2]))
     assert caught.value.chains == [1, 3]
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------
+
+HARD = {
+    "zero": [[0.0, 0.0], [0.0, 0.0]],
+    "multiple of I": [[3.0, 0.0], [0.0, 3.0]],
+    "diagonal": [[1.0, 0.0], [0.0, 4.0]],
+    "diagonal, reversed": [[4.0, 0.0], [0.0, 1.0]],
+    "off the diagonal alone": [[0.0, 2.0], [2.0, 0.0]],
+    "the same, negative": [[0.0, -2.0], [-2.0, 0.0]],
+    "singular": [[1.0, 1.0], [1.0, 1.0]],
+    "indefinite": [[1.0, 3.0], [3.0, -2.0]],
+    "negative": [[-2.0, 0.5], [0.5, -1.0]],
+    "nearly a multiple of I": [[1.0, 1e-17], [1e-17, 1.0 + 1e-15]],
+    "one far smaller": [[1.0, 1e-9], [1e-9, 1e-12]],
+    "huge": [[1e200, 1e199], [1e199, -1e200]],
+    "tiny": [[1e-200, 1e-201], [1e-201, 3e-200]],
+}
+
+
+def assert_decomposes(matrix: Tensor) -> None:
+    """Within some roundings of the largest entry, as LAPACK: the values, V values V' = A, and V' V = I."""
+    values, vectors = eigen(matrix)
+    scale = matrix.abs().amax((1, 2))[:, None]
+    rounding = 16 * torch.finfo(matrix.dtype).eps
+    assert ((values - torch.linalg.eigvalsh(matrix)).abs() <= rounding * scale).all()
+    rebuilt = (vectors * values[:, None, :]) @ vectors.mT
+    assert ((rebuilt - matrix).abs() <= rounding * scale[..., None]).all()
+    eye = torch.eye(matrix.shape[1], dtype=matrix.dtype).expand_as(matrix)
+    torch.testing.assert_close(vectors.mT @ vectors, eye, rtol=0, atol=rounding)
+    assert (values[:, :-1] <= values[:, 1:]).all()
+
+
+@pytest.mark.parametrize("matrix", HARD.values(), ids=HARD.keys())
+def test_the_closed_form_of_two_by_two_matrices_in_hard_cases(matrix: list[list[float]]) -> None:
+    # So many that the closed form is used.
+    assert_decomposes(torch.tensor(matrix, dtype=torch.float64).repeat(CLOSED_FORM_ROWS, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_eigenvalues_and_vectors(d: int, count: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    matrix = torch.randn(count, d, d, generator=generator, dtype=torch.float64).to(dtype)
+    assert_decomposes(matrix + matrix.mT)
+
+
+def test_the_closed_form_uses_no_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.linalg, "eigh", None)
+    values, _ = eigen(torch.diag(torch.tensor([3.0, 2.0])).expand(CLOSED_FORM_ROWS, 2, 2))
+    torch.testing.assert_close(values, torch.tensor([2.0, 3.0]).expand(CLOSED_FORM_ROWS, 2), rtol=0, atol=0)
+    assert eigen(torch.full((CLOSED_FORM_ROWS, 1, 1), -2.0))[0].unique().tolist() == [-2.0]

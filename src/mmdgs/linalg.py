@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,10 @@ from mmdgs.errors import CovarianceTooLargeError, NonFiniteError
 
 ALWAYS_FITS = 64 << 20
 """Bytes below which nobody asks whether they are there: asking takes longer than a step of a 2-D chain."""
+
+
+CLOSED_FORM_ROWS = 64
+"""2 x 2 matrices from which on a CPU the closed form is faster than LAPACK one by one (at 1,000 seven times)."""
 
 
 class Covariance(ABC):
@@ -103,7 +108,7 @@ class Dense(Covariance):
         """Decompose symmetric matrices (B, d, d)."""
         raise_non_finite("denoising covariance", matrix)
         half = matrix.dtype in (torch.float16, torch.bfloat16)  # which eigh does not know
-        values, vectors = torch.linalg.eigh(matrix.float() if half else matrix)
+        values, vectors = eigen(matrix.float() if half else matrix)
         return cls(values.to(matrix.dtype), vectors.to(matrix.dtype), event_shape)
 
     def diagonal(self) -> Tensor:
@@ -134,14 +139,68 @@ class Dense(Covariance):
         return Dense(scale * self.values + shift, self.vectors, self.event_shape)
 
 
+def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (B, d), the smallest first, and eigenvectors (B, d, d) of symmetric matrices (B, d, d)."""
+    rows, d = matrix.shape[:2]
+    # On a GPU eigh waits for its own error code, which takes longer than the rest of a step and bars CUDA graphs.
+    if closed_form(d) and (matrix.device.type == "cuda" or rows >= CLOSED_FORM_ROWS):
+        return (matrix[..., 0], torch.ones_like(matrix)) if d == 1 else _eigen_2x2(matrix)
+    return torch.linalg.eigh(matrix)
+
+
+def closed_form(d: int) -> bool:
+    """Whether `eigen` knows a closed form for d x d matrices."""
+    return d <= 2
+
+
+def _eigen_2x2(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """[[a, b], [b, c]] has the values (a + c -+ r) / 2, r = |(a - c, 2 b)|; the larger's vector has half its angle.
+
+    A multiple of I has r = 0 and angle 0: its vectors are the axes.
+    """
+    a, b, c = matrix[:, 0, 0], matrix[:, 1, 0], matrix[:, 1, 1]
+    across, along = a - c, 2 * b
+    middle, r = a + c, torch.hypot(across, along)
+    angle = torch.atan2(along, across).mul_(0.5)
+    cos, sin = angle.cos(), angle.sin()
+    values = torch.stack([middle - r, middle + r], 1).mul_(0.5)
+    return values, torch.stack([-sin, cos, cos, sin], 1).view(-1, 2, 2)
+
+
 def floored(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Lift finite values (B, ...) to at least `floor`; also the fraction (B,) of each row that was lifted."""
     return values.clamp(min=floor), (values < floor).flatten(1).to(values.dtype).mean(1)
 
 
+_unseen: ContextVar[list[Tensor] | None] = ContextVar("mmdgs_unseen", default=None)
+
+
+@contextlib.contextmanager
+def checks_deferred() -> Iterator[list[Tensor]]:
+    """Inside the block no check for finite values looks at a number; the list holds what is to be looked at afterwards.
+
+    To look is to wait for the device, which costs more than a small step, and cannot be part of a CUDA graph.
+    """
+    unseen: list[Tensor] = []
+    token = _unseen.set(unseen)
+    try:
+        yield unseen
+    finally:
+        _unseen.reset(token)
+
+
+def looks_finite(tensor: Tensor) -> bool:
+    """Whether the sum is finite: one number to look at. A sum that overflows is to be looked into."""
+    unseen = _unseen.get()
+    if unseen is None:
+        return bool(torch.isfinite(tensor.sum()))
+    unseen.append(tensor)
+    return True
+
+
 def raise_non_finite(what: str, tensor: Tensor) -> None:
     """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if there are any."""
-    if torch.isfinite(tensor.sum()):  # one number to look at; a sum that overflows is looked into
+    if looks_finite(tensor):
         return
     bad = (~torch.isfinite(tensor)).flatten(1).any(1)
     if bad.any():

@@ -276,7 +276,7 @@ class IsotropicMoments:
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)
         repaired = mean.new_ones(len(mean)) if level in self.lifted else None
-        return Gaussian(mean, Diagonal(mean.new_tensor(self.variances[level]).expand_as(mean)), repaired)
+        return Gaussian(mean, Diagonal(mean.new_full((), self.variances[level]).expand_as(mean)), repaired)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ def _uniforms(words: Tensor, dtype: torch.dtype) -> Tensor:
     return (words >> 8).to(dtype) * 2.0**-24
 
 
+def _work(dtype: torch.dtype) -> torch.dtype:
+    """In what numbers are made that are wanted in `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 class _Lane:
     """One kind of number drawn from all rows in turn: a cursor into the streams, and what was made ahead."""
 
@@ -106,7 +111,7 @@ class Streams:
     def draw(self, kind: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next `count` numbers of every row, (rows, count)."""
         lane = self._lanes[kind]
-        work = torch.float64 if dtype == torch.float64 else torch.float32
+        work = _work(dtype)
         buffer = lane.buffer
         if buffer is None or buffer.dtype != work or buffer.device != device:
             lane.start = lane.position // 4 * 4  # Philox makes four words at a time
@@ -122,6 +127,16 @@ class Streams:
         lane.buffer = buffer
         lane.position += count
         return buffer[:, offset : offset + count].to(dtype)
+
+    def go_to(self, positions: Mapping[str, int]) -> None:
+        """Go on from other `positions`, forwards or back."""
+        for kind, position in positions.items():
+            lane = self._lanes[kind]
+            lane.position, lane.buffer = position, None
+
+    def ahead(self, counts: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """The next numbers of every row, (rows, count) of each kind, for a `Tape` from which `dtype` is drawn."""
+        return {kind: self.draw(kind, count, _work(dtype), device) for kind, count in counts.items() if count > 0}
 
     def _evaluate(self, lane: _Lane, blocks: Tensor, dtype: torch.dtype) -> Tensor:
         key, row = self._key.to(blocks.device), self._row.to(blocks.device)
@@ -143,13 +158,42 @@ def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple
     return [(one, first_row + row) for row in range(rows)]
 
 
-Generator = torch.Generator | Streams
+class Tape:
+    """Numbers taken from some streams beforehand (`Streams.ahead`), and drawn from as from the streams themselves.
+
+    A draw is a view of the numbers: nothing is computed, and nothing is asked of the device. So what draws from a tape
+    can be recorded as a CUDA graph, and replayed with other numbers in the same place.
+    """
+
+    def __init__(self, numbers: Mapping[str, Tensor], rows: int) -> None:
+        self.rows = rows
+        self.numbers = dict(numbers)
+        self.positions = dict.fromkeys(numbers, 0)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether every number was drawn."""
+        return all(self.numbers[kind].shape[1] == position for kind, position in self.positions.items())
+
+    def draw(self, kind: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The next `count` numbers of every row, (rows, count)."""
+        numbers, position = self.numbers.get(kind), self.positions.get(kind, 0)
+        if numbers is None or position + count > numbers.shape[1]:
+            held = 0 if numbers is None else numbers.shape[1]
+            raise ValueError(f"the tape holds {held} numbers of kind {kind!r} a row, and {position + count} are wanted")
+        if numbers.dtype != _work(dtype) or numbers.device != device:
+            raise ValueError(f"the tape is {numbers.dtype} on {numbers.device}, and {dtype} on {device} is wanted")
+        self.positions[kind] = position + count
+        return numbers[:, position : position + count].to(dtype)
+
+
+Generator = torch.Generator | Streams | Tape
 
 
 def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
     if generator is None:
         raise TypeError("this draw needs generator=: a torch.Generator, or mmdgs.Streams for one stream per chain")
-    if isinstance(generator, Streams):
+    if isinstance(generator, Streams | Tape):
         if shape[0] != generator.rows:
             raise ValueError(f"the generator has {generator.rows} streams but the batch has {shape[0]} rows")
         count = math.prod(shape[1:])

@@ -1,18 +1,28 @@
 """Benchmarks: mmdgs against a plain implementation written here, in one run on one machine."""
 
-from mmdgs.bench.chains import chain, plain_chain, plain_diagonal, small_convnet
-from mmdgs.bench.timing import Row, Work, rates, record
+from mmdgs.bench.chains import chain, plain_chain
+from mmdgs.bench.diagonals import Point, awake, moments, plain_moments, small_convnet, sweep
+from mmdgs.bench.samplers import plain_gibbs, random_model, sampler
+from mmdgs.bench.timing import Measured, Row, Work, measure, record
 from mmdgs.bench.trainings import plain_steps, train
 
 __all__ = [
+    "Measured",
+    "Point",
     "Row",
     "Work",
+    "awake",
     "chain",
+    "measure",
+    "moments",
     "plain_chain",
-    "plain_diagonal",
+    "plain_gibbs",
+    "plain_moments",
     "plain_steps",
-    "rates",
+    "random_model",
     "record",
+    "sampler",
     "small_convnet",
+    "sweep",
     "train",
 ]

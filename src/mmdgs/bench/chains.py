@@ -1,7 +1,7 @@
-"""`mmdgs bench chain`: Gibbs chains in 2-D and the probe diagonal, against the plain way.
+"""`mmdgs bench chain`: Gibbs chains in 2-D with the full covariance, against the plain way.
 
 The plain way is how the method reads when written down directly: one chain at a time; per step one forward
-and backward for the mean and one more for each row of the Hessian; per probe one forward and one backward.
+and backward for the mean and one more for each row of the Hessian.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mmdgs.bench.timing import REPEATS, Row, Work, rates
-from mmdgs.denoisers import energy_denoiser, score_denoiser
-from mmdgs.moments import DiagonalMoments, FullMoments
+from mmdgs.bench.timing import Row, Work, measure, row
+from mmdgs.denoisers import energy_denoiser
+from mmdgs.moments import FullMoments
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
-from mmdgs.probes import Rademacher
 from mmdgs.randomness import seeded
 from mmdgs.samplers import gibbs_chain
 from mmdgs.threads import threads
 
 LEVEL = NoiseLevel(sigma=0.2)
-IMAGE = (3, 32, 32)  # d = 3,072
-PROBES = 10
+STEPS = {"cpu": {1: 500, 5: 500, 1000: 20}, "cuda": {1: 2000, 5: 2000, 1000: 2000}}
+"""Steps of a measurement by the number of chains: some tenths of a second."""
 
 
 def plain_chain(energy: nn.Module, x: Tensor, steps: int, sigma: float, generator: torch.Generator) -> Tensor:
@@ -46,31 +45,8 @@ def plain_chain(energy: nn.Module, x: Tensor, steps: int, sigma: float, generato
     return torch.stack(samples)
 
 
-def plain_diagonal(score: nn.Module, x_t: Tensor, probes: int, sigma: float, generator: torch.Generator) -> Tensor:
-    """The probe diagonal, one forward and one backward per probe, and one forward for the mean."""
-    with torch.no_grad():
-        score(x_t)
-    total = torch.zeros_like(x_t)
-    for _ in range(probes):
-        v = torch.randint(0, 2, x_t.shape, generator=generator, device=generator.device).to(x_t) * 2 - 1
-        point = x_t.detach().requires_grad_(True)
-        (product,) = torch.autograd.grad((score(point) * v).sum(), point)
-        total += v * product
-    return sigma**2 + sigma**4 * total / probes
-
-
-def small_convnet(channels: int = 3, width: int = 32, depth: int = 4) -> nn.Sequential:
-    """A small convolutional score network for the probe benchmark."""
-    with torch.random.fork_rng(devices=[]):  # torch's layers start from the global generator: leave it as it was
-        torch.manual_seed(0)
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.SiLU()]
-        for _ in range(depth):
-            layers += [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.SiLU()]
-        return nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
-
-
 def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
-    """The 2-D full-covariance chain at 1, 5 and 1,000 chains, and the probe diagonal at d = 3,072."""
+    """The 2-D full-covariance chain at 1, 5 and 1,000 chains, from the first step to the last."""
     scale = 0.1 if quick else 1.0
     energy = MLP(2, 2, seed=0).to(device)
     post = FullMoments(energy_denoiser(energy))
@@ -88,21 +64,9 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
         x0 = start.expand(chains, 2).clone()
         return Work(lambda: gibbs_chain(post, x0, LEVEL, steps=steps, progress=None), chains * steps)
 
-    sizes = {chains: max(2, int(steps * scale)) for chains, steps in ((1, 500), (5, 500), (1000, 20))}
-    base, *measured = rates([plain(int(300 * scale)), *(ours(c, n) for c, n in sizes.items())], device)
-    rows = [
-        Row(f"2-D full covariance, {chains:,} chain{'s' * (chains > 1)}", "chain-steps/s", base, rate)
-        for chains, rate in zip(sizes, measured, strict=True)
+    sizes = {chains: max(2, int(steps * scale)) for chains, steps in STEPS.get(device.type, STEPS["cpu"]).items()}
+    base, *measured = measure([plain(int(300 * scale)), *(ours(c, n) for c, n in sizes.items())], device)
+    return [
+        row(f"2-D full covariance, {chains:,} chain{'s' * (chains > 1)}, {steps:,} steps", "chain-steps/s", base, found)
+        for (chains, steps), found in zip(sizes.items(), measured, strict=True)
     ]
-    network = small_convnet().to(device)
-    x_t = torch.rand(8, *IMAGE, generator=generator).to(device)
-    diagonal = DiagonalMoments(score_denoiser(network), probes=PROBES, design=Rademacher())
-    base, rate = rates(
-        [
-            Work(lambda: plain_diagonal(network, x_t, PROBES, LEVEL.sigma, generator), len(x_t)),
-            Work(lambda: diagonal(x_t, LEVEL, generator=generator), len(x_t)),
-        ],
-        device,
-        repeats=3 * REPEATS,
-    )
-    return [*rows, Row(f"diagonal, {PROBES} probes, d = 3,072, batch {len(x_t)}", "images/s", base, rate)]

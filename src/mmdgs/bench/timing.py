@@ -1,31 +1,42 @@
-"""How benchmarks measure and report: pieces of work in turns, rates, ratios, and what they ran on."""
+"""How benchmarks measure and report: pieces of work in turns, rates, ratios, memory, and what they ran on."""
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from mmdgs.version import __version__
+from mmdgs.environment import environment
 
 REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a benchmark: the same work done the plain way and ours, in units per second."""
+    """One line of a benchmark: the same work done the plain way and ours.
+
+    Both are numbers in `unit`: a rate ("images/s") or a time ("s/image-step"). `first_call` is how long our first call
+    took, which may compile; memory is the peak in bytes, where the device counts it; `error` is the relative difference
+    of our result from the plain one in float32.
+    """
 
     name: str
     unit: str
     plain: float
     ours: float
+    precision: str = "float32"
+    first_call: float | None = None
+    plain_memory: int | None = None
+    memory: int | None = None
+    error: float | None = None
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.plain
+        """How many times as fast as the plain way."""
+        return self.ours / self.plain if self.unit.endswith("/s") else self.plain / self.ours
 
 
 @dataclass(frozen=True)
@@ -36,32 +47,58 @@ class Work:
     units: int
 
 
-def rates(works: Sequence[Work], device: torch.device, repeats: int = REPEATS) -> list[float]:
-    """Units per second of each piece of work: the best of some repeats after a warm-up.
+@dataclass(frozen=True)
+class Measured:
+    """Units a second, the seconds of the best call and of the very first, and the peak of allocated bytes on a GPU."""
+
+    rate: float
+    seconds: float
+    first_call: float
+    memory: int | None
+
+
+def measure(works: Sequence[Work], device: torch.device, repeats: int = REPEATS) -> list[Measured]:
+    """Each piece of work: the best of some repeats, after a first call that is timed apart and a warm-up.
 
     The pieces take turns, so that a change in the machine's speed meets all of them; and the best is
-    taken, since the machine's other work only ever slows.
+    taken, since the machine's other work only ever slows. What is compiled is compiled in the first call, and what was
+    compiled for a first call alone in the second.
     """
-    best = [float("inf")] * len(works)
-    for repeat in range(-1, repeats):
-        for i, work in enumerate(works):
-            started = time.perf_counter()
-            work.call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if repeat >= 0:
-                best[i] = min(best[i], time.perf_counter() - started)
-    return [work.units / seconds for work, seconds in zip(works, best, strict=True)]
+    first = [_timed(work, device) for work in works]
+    turns = [[_timed(work, device) for work in works] for _ in range(1 + repeats)][1:]
+    found = []
+    for i, work in enumerate(works):
+        seconds = min(turn[i][0] for turn in turns)
+        found.append(Measured(work.units / seconds, seconds, first[i][0], turns[-1][i][1]))
+    return found
 
 
-def record(rows: Sequence[Row], device: torch.device) -> dict[str, object]:
+def _timed(work: Work, device: torch.device) -> tuple[float, int | None]:
+    """Seconds, and the peak of memory on a GPU."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work.call()
+        return time.perf_counter() - started, None
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    work.call()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device)
+
+
+def row(name: str, unit: str, plain: Measured, ours: Measured, **more: Any) -> Row:
+    """A row of two measurements: of their rates, or of their times a unit where the unit is one of time."""
+    numbers = (plain.rate, ours.rate) if unit.endswith("/s") else (1 / plain.rate, 1 / ours.rate)
+    return Row(name, unit, *numbers, first_call=ours.first_call, plain_memory=plain.memory, memory=ours.memory, **more)
+
+
+def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
     """The benchmark as JSON-ready data, with what it ran on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "mmdgs": __version__,
-        "torch": torch.__version__,
+    made = environment(device)
+    name = made["device"] if device.type == "cuda" else made["processor"]
+    return made | {
         "device": str(device),
         "device_name": name,
-        "threads": torch.get_num_threads(),
-        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        "rows": [asdict(one) | {"ratio": one.ratio} for one in rows],
     }

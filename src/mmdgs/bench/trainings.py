@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.bench.timing import Row, Work, rates
+from mmdgs.bench.timing import Row, Work, measure, row
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
 from mmdgs.training.engine import PerExampleLoss, Trainer
@@ -86,9 +86,7 @@ def train(device: torch.device, *, quick: bool = False) -> list[Row]:
             plain_steps(model, images, size.batch_size, steps)
 
         units = size.batch_size * steps
-        base, rate = rates([Work(plain, units), Work(ours, units)], device, repeats=1 if quick else 3)
-        name = (
-            f"DSM, {param}, {size.model}, {'x'.join(map(str, size.shape))}, batch {size.batch_size}, {size.precision}"
-        )
-        rows.append(Row(name, "images/s", base, rate))
+        base, found = measure([Work(plain, units), Work(ours, units)], device, repeats=1 if quick else 3)
+        name = f"DSM, {param}, {size.model}, {'x'.join(map(str, size.shape))}, batch {size.batch_size}"
+        rows.append(row(name, "images/s", base, found, precision=size.precision))
     return rows

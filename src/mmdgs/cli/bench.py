@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import torch
@@ -18,14 +20,69 @@ app.add_typer(bench_app, name="bench")
 
 Quick = Annotated[bool, typer.Option("--quick", help="A tenth of the work; rougher numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Images at once.", show_default="by the device")]
 
 
 @bench_app.command("chain")
 def bench_chain(device: Device = "auto", quick: Quick = False, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Gibbs chains in 2-D and the probe diagonal at d = 3,072, as ratios to the plain way."""
+    """Gibbs chains in 2-D with the full covariance, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
         _show(bench.chain(where, quick=quick), where, as_json)
+
+
+@bench_app.command("moments")
+def bench_moments(
+    batch: Batch = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="Probes of the diagonal.", show_default="10")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=8, help="Side of the images, in eights.", show_default="the model's")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Also the cost against batch, probes and size, beside 1 + S forward passes.")
+    ] = False,
+    device: Device = "auto",
+    quick: Quick = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """The mean and the probe diagonal of a batch of images, as ratios to the plain way."""
+    with plain_errors(debug):
+        where = device_named(device)
+        rows = bench.moments(where, batch=batch, probes=probes, size=size, quick=quick)
+        points = bench.sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
+        _show(rows, where, as_json, points)
+
+
+@bench_app.command("sampler")
+def bench_sampler(
+    model: Annotated[
+        str | None, typer.Option(help="A pretrained model: a name or folder.", show_default="random weights")
+    ] = None,
+    levels_count: Annotated[int, typer.Option(min=2, help="How many noise levels.")] = 4,
+    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps at each pair of levels.")] = 3,
+    probes: Annotated[int, typer.Option(min=1, help="Probes of the diagonal.")] = 3,
+    batch: Batch = None,
+    precision: Annotated[str, typer.Option(help="Our network's: float32, tf32 or bf16.")] = "float32",
+    device: Device = "auto",
+    quick: Quick = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Multi-level Gibbs with probes, seconds a step of an image, as a ratio to a plain float32 loop."""
+    with plain_errors(debug):
+        where = device_named(device)
+        rows = bench.sampler(
+            where,
+            model=model,
+            levels_count=levels_count,
+            sweeps=sweeps,
+            probes=probes,
+            batch=batch,
+            precision=precision,
+            quick=quick,
+        )
+        _show(rows, where, as_json)
 
 
 @bench_app.command("train")
@@ -36,14 +93,52 @@ def bench_train(device: Device = "auto", quick: Quick = False, as_json: AsJson =
         _show(bench.train(where, quick=quick), where, as_json)
 
 
-def _show(rows: list[bench.Row], device: torch.device, as_json: bool) -> None:
+def _show(rows: Sequence[bench.Row], device: torch.device, as_json: bool, points: Sequence[bench.Point] = ()) -> None:
     found = bench.record(rows, device)
     if as_json:
-        print(json.dumps(found, indent=1))
+        swept = [asdict(point) | {"floor": point.floor, "ratio": point.ratio} for point in points]
+        print(json.dumps(found | ({"sweep": swept} if swept else {}), indent=1))
         return
-    table = Table(
-        f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}",
-        ["work", "unit", "plain", "mmdgs", "ratio"],
-        [[r.name, r.unit, f"{r.plain:,.0f}", f"{r.ours:,.0f}", f"{r.ratio:.1f}x"] for r in rows],
-    )
-    output.print(table.to_rich())
+    title = f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}"
+    columns = {
+        "work": [row.name for row in rows],
+        "precision": [row.precision for row in rows],
+        "unit": [row.unit for row in rows],
+        "plain": [_number(row.plain) for row in rows],
+        "mmdgs": [_number(row.ours) for row in rows],
+        "ratio": [f"{row.ratio:.1f}x" for row in rows],
+        "first call s": [_number(row.first_call) for row in rows],
+        "plain GiB": [_memory(row.plain_memory) for row in rows],
+        "GiB": [_memory(row.memory) for row in rows],
+        "error": [_number(row.error) for row in rows],
+    }
+    output.print(_table(title, columns).to_rich())
+    if points:
+        columns = {
+            "work": [f"{one.name}, {one.precision}" for one in points],
+            "batch": [str(one.batch) for one in points],
+            "probes": [str(one.probes) for one in points],
+            "size": [str(one.size) for one in points],
+            "s a call": [_number(one.seconds) for one in points],
+            "(1 + probes) forwards": [_number(one.floor) for one in points],
+            "ratio": [f"{one.ratio:.2f}" for one in points],
+            "GiB": [_memory(one.memory) for one in points],
+        }
+        output.print(_table("The cost of one call", columns).to_rich())
+
+
+def _table(title: str, columns: dict[str, list[str]]) -> Table:
+    """A table of columns, those left out that hold nothing."""
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    return Table(title, list(shown), list(zip(*shown.values(), strict=True)))
+
+
+def _number(value: float | None) -> str:
+    """Three digits, or all before the point; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
+
+
+def _memory(value: int | None) -> str:
+    return "" if value is None else _number(value / 2**30)

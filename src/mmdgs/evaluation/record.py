@@ -41,7 +41,7 @@ class Evaluation:
     resize: str | None = None
     inception: dict[str, Any] | None = None
     classifier: dict[str, Any] | None = None
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"mmdgs_evaluation": FORMAT, **dataclasses.asdict(self)}

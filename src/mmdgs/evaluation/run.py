@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
 from mmdgs.data.sources import cache_folder
+from mmdgs.environment import environment
 from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
@@ -27,7 +28,6 @@ from mmdgs.metrics.scores import inception_score, kernel_distance
 from mmdgs.models import Model
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import seeded
-from mmdgs.version import __version__
 
 CLASSIFIER_BATCH = 500
 
@@ -77,7 +77,7 @@ def evaluate(
         resize=RESIZE if network else None,
         inception=_network(network) if network else None,
         classifier=_classifier(classifier) if classifier else None,
-        environment={"mmdgs": __version__, "torch": torch.__version__, "device": _device_name(run.device)},
+        environment=environment(run.device),
     )
 
 
@@ -187,7 +187,3 @@ def _network(inception: Inception) -> dict[str, Any]:
 def _classifier(model: Model) -> dict[str, Any]:
     digest = hashlib.sha256(tensors_to_bytes(model.network.state_dict())).hexdigest()
     return {"network": model.config.network, "trained_on": model.config.trained_on, "sha256": digest}
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

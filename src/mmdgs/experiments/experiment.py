@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
+from mmdgs.environment import environment
 from mmdgs.experiments.report import Report, Section
 from mmdgs.experiments.workspace import Workspace
-from mmdgs.version import __version__
 
 
 @dataclass(frozen=True)
@@ -50,25 +48,11 @@ class Experiment:
     run: Callable[[Context], Outcome]
 
 
-def environment(context: Context) -> dict[str, Any]:
-    """What the numbers were made with."""
-    device = context.device
-    return {
-        "mmdgs": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "threads": torch.get_num_threads(),
-        "seed": context.seed,
-        "quick": context.quick,
-    }
-
-
 def conclude(context: Context, title: str, summary: str, outcome: Outcome) -> tuple[Path, Report]:
     """Write records.json, the figures and report.html; returns the path of the report, and the report."""
-    made = environment(context) | {"seconds_of_this_run": round(time.perf_counter() - context.started, 1)}
+    asked = {"seed": context.seed, "quick": context.quick}
+    taken = {"seconds_of_this_run": round(time.perf_counter() - context.started, 1)}
+    made = environment(context.device) | asked | taken
     report = Report(title, summary, outcome.sections, made)
     report.write(context.workspace)
     figures = [f"{figure.name}.png" for section in outcome.sections for figure in section.figures]

@@ -51,7 +51,9 @@ class MLP(nn.Module):
             return self.layers(x)
         if level is None:
             raise ValueError("this network is conditional: call it as net(x, level)")
-        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=x.dtype, device=x.device)
+        ratio = level.sigma / level.alpha
+        # Filled in on the device: a copy from the host would have it wait.
+        ratio = ratio.to(x) if isinstance(ratio, Tensor) else x.new_full((), ratio)
         return self.layers(torch.cat([x, (LEVEL_SCALE * ratio.log()).expand(len(x), 1)], dim=1))
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from mmdgs.linalg import raise_non_finite
+from mmdgs.linalg import looks_finite, raise_non_finite
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
 from mmdgs.randomness import Generator
@@ -30,7 +28,7 @@ class Gibbs:
         x_t = add_noise(state.x, level, generator=generator, start=following)
         q = self.moments(x_t, level, generator=generator)
         x, info = q.bridge(x_t, level, following).sample_with_info(generator=generator)
-        if not torch.isfinite(x.sum()):
+        if not looks_finite(x):
             raise_non_finite("denoising mean", q.mean)
             raise_non_finite("denoising covariance", q.cov.diagonal())
             raise_non_finite("sampled state", x)

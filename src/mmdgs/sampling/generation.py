@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import Cost
+from mmdgs.environment import environment
 from mmdgs.errors import UsageError
 from mmdgs.fast import fast_path
 from mmdgs.precision import autocast, check_precision, matmul_precision
@@ -31,7 +32,6 @@ from mmdgs.randomness import Streams
 from mmdgs.samplers import Info, Plan, Run, State, run_plan
 from mmdgs.sampling.chains import BATCH_NUMBERS
 from mmdgs.sampling.destinations import Destination, destination
-from mmdgs.version import __version__
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -272,7 +272,7 @@ def _settings(pretrained: Pretrained, plan: Plan, count: int, seed: int, setting
 def _record(
     found: Generated, settings: Mapping[str, Any], engine: _Engine, accelerator: Accelerator | None
 ) -> dict[str, Any]:
-    device = engine.device
+    made = environment(engine.device)
     return {
         "source": engine.pretrained.source,
         "settings": settings,
@@ -285,7 +285,7 @@ def _record(
             "seconds_a_sample": found.seconds / found.count,
             "repaired": found.repaired,
         },
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "device": made["device"],
         "processes": accelerator.num_processes if accelerator else 1,
-        "versions": {"mmdgs": __version__, "torch": torch.__version__},
+        "versions": {name: made[name] for name in ("mmdgs", "torch")},
     }

@@ -18,6 +18,7 @@ from torch.nn import functional
 from mmdgs import losses
 from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
+from mmdgs.environment import device_name
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
@@ -248,10 +249,9 @@ def finished(model: Model, examples: Examples, seed: int) -> Model:
 
 def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:
     """What a model's card says of its training."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     steps = len(trained.losses)
     rows: dict[str, Any] = {"command": recipe.command(), "steps": f"{steps:,} of batch {recipe.training.batch_size}"}
-    rows |= {"device": f"{name}, torch {torch.__version__}", "minutes": round(trained.seconds / 60, 2)}
+    rows |= {"device": f"{device_name(device)}, torch {torch.__version__}", "minutes": round(trained.seconds / 60, 2)}
     for end in sorted({max(1, steps * i // 8) for i in range(1, 9)}):
         window = trained.losses[max(0, end - 100) : end]
         rows[f"loss, mean to step {end:,}"] = window.mean().item()
