@@ -4,11 +4,17 @@
 
 With C = 0 this is DDPM's small variance; with b^2 I in place of the covariance its large one (Ho et al., 2020);
 with C from a moments estimator it is the optimal covariance of its kind (Bao et al., 2022, and beyond).
+
+What is drawn on the way into the cleanest level stays in the images, for nothing is left to remove it. In few steps
+that is a visible grain, and Bao et al. (their appendix) keep its mean absolute value to some grey levels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg import Diagonal
@@ -21,9 +27,17 @@ from mmdgs.samplers.kernel import Info, State, finite
 
 @dataclass(frozen=True)
 class Ancestral:
-    """Ancestral sampling with the covariance of any moments estimator; to clean data it gives the mean."""
+    """Ancestral sampling with the covariance of any moments estimator; to clean data it gives the mean.
+
+    `most_noise` bounds the mean absolute value of what a chain's step draws.
+    """
 
     moments: Moments
+    most_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.most_noise is not None and not self.most_noise >= 0:
+            raise ValueError(f"most_noise must be at least 0, got {self.most_noise}")
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -31,8 +45,17 @@ class Ancestral:
         if following == CLEAN:
             return State(finite(mean_of(self.moments, state.x, level, generator=generator))), {}
         q = self.moments(state.x, level, generator=generator)
-        x, info = q.bridge(state.x, level, following).sample_with_info(generator=generator)
+        bridge = q.bridge(state.x, level, following)
+        x, info = bridge.sample_with_info(generator=generator)
+        if self.most_noise is not None:
+            x = bridge.mean + limited(x - bridge.mean, self.most_noise)
         return State(finite(x)), info
+
+
+def limited(noise: Tensor, most: float) -> Tensor:
+    """Noise (B, ...) scaled down, row by row, to a mean absolute value of at most `most`."""
+    size = noise.flatten(1).abs().mean(1).clamp(min=torch.finfo(noise.dtype).tiny)
+    return noise * (most / size).clamp(max=1).reshape(-1, *[1] * (noise.ndim - 1))
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,16 @@ def consistent_plan(
     return _down(ConsistentAnnealed(denoiser, eta, factor), levels)
 
 
-def ancestral_plan(moments: Moments, levels: Sequence[NoiseLevel]) -> Plan:
-    """Ancestral sampling with an estimator's covariance."""
-    return _down(Ancestral(moments), levels)
+def ancestral_plan(moments: Moments, levels: Sequence[NoiseLevel], *, last_noise: float | None = None) -> Plan:
+    """Ancestral sampling with an estimator's covariance.
+
+    `last_noise` bounds the mean absolute value of what is drawn on the way into the cleanest level (ancestral.py).
+    """
+    plan = _down(Ancestral(moments), levels)
+    if last_noise is None or len(plan.steps) < 2:
+        return plan
+    *above, into, out = plan.steps
+    return Plan(plan.start, (*above, into._replace(kernel=Ancestral(moments, last_noise)), out))
 
 
 def fixed_variance_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, large: bool = False) -> Plan:
