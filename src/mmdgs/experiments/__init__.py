@@ -1,11 +1,12 @@
 """Experiments: one file per table or figure of the paper. They return records, and draw from them."""
 
 from mmdgs.errors import UsageError
-from mmdgs.experiments import demo, few_steps, fig1, fig2, many_levels, mnist, table1, theory
+from mmdgs.experiments import demo, few_steps, fig1, fig2, many_levels, mnist, ocm, table1, theory
 from mmdgs.experiments.experiment import Context, Experiment, Outcome, conclude
 from mmdgs.experiments.workspace import Workspace
 
-EXPERIMENTS = {e.name: e for e in (m.EXPERIMENT for m in (fig1, table1, fig2, theory, mnist, many_levels, few_steps))}
+_MODULES = (fig1, table1, fig2, theory, mnist, many_levels, few_steps, ocm)
+EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in _MODULES}
 """What `mmdgs reproduce` knows, by name."""
 
 DEMO = demo.EXPERIMENT

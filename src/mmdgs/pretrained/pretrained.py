@@ -58,6 +58,11 @@ class Pretrained:
         denoiser = ModelDenoiser(model.denoiser, LevelScale(model.levels))
         return cls(denoiser, model.levels, config.shape, config.interval, model.network, source)
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """Values in [0, 1] as they lie in the data's interval."""
+        low, high = self.interval
+        return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
+
     def to(self, device: torch.device | str) -> Pretrained:
         """Move the network; returns the same object."""
         self.network.to(device)
