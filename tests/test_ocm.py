@@ -299,12 +299,16 @@ def test_scales_that_cannot_be(arguments: tuple[object, ...], message: str) -> N
 
 def test_the_error_without_the_exact_diagonal_is_the_error() -> None:
     # Two estimates with noise of standard deviation 1 about v*: within 1% over 400,000 numbers.
-    v, exact, one, two = torch.randn(4, 400_000, generator=seeded(0), dtype=torch.float64)
+    v, exact, one, two = torch.randn(4, 4_000, 100, generator=seeded(0), dtype=torch.float64)
     exact, v = 2 + 0.5 * exact, 2 + 0.3 * v
     expected = ((v - exact).norm() / exact.norm()).item()
-    assert relative_error(v, exact + one, exact + two) == pytest.approx(expected, rel=0.01)
-    assert relative_error(v, exact, exact) == pytest.approx(expected, rel=1e-12)
-    assert math.isnan(relative_error(v, one - one, two))
+    assert relative_error(v, exact + one, exact + two)[0] == pytest.approx(expected, rel=0.01)
+    assert relative_error(v, exact, exact)[0] == pytest.approx(expected, rel=1e-12)
+    assert math.isnan(relative_error(v, one - one, two)[0])
+    # Of v* itself products of independent noise of variance 1 are left, about zero with the standard error n^(-1/2).
+    found, resolution = relative_error(exact, exact + one, exact + two)
+    assert resolution == pytest.approx(400_000**-0.25 / exact.square().mean().sqrt().item(), rel=0.05)
+    assert found < 2.5 * resolution
 
 
 def test_estimators_side_by_side() -> None:
@@ -321,6 +325,13 @@ def test_estimators_side_by_side() -> None:
     assert found["oracle"].calibration.variance == pytest.approx(1, rel=0.1)
     assert found["wide"].calibration.variance == pytest.approx(found["oracle"].calibration.variance / 4, rel=1e-6)
     assert found["oracle"].calibration.nll < found["wide"].calibration.nll
+    assert found["oracle"].resolution < 0.02
+    # A mean that is off by 10 where the variances of one coordinate are tiny: the limit that is fitted is that error.
+    far = mmdgs.clean_denoiser(lambda x_t: 0 * x_t + 10)
+    sure = OcmMoments(far, lambda x_t, mean, level: torch.tensor([1e-3, 1e4], dtype=x_t.dtype).expand_as(x_t))
+    lifted = compare_diagonals({"sure": sure}, mixture.denoiser(), x, level, seed=3)["sure"]
+    assert lifted.calibration.variance > 1e4
+    assert lifted.fitted.variance == pytest.approx(0.5 + 0.5 * 100 / (1e4 * level.variance), rel=0.1)
     x_t = add_noise(x, level, generator=Streams(3, len(x)))
     covariance = mixture.posterior(x_t, level).covariance
     diagonal = covariance.diagonal(dim1=1, dim2=2)

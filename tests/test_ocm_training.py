@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, ocm
+from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report
 from mmdgs.models import Model
 from mmdgs.pretrained import from_pretrained, load_head
 from mmdgs.randomness import seeded
@@ -276,11 +276,11 @@ def test_the_experiment_compares_and_resumes_without_work(
     found = first.records["levels"]
     assert len(found) == min(3, levels)
     for record in found:
-        assert set(record["estimators"]) == set(ocm.STYLES)
+        assert set(record["estimators"]) == set(ocm_report.STYLES)
         costs = {name: one["cost"] for name, one in record["estimators"].items()}
-        assert costs[ocm.HEAD] == {"forwards": 2, "products": 0}
+        assert costs[ocm_report.HEAD] == {"forwards": 2, "products": 0}
         assert costs["10 products"] == {"forwards": 1, "products": 10}
-        assert costs[ocm.ISOTROPIC] == {"forwards": 1, "products": 0}
+        assert costs[ocm_report.ISOTROPIC] == {"forwards": 1, "products": 0}
     assert (tmp_path / "out" / "ocm.png").is_file()
     assert "The head is nearer to the diagonal than 1 product at" in page.read_text()
     for name in ("train_model", "compare_diagonals"):

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg import Diagonal
-from mmdgs.metrics.calibration import Calibration, calibration
+from mmdgs.metrics.calibration import Calibration, calibration, fitted_floor
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.ocm import ratio_target
@@ -34,21 +34,29 @@ REFERENCE_PROBES = 16
 
 @dataclass(frozen=True)
 class Compared:
-    """An estimator at some points: the relative error of its variances, |v - v*| / |v*|, and their fit to x."""
+    """An estimator at some points: the relative error of its variances, |v - v*| / |v*|, and their fit to x.
+
+    `fitted` is the fit with the lower limit of the variances that makes every second x likeliest, on the others: what
+    a network's mean is off by is not in its Jacobian, and without a limit it is most of the likelihood.
+    """
 
     error: float
+    resolution: float  # errors below it cannot be told from none: the root of the standard error of a squared error
     calibration: Calibration
+    fitted: Calibration
     repaired: float  # the fraction of variances that were lifted to the floor
     cost: Cost  # of one posterior
 
 
-def relative_error(v: Tensor, first: Tensor, second: Tensor) -> float:
-    """|v - v*| / |v*| from two independent unbiased estimates of v*, all of one shape."""
+def relative_error(v: Tensor, first: Tensor, second: Tensor) -> tuple[float, float]:
+    """|v - v*| / |v*| from two independent unbiased estimates of v*, all (B, ...); and the least that is resolved."""
     v, first, second = v.double(), first.double(), second.double()
     size = (first * second).mean().item()
     if size <= 0:
-        return math.nan  # two estimates that say nothing about v*
-    return math.sqrt(max(0.0, ((v - first) * (v - second)).mean().item()) / size)
+        return math.nan, math.nan  # two estimates that say nothing about v*
+    squares = ((v - first) * (v - second)).flatten(1).mean(1) / size
+    resolution = math.sqrt(squares.std().item() / math.sqrt(len(squares))) if len(squares) > 1 else math.nan
+    return math.sqrt(max(0.0, squares.mean().item())), resolution
 
 
 def compare_diagonals(
@@ -62,7 +70,8 @@ def compare_diagonals(
 ) -> dict[str, Compared]:
     """Estimators of one denoiser's diagonal at the same noisy versions of held-out x.
 
-    Each row has random streams of its own: one for the noise, one for each reference, one for the estimators' probes.
+    x holds two rows at the least. Each row has random streams of its own: one for the noise, one for each reference,
+    one for the estimators' probes.
     """
     rows = ROWS.get(x.device.type, ROWS["cpu"])
     parts: dict[str, list[Gaussian]] = {name: [] for name in estimators}
@@ -93,5 +102,10 @@ def _joined(parts: list[Gaussian]) -> Gaussian:
 
 def _compared(x: Tensor, q: Gaussian, y: Tensor, y_other: Tensor, cost: Cost) -> Compared:
     assert q.repaired is not None
-    error = relative_error(q.cov.diagonal(), y, y_other)
-    return Compared(error, calibration(x, q), q.repaired.mean().item(), cost)
+    variances = q.cov.diagonal()
+    error, resolution = relative_error(variances, y, y_other)
+    # One limit for all of them, from one half and for the other.
+    limit = fitted_floor(x[::2], Gaussian(q.mean[::2], Diagonal(variances[::2])))
+    lifted = Gaussian(q.mean[1::2], Diagonal(variances[1::2].clamp(min=limit)))
+    fitted = calibration(x[1::2], lifted)
+    return Compared(error, resolution, calibration(x, q), fitted, q.repaired.mean().item(), cost)
