@@ -53,7 +53,7 @@ class OcmSettings:
     """How many held-out images, images to fit the isotropic variance on, levels and products of the references; and how
     a head is trained where none is given."""
 
-    images: int = 64
+    images: int = 128
     fit_images: int = 200
     levels: int = 8
     reference_probes: int = 12

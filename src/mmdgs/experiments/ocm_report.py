@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 
 from mmdgs.cost import Cost
-from mmdgs.experiments.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes
+from mmdgs.experiments.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, bars, new_figure, open_axes
 from mmdgs.experiments.report import Figure, Section, Table
 
 HEAD, ISOTROPIC = "OCM head", "isotropic"
@@ -55,12 +55,18 @@ def section(records: Mapping[str, Any]) -> Section:
         "The error is that of the variances against the diagonal of the network's own Jacobian, by two independent "
         f"estimates of {settings['reference_probes']} products each; what lies below the last row is as good as none.",
         "The likelihood is that of held-out images under the posterior of their noisy versions. What the mean is "
-        "off by is in it, and dominates where variances are tiny; so a floor is fitted on half of the images, for the others.",
+        "off by is in it, and dominates where variances are tiny: so a floor is fitted on half of the images, and the "
+        "others are judged with it.",
         _verdict(levels),
     ]
     tables = [_table(levels, measure, settings["images"]) for measure in MEASURES]
     caption = "Error, likelihood and calibration at each level, the last two with a fitted floor."
-    return Section("A head in place of probes", text, tables, [Figure("ocm", caption, _draw(levels))])
+    return Section(
+        "A head in place of probes",
+        text,
+        tables,
+        [Figure("ocm", caption, _draw(levels) if len(levels) > 1 else _draw_bars(levels[0]))],
+    )
 
 
 def _table(levels: Sequence[Level], measure: str, images: int) -> Table:
@@ -116,4 +122,23 @@ def _draw(levels: Sequence[Level]) -> Canvas:
         open_axes(axis, 8)
     axes[0][-1].axhline(1, color=GREEN, linewidth=0.8)
     axes[0][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return canvas
+
+
+def _draw_bars(level: Level) -> Canvas:
+    """The same for a model of one level, where there is nothing to draw against."""
+    canvas, axes = new_figure(1, len(DRAWN), 3.0)
+    canvas.set_size_inches(12.0, 2.4)
+    for i, (axis, (measure, label)) in enumerate(zip(axes[0], DRAWN.items(), strict=True)):
+        base = measured(level, ISOTROPIC, measure) if measure == "fitted" else 0.0
+        values = [measured(level, name, measure) - base for name in STYLES]
+        bars(
+            axis,
+            list(STYLES) if i == 0 else [""] * len(STYLES),
+            values,
+            None,
+            [colour for colour, _ in STYLES.values()],
+        )
+        axis.set_xlabel(label, fontsize=9)
+    axes[0][-1].axvline(1, color=GREEN, linewidth=0.8)
     return canvas
