@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracles import IMAGE, PLAIN, SCALED, TARGETS, gaussian_target, linear_denoiser, paper_mixture, points
+from oracles import IMAGE, PLAIN, SCALED, TARGETS, gaussian_target, linear_denoiser, points
 from torch import Tensor
 
 import mmdgs
@@ -311,27 +311,28 @@ def test_the_error_without_the_exact_diagonal_is_the_error() -> None:
     assert found < 2.5 * resolution
 
 
-def test_estimators_side_by_side() -> None:
-    # Of the paper's mixture: the exact diagonal has no error and fits; probes have the error of their number; a
+def test_estimators_side_by_side(skewed: GaussianMixture) -> None:
+    # Of a mixture with correlations: the exact diagonal has no error and fits; probes have the error of their number; a
     # variance four times too large has the error 3 and z^2 = 1/4.
-    level, mixture = PLAIN, paper_mixture()
+    level, mixture = PLAIN, skewed
     x = mixture.sample((4_000,), generator=seeded(0))
     oracle = OcmMoments(mixture.denoiser(), lambda x_t, mean, level: exact_ratio(mixture, x_t, level))
     wide = OcmMoments(mixture.denoiser(), lambda x_t, mean, level: 4 * exact_ratio(mixture, x_t, level))
     probed = mmdgs.DiagonalMoments(mixture.denoiser(), probes=2, floor=-math.inf)
-    found = compare_diagonals({"oracle": oracle, "wide": wide, "probed": probed}, mixture.denoiser(), x, level, seed=3)
-    assert found["oracle"].error < 0.02
+    estimators = {"oracle": oracle, "wide": wide, "probed": probed}
+    found = compare_diagonals(estimators, mixture.denoiser(), x, level, seed=3, reference_probes=1)
+    assert found["oracle"].error < 0.1  # a third of what one product is off by
     assert found["wide"].error == pytest.approx(3, rel=0.02)
     assert found["oracle"].calibration.variance == pytest.approx(1, rel=0.1)
     assert found["wide"].calibration.variance == pytest.approx(found["oracle"].calibration.variance / 4, rel=1e-6)
     assert found["oracle"].calibration.nll < found["wide"].calibration.nll
-    assert found["oracle"].resolution < 0.02
+    assert found["oracle"].resolution < 0.1
     # A mean that is off by 10 where the variances of one coordinate are tiny: the limit that is fitted is that error.
     far = mmdgs.clean_denoiser(lambda x_t: 0 * x_t + 10)
-    sure = OcmMoments(far, lambda x_t, mean, level: torch.tensor([1e-3, 1e4], dtype=x_t.dtype).expand_as(x_t))
+    sure = OcmMoments(far, lambda x_t, mean, level: torch.tensor([1e-3, 1e4, 1e4], dtype=x_t.dtype).expand_as(x_t))
     lifted = compare_diagonals({"sure": sure}, mixture.denoiser(), x, level, seed=3)["sure"]
     assert lifted.calibration.variance > 1e4
-    assert lifted.fitted.variance == pytest.approx(0.5 + 0.5 * 100 / (1e4 * level.variance), rel=0.1)
+    assert lifted.fitted.variance == pytest.approx(1 / 3 + 2 / 3 * 100 / (1e4 * level.variance), rel=0.1)
     x_t = add_noise(x, level, generator=Streams(3, len(x)))
     covariance = mixture.posterior(x_t, level).covariance
     diagonal = covariance.diagonal(dim1=1, dim2=2)

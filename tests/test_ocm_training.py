@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from pretrained_models import many_level_model
 from typer.testing import CliRunner
 
 import mmdgs
-from mmdgs import cli
+from mmdgs import cli, losses
 from mmdgs.errors import UsageError
 from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report
 from mmdgs.models import Model
 from mmdgs.pretrained import from_pretrained, load_head
-from mmdgs.randomness import seeded
-from mmdgs.training import Recipe, TrainingSettings, metrics, read_recipe, train_model
+from mmdgs.randomness import Streams, seeded
+from mmdgs.training import Recipe, TrainingSettings, level_draw, metrics, read_recipe, train_model
+from mmdgs.training.heads import ocm_loss_of
 
 run = CliRunner().invoke
 FAST = TrainingSettings(steps=4, batch_size=6, learning_rate=1e-2, ema=0.9, checkpoint_every=2, validate_every=2)
@@ -119,9 +121,18 @@ def test_images_are_brought_to_the_denoisers_interval_and_size(tmp_path: Path) -
     assert head.config.interval == (-1.0, 1.0)
     assert len(head.levels) == 1000
     assert head.config.options["conditional"]
-    # Uniform images have the standard deviation 1 / sqrt(12) in [0, 1], half of that and more once resized.
-    assert 0.2 < head.config.head["scale"]["data_std"] < 0.7
+    # Uniform images have the standard deviation 1 / sqrt(3) in [-1, 1], and some less once resized; half in [0, 1].
+    assert 0.35 < head.config.head["scale"]["data_std"] < 0.58
     assert head.config.head["scale"]["ratios"][-1] > 100
+    # The loss of images in [0, 1] is the loss of the same in [-1, 1].
+    known, x = from_pretrained(tmp_path / "pipeline"), torch.rand(2, 3, 8, 8, generator=seeded(0))
+    chosen = recipe(tmp_path / "pictures", tmp_path / "pipeline")
+    loss = ocm_loss_of(head, known, chosen)(x, Streams(1, 2))
+    ratio_head, streams = head.head_of(head.network), Streams(1, 2)
+    level = level_draw(known.levels)(x, streams)
+    weight = ratio_head.scale.weight
+    expected = losses.ocm(ratio_head, known, 2 * x - 1, level, generator=streams, probes=chosen.probes, weight=weight)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_points_have_perceptrons(tmp_path: Path) -> None:
@@ -310,3 +321,12 @@ def test_levels_are_spread_over_their_logarithm() -> None:
     factors = [a / b for a, b in pairwise(ratios)]
     assert max(factors) / min(factors) < 2.2  # near the clean end the levels themselves lie apart
     assert ocm.chosen_levels(levels[:3], 5) == list(levels[:3])
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "ocm.md").read_text(), re.DOTALL
+    )
+    scope: dict[str, object] = {}
+    exec(compile(block, "docs/ocm.md", "exec"), scope)
+    assert scope["q"].cov.diagonal().shape == (4, 2)
