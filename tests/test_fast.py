@@ -34,7 +34,7 @@ from mmdgs.errors import UsageError
 from mmdgs.fast import fast_path
 from mmdgs.jacobians import linearised
 from mmdgs.networks import MLP, NCSNv2
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.normalisation import group_norm
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import randn, seeded, signs
@@ -131,6 +131,17 @@ def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(
             torch.testing.assert_close(denoise(denoiser, x, level), expected[0], **CLOSE)
     assert made == (["push", "mean"] if name == "energy" else ["pull", "symmetric", "mean"])
     assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("name", ["noise", "edm, conditional", "model of many levels"])
+def test_rows_may_have_levels_of_their_own(name, monkeypatch) -> None:
+    denoiser, x = DENOISERS[name](), batch(2)
+    levels = NoiseLevels.of(LEVELS, x)
+    with programs_made(monkeypatch) as made:
+        pulled = linearised(denoiser, x, levels).pull(probes(1, x))
+        one = [linearised(denoiser, x, level).pull(probes(1, x))[:, i] for i, level in enumerate(LEVELS)]
+    assert made == ["pull"]
+    torch.testing.assert_close(pulled, torch.stack(one, 1), **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ LAYERS = [
     ["jacobians", "targets"],
     ["probes"],
     ["moments"],
-    ["clipping"],
+    ["clipping", "ocm"],
     ["samplers"],
     ["losses"],
     ["data", "pictures"],

@@ -120,6 +120,16 @@ def test_every_parametrisation_builds(param: str, conditional: bool, tmp_path: P
             _ = model.level
         return
     options = preset("unet-tiny")[1] | {"conditional": conditional}
+    if param == "variance-ratio":
+        scale = {"ratios": [0.5], "means": [0.2], "spreads": [1.0], "data_std": 0.3}
+        head = {"denoiser": "abc", "scale": scale}
+        model = mmdgs.load(mmdgs.save(tiny_model(param, options=options, head=head), tmp_path))
+        ratio = model.head_of(model.network)(X, 0.5 * X, model.level)
+        assert ratio.shape == X.shape
+        assert (ratio > 0).all()
+        with refused("'variance-ratio' is no denoiser", "load_head"):
+            model.posterior()
+        return
     model = mmdgs.load(mmdgs.save(tiny_model(param, options=options), tmp_path))
     q = model.posterior(probes=2)(X, model.level, generator=seeded(1))
     assert q.mean.shape == X.shape
@@ -279,8 +289,23 @@ def test_a_pickle_is_refused_and_not_run(folder: Path, tmp_path: Path) -> None:
         ({"param": "classes"}, ["needs the names of its classes"]),
         ({"sigma": float("nan")}, ["sigma", "nan"]),
         ({"alpha": 0.0}, ["alpha", "0.0"]),
+        ({"param": "variance-ratio"}, ["head goes with", "'variance-ratio'"]),
+        ({"head": {"denoiser": "abc", "scale": {}}}, ["head goes with", "'energy'"]),
+        ({"param": "variance-ratio", "head": {"denoiser": "abc"}}, ["digest of its denoiser and its scale"]),
+        ({"param": "variance-ratio", "head": {"denoiser": "abc", "scale": {"a": 1}}}, ["the scale of the head"]),
     ],
-    ids=["no sigma", "no shape", "no pixels", "no classes", "not a number", "no signal"],
+    ids=[
+        "no sigma",
+        "no shape",
+        "no pixels",
+        "no classes",
+        "not a number",
+        "no signal",
+        "no head",
+        "a head too many",
+        "half a head",
+        "no scale",
+    ],
 )
 def test_models_that_cannot_be(changes: dict[str, object], parts: list[str]) -> None:
     with refused(*parts):

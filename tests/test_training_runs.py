@@ -450,7 +450,7 @@ def test_two_runs_into_one_folder(recipe: Recipe, tmp_path: Path) -> None:
         (["--out", "no/x.png"], "there is no folder no to write x.png into"),
         (
             ["--posterior", "exact"],
-            "no covariance 'exact'; choose one of diagonal, rademacher, lattice, isotropic, krylov, full",
+            "no covariance 'exact'; choose one of diagonal, rademacher, lattice",
         ),
         (["--posterior", "learned"], "'energy' has no learned posterior"),
         (["--posterior", "isotropic"], "no isotropic variances are kept for model at these 1 levels: give the data"),

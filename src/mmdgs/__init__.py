@@ -38,8 +38,9 @@ from mmdgs.moments import (
     Moments,
 )
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
+from mmdgs.ocm import OcmMoments
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.pretrained import Pretrained, from_pretrained, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
@@ -66,6 +67,7 @@ __all__ = [
     "NoiseLevel",
     "NoiseLevels",
     "NonFiniteError",
+    "OcmMoments",
     "Pretrained",
     "Rademacher",
     "Streams",
@@ -83,6 +85,7 @@ __all__ = [
     "gibbs_chain",
     "gibbs_plan",
     "load",
+    "load_head",
     "losses",
     "metrics",
     "networks",

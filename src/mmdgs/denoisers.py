@@ -61,7 +61,7 @@ class KnowsJacobian(Protocol):
 class HasPure(Protocol):
     """A denoiser that may be written as a function of tensors alone, for the fast path; None where it may not."""
 
-    def pure(self, level: NoiseLevel) -> Pure | None: ...
+    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None: ...
 
 
 def has_symmetric_jacobian(denoiser: Denoiser) -> bool:
@@ -103,7 +103,7 @@ class _NetworkDenoiser:
             raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
         return out.to(x_t.dtype)
 
-    def pure(self, level: NoiseLevel) -> Pure | None:
+    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
         """For the fast path; a network that is a plain function holds weights where nobody can see them."""
         if not isinstance(self.network, nn.Module):
             return None
@@ -254,9 +254,7 @@ def edm_denoiser(network: Network, *, data_std: float = DATA_STD) -> EdmDenoiser
 
 def pure_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Pure | None:
     """A denoiser for the fast path, where a batch is one for it."""
-    if not fast.applies(x_t) or not isinstance(level, NoiseLevel) or not isinstance(denoiser, HasPure):
-        return None
-    return denoiser.pure(level)
+    return denoiser.pure(level) if fast.applies(x_t) and isinstance(denoiser, HasPure) else None
 
 
 def evaluate(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:

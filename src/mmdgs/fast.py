@@ -39,18 +39,21 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-2, torch.bfloat16: 1e-1}
 """How far, relatively, a program may be from the plain path on its first batch: TF32 and bf16 stay well below."""
 
 
+Number = float | Tensor
+
+
 @dataclass(frozen=True)
 class Pure:
     """A denoiser at a level as a function of tensors alone: D(x_t) = function(x_t, *numbers).
 
-    The level is in the numbers, which the function gets as tensors of no dimension, and so is `alpha`, which says how
-    much the data are scaled down in x_t; `key` tells functions of the same network apart, and is the same at every
-    level.
+    The level is in the numbers, one for all rows or (B, 1, ...), which the function gets as tensors (B, 1, ...);
+    `alpha` is how much the data are scaled down in x_t; `key` tells functions of the same network apart, and is the
+    same at every level.
     """
 
     function: Callable[..., Tensor]
-    alpha: float
-    numbers: tuple[float, ...]
+    alpha: Number
+    numbers: tuple[Number, ...]
     network: nn.Module
     key: Hashable
 
@@ -231,7 +234,7 @@ def _traced(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[st
     with torch.set_grad_enabled(differentiated), written_out, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(
-            x, _numbers(pure.numbers, x.device), *values, *([] if v is None else [v])
+            x, _numbers(pure.numbers, x), *values, *([] if v is None else [v])
         )
 
 
@@ -254,19 +257,24 @@ def _convolution_backward(
     return found, None, None
 
 
-def _numbers(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).to(device)
+def _numbers(values: Sequence[Number], x: Tensor) -> Tensor:
+    """Numbers for every row, (numbers, B, 1, ...), in the dtype of x."""
+    shape = (len(x), *[1] * (x.ndim - 1))
+    if any(isinstance(value, Tensor) for value in values):
+        return torch.stack([torch.as_tensor(value, dtype=x.dtype, device=x.device).expand(shape) for value in values])
+    given = torch.tensor(values, dtype=x.dtype).to(x.device)
+    return given.reshape(-1, *[1] * x.ndim).expand(-1, *shape)
 
 
 class _Program:
     """A traced function of fixed shapes, compiled, and recorded where there is a GPU; inputs are copied into it."""
 
     def __init__(
-        self, graph: torch.fx.GraphModule, x: Tensor, numbers: Sequence[float], v: Tensor | None,
+        self, graph: torch.fx.GraphModule, x: Tensor, numbers: Sequence[Number], v: Tensor | None,
         weights: dict[str, Tensor],
     ) -> None:  # fmt: skip
         self.x, self.v = x.clone(), None if v is None else v.clone()
-        self.numbers = _numbers(numbers, x.device)
+        self.numbers = _numbers(numbers, x).clone()
         self.weights = [weight.detach() for weight in weights.values()]
         self.size = len(x) * (1 if v is None else 1 + len(v))
         self.recording: torch.cuda.CUDAGraph | None = None
@@ -310,10 +318,10 @@ class _Program:
         most = 0 if self.v is None else len(self.v)
         return rows <= len(self.x) and count <= most and self.size <= WASTE * rows * (1 + count)
 
-    def __call__(self, x: Tensor, numbers: Sequence[float], v: Tensor | None) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor, numbers: Sequence[Number], v: Tensor | None) -> tuple[Tensor, ...]:
         rows = len(x)
         self.x[:rows].copy_(x)
-        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+        self.numbers[:, :rows].copy_(_numbers(numbers, x))
         if self.v is not None and v is not None:
             self.v[: len(v), :rows].copy_(v)
         if self.recording is not None:
@@ -340,12 +348,14 @@ def _compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., A
 def _check(pure: Pure, x: Tensor, v: Tensor | None, found: tuple[Tensor, ...]) -> None:
     """Hold a program's first results against the plain function: D(x) of some rows, and v' J v of the first v."""
     some = x[:CHECKED_ROWS]
-    numbers = _numbers(pure.numbers, x.device).unbind()
+    numbers = _numbers(pure.numbers, x)[:, :CHECKED_ROWS].unbind()
 
     def denoiser(x: Tensor) -> Tensor:
         return pure.function(x, *numbers)
 
-    scale = some.norm() / pure.alpha
+    alpha = torch.as_tensor(pure.alpha, dtype=x.dtype, device=x.device).expand(len(x), *[1] * (x.ndim - 1))
+    alpha = alpha[:CHECKED_ROWS]
+    scale = (some / alpha).norm()
     if v is None:
         with torch.no_grad():
             _compare(found[0][:CHECKED_ROWS], denoiser(some), scale)
@@ -354,7 +364,7 @@ def _check(pure: Pure, x: Tensor, v: Tensor | None, found: tuple[Tensor, ...]) -
     plain, pullback = _vjp(denoiser, some)
     _compare(found[0][:CHECKED_ROWS], plain, scale)
     ours, theirs = ((probe * row).flatten(1).sum(1) for row in (found[1][0, :CHECKED_ROWS], pullback(probe)))
-    _compare(ours, theirs, probe.flatten(1).square().sum(1).norm() / pure.alpha)
+    _compare(ours, theirs, (probe.square() / alpha).flatten(1).sum(1).norm())
 
 
 def _compare(ours: Tensor, theirs: Tensor, scale: Tensor) -> None:

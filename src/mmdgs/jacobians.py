@@ -25,7 +25,7 @@ from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, has_symmetric_jacobian, pure_of
 from mmdgs.errors import UsageError
 from mmdgs.fast import Pure
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import AnyLevel, NoiseLevel
 
 logger = logging.getLogger("mmdgs")
 
@@ -57,7 +57,7 @@ class Linearised(Protocol):
         """(J + J') v / 2."""
 
 
-def linearised(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, *, symmetric: bool | None = None) -> Linearised:
+def linearised(denoiser: Denoiser, x_t: Tensor, level: AnyLevel, *, symmetric: bool | None = None) -> Linearised:
     """A denoiser to first order at x_t; `symmetric` says whether its Jacobian is, None asks the denoiser."""
     symmetric = has_symmetric_jacobian(denoiser) if symmetric is None else symmetric
     spend(forwards=1)
@@ -73,7 +73,7 @@ class _Graph:
     Where J is known to be symmetric a product with (J + J') / 2 is one backward pass; else J v is a second product.
     """
 
-    def __init__(self, denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, symmetric: bool) -> None:
+    def __init__(self, denoiser: Denoiser, x_t: Tensor, level: AnyLevel, symmetric: bool) -> None:
         done = _forward(denoiser, x_t, level)
         self.mean = done.mean.detach()
         self._pullback = _pullback(done.mean, done.x, done.layout)
@@ -90,7 +90,7 @@ class _Graph:
 class _Programs:
     """The fast path: the mean comes along with the first products; what it refuses, a graph does."""
 
-    def __init__(self, pure: Pure, denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, symmetric: bool) -> None:
+    def __init__(self, pure: Pure, denoiser: Denoiser, x_t: Tensor, level: AnyLevel, symmetric: bool) -> None:
         self._pure, self._x, self._known = pure, x_t.detach(), symmetric
         self._mean: Tensor | None = None
         self._plain = lru_cache(maxsize=1)(lambda: _Graph(denoiser, x_t, level, symmetric))
@@ -127,13 +127,13 @@ class _Pass:
     layout: torch.memory_format
 
 
-def _forward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> _Pass:
+def _forward(denoiser: Denoiser, x_t: Tensor, level: AnyLevel) -> _Pass:
     # Convolutions' backward passes took 0.65 of the time in this layout on a CPU; the numbers are the same.
     image = x_t.ndim == 4 and x_t.device.type == "cpu" and chunk_size(x_t) == 1
     layout = torch.channels_last if image else torch.preserve_format
     x = x_t.detach().clone(memory_format=layout).requires_grad_(True)
     with torch.enable_grad():
-        mean = checked(denoiser(x, level), x_t)
+        mean = checked(denoiser(x, level), x_t)  # type: ignore[arg-type]  # a level for each row: networks' denoisers
     if not mean.requires_grad:
         raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
     return _Pass(mean, x, layout)
@@ -165,7 +165,7 @@ def _pullback(output: Tensor, x: Tensor, layout: torch.memory_format) -> Pullbac
     return pullback
 
 
-def _pushforward(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, done: _Pass) -> Callable[[Tensor, Tensor], Tensor]:
+def _pushforward(denoiser: Denoiser, x_t: Tensor, level: AnyLevel, done: _Pass) -> Callable[[Tensor, Tensor], Tensor]:
     """v and v' J (n, B, ...) -> J v: the derivative of u -> u' J, which is linear, along v; else in forward mode."""
     reverse: Pullback | None = None
     failure: RuntimeError | None = None
@@ -205,10 +205,11 @@ def _adjoint(v: Tensor, pulled: Tensor, pushed: Tensor) -> bool:
     return not ((v * (pulled - pushed)).sum(2).abs() > torch.finfo(v.dtype).eps ** (1 / 3) * scale).any()
 
 
-def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, v: Tensor, failure: RuntimeError) -> Tensor:
+def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: AnyLevel, v: Tensor, failure: RuntimeError) -> Tensor:
     """J v for v (n, B, ...), by one forward pass each; the last resort after `failure`."""
     try:
-        products = [torch.func.jvp(lambda x: denoiser(x, level), (x_t.detach(),), (row,))[1] for row in v]
+        at: Pullback = lambda x: denoiser(x, level)  # type: ignore[arg-type]  # noqa: E731
+        products = [torch.func.jvp(at, (x_t.detach(),), (row,))[1] for row in v]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -10,6 +10,8 @@ denoiser's error x - D(x_t), in which every parametrisation is the same, the usu
 
 where s* = -e / sigma, eps = -sigma s, and w = (r^2 + d^2) / (r d)^2 with r = sigma / alpha and d = 0.5, the data's
 standard deviation. All are sums over the numbers of an example, not means.
+
+`ocm` is for another network, beside a denoiser that stays as it is: see ocm.py.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from torch import Tensor
 from mmdgs.denoisers import DATA_STD, Denoiser, denoise
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
+from mmdgs.ocm import Head, ratio_target
+from mmdgs.probes import ProbeDesign
 from mmdgs.randomness import Generator
 
 Weighting = Callable[[NoiseLevel | NoiseLevels], float | Tensor]
@@ -85,3 +89,26 @@ def kl(
     """
     x_t = add_noise(x, level, generator=generator)
     return -moments(x_t, level, generator=generator).log_prob(x)  # type: ignore[arg-type]  # heads take rows' levels
+
+
+def ocm(
+    head: Head,
+    denoiser: Denoiser,
+    x: Float[Tensor, "batch ..."],
+    level: NoiseLevel | NoiseLevels,
+    *,
+    generator: Generator,
+    probes: int = 1,
+    design: ProbeDesign | None = None,
+    weight: Weighting = score_weighting,
+) -> Float[Tensor, " batch"]:
+    """Optimal covariance matching: w ||h(x_t, D(x_t)) - y||^2, y = alpha v * (v' J) with J = dD/dx_t and probes v.
+
+    Ou et al. (2024). y is unbiased for r = alpha diag(J), so r is the minimiser for any number of probes and any weight
+    w(level); the gradient goes into the head alone. `design` must be unbiased; None: `ocm.unbiased_design`.
+    """
+    x_t = add_noise(x, level, generator=generator)
+    mean, target = ratio_target(denoiser, x_t, level, generator=generator, probes=probes, design=design)
+    error = (head(x_t, mean, level) - target).flatten(1).square().sum(1)
+    scale = weight(level)
+    return error * (scale.flatten() if isinstance(scale, Tensor) else scale)

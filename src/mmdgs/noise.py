@@ -68,6 +68,10 @@ class NoiseLevels:
         )
 
 
+AnyLevel = NoiseLevel | NoiseLevels
+"""One level for all rows, or one for each."""
+
+
 def _clean() -> NoiseLevel:
     level = object.__new__(NoiseLevel)
     object.__setattr__(level, "alpha", 1.0)

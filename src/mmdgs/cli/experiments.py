@@ -27,7 +27,8 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
 
 WITH_DATASETS = ("table1", "fig2")
-WITH_MODEL = ("few-steps", "probes")
+WITH_MODEL = ("few-steps", "probes", "ocm")
+WITH_HEAD = ("ocm",)
 
 
 @app.command(
@@ -46,8 +47,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A pretrained model (few-steps, probes).", show_default="auto")
+        str | None, typer.Option(help="A pretrained model (few-steps, probes, ocm).", show_default="auto")
     ] = None,
+    head: Annotated[str | None, typer.Option(help="Its head (ocm).", show_default="trained here")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -60,6 +62,7 @@ def reproduce(
             ("--data", data, WITH_DATASETS),
             ("--seeds", seeds, WITH_DATASETS),
             ("--model", model, WITH_MODEL),
+            ("--head", head, WITH_HEAD),
         ):
             if given and name not in where_it_goes:
                 raise UsageError(f"{option} is for {' and '.join(where_it_goes)}, not for {name}")
@@ -70,8 +73,9 @@ def reproduce(
         datasets = tuple(dict.fromkeys(data)) if data else None
         files = None if data_dir is None else str(data_dir)
         context = Context(
-            workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model
-        )
+            workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model,
+            head=head,
+        )  # fmt: skip
         _perform(chosen, context)
 
 

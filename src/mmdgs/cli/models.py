@@ -40,7 +40,11 @@ def train(
         str | None,
         typer.Option(help="The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes."),
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="dsm, kl or cross-entropy; goes with --param.")] = None,
+    loss: Annotated[str | None, typer.Option(help="dsm, kl, cross-entropy or ocm; goes with --param.")] = None,
+    denoiser: Annotated[
+        str | None, typer.Option(help="Of --loss ocm: the model whose variances a head learns (a folder, mnist ...).")
+    ] = None,
+    probes: Annotated[int | None, typer.Option(help="Of --loss ocm: Jacobian products for each example [3].")] = None,
     sigma: Annotated[float | None, typer.Option(help="Standard deviation of the noise.")] = None,
     levels: Annotated[
         str | None, typer.Option(help="Many levels in place of --sigma: geometric:232:50:0.01, linear, cosine, edm:18.")
@@ -73,6 +77,8 @@ def train(
         "model": model,
         "param": param,
         "loss": loss,
+        "denoiser": denoiser,
+        "probes": probes,
         "sigma": sigma,
         "levels": levels,
         "weighting": weighting,

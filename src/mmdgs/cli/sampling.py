@@ -36,6 +36,7 @@ from mmdgs.pictures import image_grid, png
 from mmdgs.precision import check_precision
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.pretrained.loading import CHECKPOINTS, SETTINGS, is_ours
+from mmdgs.pretrained.pretrained import weights_digest
 from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.sampling import (
     FitData,
@@ -84,6 +85,9 @@ def sample(
         str | None,
         typer.Option("--covariance", "--posterior", help=f"{', '.join([*COVARIANCES, LEARNED])}.", show_default="auto"),
     ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    ] = None,
     sweeps: Annotated[int | None, typer.Option(min=1, help="Steps at each level (gibbs, langevin).")] = None,
     probes: Annotated[int | None, typer.Option(min=1, help="Jacobian products for the diagonal [3].")] = None,
     krylov_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a Krylov draw [20].")] = None,
@@ -120,7 +124,7 @@ def sample(
         check_precision(precision)
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
-            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip
+            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip, head
         )  # fmt: skip
         where = device_named(device)
         fit = _fit_data(method, data, data_dir, fit_images, where)
@@ -242,6 +246,8 @@ def _plan(found: Pretrained, own: Model | None, method: Method, fit: FitData | N
         return own.isotropic_posterior() if own is not None and known else isotropic_moments(found, levels, fit)
 
     plan = make_plan(method, found, isotropic=isotropic)
+    if method.head is not None:  # a head that was trained anew gives other samples
+        settings["head"] = weights_digest(load(method.head).network.state_dict(), method.head)
     return plan, {"method": resolved(method, found).to_json(), **settings}
 
 

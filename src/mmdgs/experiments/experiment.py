@@ -27,6 +27,7 @@ class Context:
     datasets: tuple[str, ...] | None = None
     data_dir: str | None = None  # where image files are; none: MMDGS_DATA or the cache
     model: str | None = None  # a pretrained model in place of the experiment's own
+    head: str | None = None  # of that model: a folder that `mmdgs train --loss ocm` made
     started: float = field(default_factory=time.perf_counter)
 
 

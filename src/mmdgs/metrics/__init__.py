@@ -3,6 +3,7 @@
 from mmdgs.metrics.calibration import Calibration, Reliability, calibration, fitted_floor, reliability, standardised
 from mmdgs.metrics.chains import ModeStatistics, effective_sample_size, mode_statistics
 from mmdgs.metrics.classes import class_shares, entropy, total_variation
+from mmdgs.metrics.comparison import Compared, compare_diagonals, relative_error
 from mmdgs.metrics.curves import Instability, instability
 from mmdgs.metrics.densities import kl_divergence
 from mmdgs.metrics.existence import Deconvolution, deconvolve
@@ -14,6 +15,7 @@ from mmdgs.metrics.scores import Spread, inception_score, kernel_distance
 
 __all__ = [
     "Calibration",
+    "Compared",
     "Deconvolution",
     "Diversity",
     "FeatureMoments",
@@ -25,6 +27,7 @@ __all__ = [
     "Spread",
     "calibration",
     "class_shares",
+    "compare_diagonals",
     "deconvolve",
     "diversity",
     "effective_sample_size",
@@ -40,6 +43,7 @@ __all__ = [
     "mmd",
     "mode_statistics",
     "precision_recall",
+    "relative_error",
     "reliability",
     "standardised",
     "total_variation",

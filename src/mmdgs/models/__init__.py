@@ -1,6 +1,15 @@
 """Models: configuration, card, and the model itself as a denoiser and as a folder in the hub's format."""
 
-from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, ModelConfig, SquaredErrorEnergy, check_levels
+from mmdgs.models.config import (
+    CLASSES,
+    DENOISERS,
+    MEAN_STD,
+    PARAMS,
+    VARIANCE_RATIO,
+    ModelConfig,
+    SquaredErrorEnergy,
+    check_levels,
+)
 from mmdgs.models.model import (
     CARD,
     CONFIG,
@@ -23,6 +32,7 @@ __all__ = [
     "MEAN_STD",
     "PARAMS",
     "SHIPPED",
+    "VARIANCE_RATIO",
     "WEIGHTS",
     "Model",
     "ModelConfig",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mmdgs.models.config import CLASSES, MEAN_STD, ModelConfig
+from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, ModelConfig
 
 LICENCE = "license: mit\n"
 
@@ -20,6 +20,8 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "noise levels" if config.sigmas else "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
+    if config.head:
+        facts["for the denoiser with the weights"] = config.head["denoiser"]
     if config.isotropic_variance is not None:
         facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
     tags = "image-classification" if config.param == CLASSES else "denoising, score-matching"
@@ -29,6 +31,9 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
+    elif config.param == VARIANCE_RATIO:
+        use = ["import mmdgs", "", 'denoiser = mmdgs.from_pretrained("ITS DENOISER")']
+        use += ['posterior = mmdgs.OcmMoments(denoiser, mmdgs.load_head("THIS FOLDER", denoiser))']
     else:
         use += ["level = model.levels[0]   # the noisiest"] if config.sigmas else []
         level = "level" if config.sigmas else "model.level"
@@ -50,7 +55,11 @@ def _levels(config: ModelConfig) -> str:
 
 
 def _title(config: ModelConfig) -> str:
-    kind = {CLASSES: "classifier", MEAN_STD: "denoising posterior with learned mean and standard deviation"}
+    kind = {
+        CLASSES: "classifier",
+        MEAN_STD: "denoising posterior with learned mean and standard deviation",
+        VARIANCE_RATIO: "head with the variances of a denoising posterior",
+    }
     what = kind.get(config.param, f"denoising model ({config.param})")
     return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")
 

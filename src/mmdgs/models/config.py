@@ -25,6 +25,7 @@ from mmdgs.denoisers import (
 from mmdgs.errors import UsageError
 from mmdgs.networks.registry import nearest
 from mmdgs.noise import NoiseLevel, NoiseLevels
+from mmdgs.ocm import RatioScale
 from mmdgs.version import __version__
 
 FORMAT = 1
@@ -41,6 +42,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "classes": (list,),
     "isotropic_variance": (float, int, type(None)),
     "trained_on": (str,),
+    "head": (dict,),
 }
 """What each key of config.json holds."""
 
@@ -73,9 +75,10 @@ DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
 }
 """What a network's output can mean, where it gives E[x | x_t]."""
 
-MEAN_STD, CLASSES = "mean-std", "classes"
-PARAMS = (*DENOISERS, MEAN_STD, CLASSES)
-"""All a network's output can mean; the last two: mean and log standard deviation of p(x | x_t), and class logits."""
+MEAN_STD, CLASSES, VARIANCE_RATIO = "mean-std", "classes", "variance-ratio"
+PARAMS = (*DENOISERS, MEAN_STD, CLASSES, VARIANCE_RATIO)
+"""All a network's output can mean; the last three: mean and log standard deviation of p(x | x_t), class logits, and the
+variances of p(x | x_t) under another network's denoiser (ocm.py)."""
 
 
 def check_param(param: str) -> None:
@@ -124,6 +127,7 @@ class ModelConfig:
     classes: tuple[str, ...] = ()
     isotropic_variance: float | None = None
     trained_on: str = ""
+    head: dict[str, Any] = field(default_factory=dict)  # of variance ratios: for which denoiser, and their scale
 
     def __post_init__(self) -> None:
         check_param(self.param)
@@ -141,10 +145,29 @@ class ModelConfig:
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
         check_levels(self.sigmas, self.alphas)
+        if (self.param == VARIANCE_RATIO) != bool(self.head):
+            raise UsageError(
+                f"head goes with the parametrisation {VARIANCE_RATIO!r}, got {self.head} and {self.param!r}"
+            )
+        if self.head:
+            self._check_head()
         if len(self.interval) != 2 or not self.interval[0] < self.interval[1]:
             raise UsageError(f"interval must be two numbers, the smaller first, got {list(self.interval)}")
         if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
+
+    def _check_head(self) -> None:
+        if not isinstance(self.head.get("denoiser"), str) or self.head.keys() != {"denoiser", "scale"}:
+            raise UsageError(f"head must hold the digest of its denoiser and its scale, got {sorted(self.head)}")
+        try:
+            self.ratio_scale  # noqa: B018  made to be checked
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the scale of the head is none: {error}") from error
+
+    @property
+    def ratio_scale(self) -> RatioScale:
+        """The scale of a head's ratios."""
+        return RatioScale(**self.head["scale"])
 
     @property
     def levels(self) -> tuple[NoiseLevel, ...]:
@@ -154,6 +177,11 @@ class ModelConfig:
         return tuple(
             NoiseLevel(alpha=a, sigma=s) for a, s in zip(self.alphas or repeat(1.0), self.sigmas, strict=False)
         )
+
+    @property
+    def inputs(self) -> int:
+        """Numbers (or channels) that the network takes: a head sees the denoised image beside the noisy one."""
+        return self.shape[0] * (2 if self.param == VARIANCE_RATIO else 1)
 
     @property
     def outputs(self) -> int:

@@ -18,10 +18,11 @@ from mmdgs.denoisers import Denoiser, Network
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
 from mmdgs.models.card import model_card
-from mmdgs.models.config import DENOISERS, MEAN_STD, ModelConfig
+from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks.registry import build_network
 from mmdgs.noise import NoiseLevel
+from mmdgs.ocm import RatioHead
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
@@ -37,7 +38,7 @@ class Model:
         self.config = config
         self.card: str | None = None  # README.md, where the model came with one
         if network is None:
-            network = build_network(config.network, config.shape[0], config.outputs, config.options, seed=seed)
+            network = build_network(config.network, config.inputs, config.outputs, config.options, seed=seed)
         self.network = network
 
     @property
@@ -63,9 +64,15 @@ class Model:
         if self.config.param not in DENOISERS:
             raise UsageError(
                 f"a model with parametrisation {self.config.param!r} is no denoiser; "
-                "use model.posterior() for one with mean and std heads"
+                "use model.posterior() for one with mean and std heads, mmdgs.load_head for one of variance ratios"
             )
         return DENOISERS[self.config.param](network)
+
+    def head_of(self, network: Network) -> RatioHead:
+        """A network (this model's, or the same compiled) as a head for OcmMoments."""
+        if self.config.param != VARIANCE_RATIO:
+            raise UsageError(f"a model with parametrisation {self.config.param!r} is no head of variance ratios")
+        return RatioHead(network, self.config.ratio_scale)
 
     def posterior(self, *, probes: int | None = 10) -> Moments:
         """The estimator of p(x | x_t) to begin with: the learned heads, or the diagonal of the Jacobian by probes."""

@@ -1,14 +1,15 @@
-"""Pretrained networks as denoisers: NCSNv2, diffusers, EDM and our own; and a scheduler for pipelines of diffusers."""
+"""Pretrained networks as denoisers: NCSNv2, diffusers, EDM and our own; heads for them; a scheduler for diffusers."""
 
 from typing import TYPE_CHECKING, Any
 
+from mmdgs.pretrained.heads import load_head
 from mmdgs.pretrained.loading import from_pretrained
 from mmdgs.pretrained.pretrained import Pretrained
 
 if TYPE_CHECKING:
     from mmdgs.pretrained.scheduler import MomentScheduler
 
-__all__ = ["MomentScheduler", "Pretrained", "from_pretrained"]
+__all__ = ["MomentScheduler", "Pretrained", "from_pretrained", "load_head"]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from mmdgs.errors import UsageError
 from mmdgs.fast import Pure
 from mmdgs.files import read_json
 from mmdgs.models import CONFIG, check_finite
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.pretrained.levels import LevelScale
 from mmdgs.pretrained.pretrained import Pretrained
 
@@ -93,11 +93,11 @@ class DiffusersDenoiser:
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         return self._at(x_t, *self._numbers(level))
 
-    def pure(self, level: NoiseLevel) -> Pure:
+    def pure(self, level: AnyLevel) -> Pure:
         """For the fast path."""
         return Pure(self._at, level.alpha, self._numbers(level), self.unet, self)
 
-    def _numbers(self, level: NoiseLevel) -> tuple[Any, Any, Any, Any]:
+    def _numbers(self, level: AnyLevel) -> tuple[Any, Any, Any, Any]:
         """A factor for x_t, the timestep, alpha and sigma of the variance-preserving level with the same ratio."""
         ratio = level.sigma / level.alpha
         alpha = (1 + ratio**2) ** -0.5

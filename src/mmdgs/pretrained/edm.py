@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
 from mmdgs.fast import Pure
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.pretrained.pretrained import Pretrained
 from mmdgs.schedules import edm
 
@@ -37,7 +37,7 @@ class EdmDenoiser:
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         return self._at(x_t, level.alpha, level.sigma / level.alpha)
 
-    def pure(self, level: NoiseLevel) -> Pure | None:
+    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
         """For the fast path."""
         if not isinstance(self.network, nn.Module):
             return None

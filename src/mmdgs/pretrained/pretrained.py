@@ -41,7 +41,7 @@ class Pretrained:
         require_batch(x_t, level)
         return self.denoiser(x_t, level)
 
-    def pure(self, level: NoiseLevel) -> Pure | None:
+    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
         """For the fast path."""
         return self.denoiser.pure(level) if isinstance(self.denoiser, HasPure) else None
 
@@ -62,6 +62,11 @@ class Pretrained:
         source = source or f"a {config.network} model" + (f" of {config.trained_on}" if config.trained_on else "")
         denoiser = ModelDenoiser(model.denoiser, LevelScale(model.levels))
         return cls(denoiser, model.levels, config.shape, config.interval, model.network, source)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Values in [0, 1] as they lie in the data's interval."""
+        low, high = self.interval
+        return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
     def to(self, device: torch.device | str) -> Pretrained:
         """Move the network; returns the same object."""
@@ -109,7 +114,7 @@ class ModelDenoiser:
         factor = alpha / level.alpha
         return factor, type(level)(alpha=alpha, sigma=factor * level.sigma)
 
-    def pure(self, level: NoiseLevel) -> Pure | None:
+    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
         """For the fast path: the model's own, with the factor before its numbers."""
         factor, own = self._own(level)
         inner = self.denoiser.pure(own) if isinstance(self.denoiser, HasPure) else None

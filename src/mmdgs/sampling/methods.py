@@ -22,7 +22,8 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
 from mmdgs.networks.registry import nearest
-from mmdgs.pretrained import Pretrained
+from mmdgs.ocm import OcmMoments
+from mmdgs.pretrained import Pretrained, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.samplers import Plan
 from mmdgs.schedules import Levels, edm, geometric, subsampled
@@ -51,6 +52,7 @@ class Method:
     eta: float | None = None
     churn: float | None = None
     clip: bool | None = None  # the mean, to the data's interval
+    head: str | None = None  # of the covariance ocm: the folder of its head
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -189,6 +191,15 @@ CHAIN = Sampler(
 """What "gibbs" is for a model of one level."""
 
 
+def _ocm(denoiser: Denoiser, given: Mapping[str, Any]) -> Moments:
+    if given["head"] is None:
+        raise UsageError(
+            "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
+        )
+    assert isinstance(denoiser, Pretrained)
+    return OcmMoments(denoiser, load_head(given["head"], denoiser))
+
+
 COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
     "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
     "rademacher": (
@@ -199,6 +210,7 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, An
         {"probes": 3},
         lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Lattice()),
     ),
+    "ocm": ({"head": None}, _ocm),
     "isotropic": ({}, None),
     "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
     "full": ({}, lambda denoiser, given: FullMoments(denoiser)),

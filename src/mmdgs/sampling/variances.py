@@ -59,9 +59,7 @@ class FitData:
         found = load_images(self.name, data_dir=self.data_dir, size=size, channels=channels)
         if found.shape != pretrained.shape:
             raise UsageError(f"the images of {self.name} are {found.shape}, and the model's {pretrained.shape}")
-        low, high = pretrained.interval
-        x = midpoints(found.take(spread(len(found), self.images)).images)
-        return low + (high - low) * x
+        return pretrained.scaled(midpoints(found.take(spread(len(found), self.images)).images))
 
 
 def isotropic_moments(

@@ -24,12 +24,14 @@ from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
+from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.schedules import parse_levels
 from mmdgs.training.energies import CompiledEnergy
 from mmdgs.training.engine import PerExampleLoss, Trained, Trainer, Validation
 from mmdgs.training.examples import Examples, TensorExamples, examples_of
 from mmdgs.training.folder import RunFolder
+from mmdgs.training.heads import frozen_denoiser, new_head, ocm_loss_of
 from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import Recipe
 
@@ -40,6 +42,8 @@ FLIPPED = ("cifar10", "celeba")
 """Sets whose images may be mirrored; digits may not."""
 RECIPE_FILE = "recipe.yaml"
 VALIDATION_EXAMPLES = 2_000
+HEAD_VALIDATION = {"cuda": 1_000, "cpu": 64}
+"""Of a head, whose loss takes products with its denoiser's Jacobian."""
 TOY_POINTS = 10_000
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
@@ -59,7 +63,7 @@ class _Sets:
     classes: tuple[str, ...] = ()
 
 
-def _sets(recipe: Recipe, device: torch.device) -> _Sets:
+def _sets(recipe: Recipe, device: torch.device, denoiser: Pretrained | None = None) -> _Sets:
     if recipe.data in TOYS:
         one = toy(recipe.data)
         points = recipe.limit or TOY_POINTS
@@ -67,12 +71,19 @@ def _sets(recipe: Recipe, device: torch.device) -> _Sets:
         held_out = one.sample(VALIDATION_EXAMPLES, seed + 1).to(device)
         return _Sets(TensorExamples(one.sample(points, seed).to(device)), TensorExamples(held_out), (2,))
 
+    # A head's images are those of its denoiser, in size and colours.
+    size, channels = recipe.size, None
+    if denoiser is not None and len(denoiser.shape) == 3:
+        channels, height, width = denoiser.shape
+        size = height if size is None and height == width else size
+
     def read(split: str, limit: int | None) -> ImageSet:
         found = load_images(
             recipe.data,
             split,
             data_dir=recipe.data_dir,
-            size=recipe.size,
+            size=size,
+            channels=channels,
             unreadable=recipe.unreadable,
             limit=limit,
         )
@@ -82,7 +93,8 @@ def _sets(recipe: Recipe, device: torch.device) -> _Sets:
     train, test = read("train", recipe.limit), read("test", None)
     if labelled and train.labels is None:
         raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
-    validation = spread(len(test), VALIDATION_EXAMPLES).to(device)
+    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
+    validation = spread(len(test), most).to(device)
     flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
     return _Sets(
         examples_of(train, flips=flips, labelled=labelled),
@@ -176,11 +188,16 @@ def train_model(
     if resume and overwrite:
         raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
     main = accelerator is None or accelerator.is_main_process
-    folder = RunFolder(out, {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE})
+    denoiser = frozen_denoiser(recipe, device) if recipe.loss == "ocm" else None
+    settings = {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE}
+    folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
     with output_folder(out) if main else contextlib.nullcontext():
         begun = main and _begun(folder, resume=resume, overwrite=overwrite)
-        sets = _sets(recipe, device)
-        model = placed(new_model(recipe, sets.shape, sets.classes), device)
+        sets = _sets(recipe, device, denoiser)
+        if denoiser is None:
+            model = placed(new_model(recipe, sets.shape, sets.classes), device)
+        else:
+            model = placed(new_head(recipe, denoiser, sets.shape, sets.train), device)
         compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
         if report:
             parameters = sum(p.numel() for p in model.network.parameters())
@@ -192,7 +209,11 @@ def train_model(
             note = {"command": recipe.command(), "step": step, "validation loss": value}
             model.save_pretrained(out / "best", card=model.describe(note))
 
-        loss = functools.partial(loss_of, model, weighting=recipe.weighting, draw=recipe.level_draw)
+        loss: Callable[..., PerExampleLoss]
+        if denoiser is None:
+            loss = functools.partial(loss_of, model, weighting=recipe.weighting, draw=recipe.level_draw)
+        else:
+            loss = functools.partial(ocm_loss_of, model, denoiser, recipe)
         validation = Validation(sets.held_out, loss(), keep_best)
         trainer = Trainer(
             model.network,

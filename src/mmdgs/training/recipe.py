@@ -21,13 +21,14 @@ import yaml
 
 from mmdgs import losses
 from mmdgs.errors import UsageError
-from mmdgs.models.config import CLASSES, MEAN_STD, check_level, check_param
+from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
 from mmdgs.networks.registry import nearest, preset
 from mmdgs.schedules import parse_levels
 from mmdgs.training.levels import DRAWS
 from mmdgs.training.settings import TrainingSettings
 
-LOSSES = ("dsm", "kl", "cross-entropy")
+LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
+OCM_PROBES = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Recipe:
     levels: str | None = None  # in place of sigma: many levels, such as geometric:232:50:0.01
     weighting: str | None = None  # of the levels in the loss dsm; none: the one that goes with the parametrisation
     level_draw: str | None = None  # how an example's level is drawn from many; none: uniform
+    denoiser: str | None = (
+        None  # of the loss ocm: the model whose variances are learned, anything from_pretrained takes
+    )
+    probes: int | None = None  # of the loss ocm: products with the Jacobian for each example; none: 3
     compile: bool | None = None  # none: on a GPU
     training: TrainingSettings = field(
         default_factory=lambda: TrainingSettings(batch_size=64, learning_rate=1e-3, warmup=50, decay=True, ema=0.999)
@@ -58,7 +63,7 @@ class Recipe:
         check_param(self.param)
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
-        wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy"}.get(self.param, "dsm")
+        wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy", VARIANCE_RATIO: "ocm"}.get(self.param, "dsm")
         if self.loss is None:
             object.__setattr__(self, "loss", wanted)
         if self.loss not in LOSSES:
@@ -70,7 +75,26 @@ class Recipe:
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
             )
         preset(self.model)
+        self._check_denoiser()
         self._check_levels()
+
+    def _check_denoiser(self) -> None:
+        """A head's denoiser says its levels; for other losses there is none."""
+        if self.loss != "ocm":
+            for name in ("denoiser", "probes"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name} is for the loss 'ocm', and this is {self.loss!r}: leave it out")
+            return
+        if self.denoiser is None:
+            raise UsageError(
+                "the loss 'ocm' trains a head for a denoiser: say which with --denoiser, a folder, checkpoint or name "
+                "that mmdgs.from_pretrained takes, such as mnist"
+            )
+        if self.sigma is not None or self.alpha != 1:
+            raise UsageError("a head is trained at its denoiser's noise levels: leave sigma and alpha out")
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes must be at least 1, got {self.probes}")
+        object.__setattr__(self, "probes", self.probes or OCM_PROBES)
 
     def _check_levels(self) -> None:
         """Refuse keys of one level beside those of many, and fill in what goes with many."""
@@ -82,7 +106,7 @@ class Recipe:
         if self.weighting is not None and self.loss != "dsm":
             raise UsageError(f"weighting is for the loss 'dsm', and this is {self.loss!r}: leave it out")
         if self.levels is None:
-            if self.level_draw is not None:
+            if self.level_draw is not None and self.loss != "ocm":
                 raise UsageError("level_draw is for many levels: give levels, or leave it out")
             return
         parse_levels(self.levels)
@@ -104,12 +128,13 @@ class Recipe:
 
     def command(self, out: str = "OUT") -> str:
         """The command line that trains this recipe."""
-        default = Recipe(param=self.param, sigma=self.sigma, levels=self.levels).to_dict()
+        default = Recipe(param=self.param, sigma=self.sigma, levels=self.levels, denoiser=self.denoiser).to_dict()
         words = ["mmdgs", "train", "--data", self.data, "--model", self.model, "--param", self.param]
         words += ["--loss", str(self.loss), *([] if self.sigma is None else ["--sigma", str(self.sigma)])]
         words += [] if self.levels is None else ["--levels", self.levels]
         words += [] if self.weighting is None else ["--weighting", self.weighting]
-        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "levels", "weighting", "network"}
+        words += [] if self.denoiser is None else ["--denoiser", self.denoiser]
+        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "levels", "weighting", "network", "denoiser"}
         settings = {key: value for key, value in self.to_dict().items() if key not in skip and value != default[key]}
         settings |= {f"network.{key}": value for key, value in self.network.items()}
         for key, value in settings.items():
@@ -159,6 +184,8 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     training = dataclasses.replace(base, **loop)
     rest = {key: value for key, value in values.items() if key not in settings}
     rest["network"] = {**rest.get("network", {}), **options}
+    if rest.get("loss") == "ocm":
+        rest.setdefault("param", VARIANCE_RATIO)
     return Recipe(**rest, training=training)
 
 

@@ -1,0 +1,332 @@
+"""Heads through the training engine, the command line and samplers; and the experiment that compares them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from nets import random_images, tiny_model, tiny_pipeline
+from PIL import Image
+from pretrained_models import many_level_model
+from typer.testing import CliRunner
+
+import mmdgs
+from mmdgs import cli, losses
+from mmdgs.errors import UsageError
+from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report
+from mmdgs.models import Model
+from mmdgs.pretrained import from_pretrained, load_head
+from mmdgs.randomness import Streams, seeded
+from mmdgs.training import Recipe, TrainingSettings, level_draw, metrics, read_recipe, train_model
+from mmdgs.training.heads import ocm_loss_of
+
+run = CliRunner().invoke
+FAST = TrainingSettings(steps=4, batch_size=6, learning_rate=1e-2, ema=0.9, checkpoint_every=2, validate_every=2)
+SMALL = {"multipliers": [1]}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of 8x8 grey images, some of them held out."""
+    for i, image in enumerate(random_images(30, (1, 8, 8))):
+        file = tmp_path / "pictures" / ("test" if i % 5 == 0 else "train") / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(file)
+    return tmp_path / "pictures"
+
+
+def recipe(pictures: Path, denoiser: Path, **changes: object) -> Recipe:
+    keys = {"data": str(pictures), "model": "unet-tiny", "network": SMALL, "param": "variance-ratio", "training": FAST}
+    return Recipe(**{**keys, "denoiser": str(denoiser), **changes})
+
+
+@pytest.fixture(params=["one level", "many levels"])
+def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    model = tiny_model() if request.param == "one level" else many_level_model()
+    return mmdgs.save(model, tmp_path / "denoiser")
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def test_a_head_is_a_model_that_knows_its_denoiser(pictures: Path, denoiser: Path, tmp_path: Path) -> None:
+    head, trained = train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
+    known = from_pretrained(denoiser)
+    again = mmdgs.load(tmp_path / "head")
+    assert again.config == head.config
+    assert again.config.head["denoiser"] == known.digest
+    assert again.levels == known.levels
+    assert len(trained.losses) == 4
+    assert len(trained.validations) == 2
+    assert known.digest in (tmp_path / "head" / "README.md").read_text()
+    x_t = torch.rand(2, 1, 8, 8, generator=seeded(0))
+    q = mmdgs.OcmMoments(known, load_head(tmp_path / "head", known))(x_t, known.levels[0])
+    torch.testing.assert_close(q.mean, known(x_t, known.levels[0]))
+    assert (q.cov.diagonal() > 0).all()
+    fresh = Model(again.config)  # training did move the weights
+    assert any(
+        not torch.equal(a, b) for a, b in zip(fresh.network.parameters(), again.network.parameters(), strict=True)
+    )
+
+
+def test_the_denoiser_stays_as_it_is(pictures: Path, denoiser: Path, tmp_path: Path) -> None:
+    before = (denoiser / "model.safetensors").read_bytes()
+    train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
+    assert (denoiser / "model.safetensors").read_bytes() == before
+
+
+def test_the_batch_may_be_cut_and_the_run_resumed(pictures: Path, denoiser: Path, tmp_path: Path) -> None:
+    # Noise, levels and probes belong to the example: the same losses, up to the rounding of another batch.
+    whole, cut, stopped = (tmp_path / name for name in ("whole", "cut", "stopped"))
+    train_model(recipe(pictures, denoiser), whole, progress=None)
+    changes = dict(vars(FAST))
+    train_model(recipe(pictures, denoiser, training=TrainingSettings(**{**changes, "split": 3})), cut, progress=None)
+    assert losses_of(cut) == pytest.approx(losses_of(whole), rel=1e-4)
+    first = TrainingSettings(**{**changes, "steps": 2})
+    train_model(recipe(pictures, denoiser, training=first), stopped, progress=None)
+    train_model(recipe(pictures, denoiser), stopped, resume=True, progress=None)
+    assert losses_of(stopped) == losses_of(whole)
+
+
+def test_a_run_goes_on_with_its_own_denoiser_only(pictures: Path, tmp_path: Path) -> None:
+    folder = mmdgs.save(tiny_model(), tmp_path / "denoiser")
+    train_model(recipe(pictures, folder), tmp_path / "head", progress=None)
+    mmdgs.save(tiny_model("score"), folder)
+    other = tiny_model()
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1)
+    mmdgs.save(other, folder)
+    with pytest.raises(UsageError, match="weights of the denoiser was"):
+        train_model(recipe(pictures, folder), tmp_path / "head", resume=True, progress=None)
+
+
+def test_images_are_brought_to_the_denoisers_interval_and_size(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    tiny_pipeline(in_channels=3, out_channels=3).save_pretrained(tmp_path / "pipeline")
+    for i, image in enumerate(random_images(12, (3, 10, 10))):
+        for split in ("train", "test"):
+            file = tmp_path / "pictures" / split / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    head, _ = train_model(recipe(tmp_path / "pictures", tmp_path / "pipeline"), tmp_path / "head", progress=None)
+    assert head.config.shape == (3, 8, 8)
+    assert head.config.interval == (-1.0, 1.0)
+    assert len(head.levels) == 1000
+    assert head.config.options["conditional"]
+    # Uniform images have the standard deviation 1 / sqrt(3) in [-1, 1], and some less once resized; half in [0, 1].
+    assert 0.35 < head.config.head["scale"]["data_std"] < 0.58
+    assert head.config.head["scale"]["ratios"][-1] > 100
+    # The loss of images in [0, 1] is the loss of the same in [-1, 1].
+    known, x = from_pretrained(tmp_path / "pipeline"), torch.rand(2, 3, 8, 8, generator=seeded(0))
+    chosen = recipe(tmp_path / "pictures", tmp_path / "pipeline")
+    loss = ocm_loss_of(head, known, chosen)(x, Streams(1, 2))
+    ratio_head, streams = head.head_of(head.network), Streams(1, 2)
+    level = level_draw(known.levels)(x, streams)
+    weight = ratio_head.scale.weight
+    expected = losses.ocm(ratio_head, known, 2 * x - 1, level, generator=streams, probes=chosen.probes, weight=weight)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_points_have_perceptrons(tmp_path: Path) -> None:
+    model = Model(mmdgs.ModelConfig("mlp", "score", (2,), {"width": 8, "depth": 1}, sigma=0.5))
+    folder = mmdgs.save(model, tmp_path / "denoiser")
+    options = {"model": "mlp", "network": {"width": 8, "depth": 1}, "limit": 50}
+    head, _ = train_model(recipe(Path("rings"), folder, **options), tmp_path / "head", progress=None)
+    assert head.config.inputs == 4
+    assert head.config.outputs == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"loss": "ocm"}, "say which with --denoiser"),
+        ({"loss": "dsm", "sigma": 0.5, "denoiser": "mnist"}, "denoiser is for the loss 'ocm', and this is 'dsm'"),
+        ({"loss": "kl", "param": "mean-std", "sigma": 0.5, "probes": 2}, "probes is for the loss 'ocm'"),
+        ({"loss": "ocm", "denoiser": "mnist", "sigma": 0.5}, "denoiser's noise levels: leave sigma"),
+        ({"loss": "ocm", "denoiser": "mnist", "probes": 0}, "probes must be at least 1, got 0"),
+        ({"loss": "ocm", "denoiser": "mnist", "param": "energy"}, "'energy' is trained with the loss 'dsm', got 'ocm'"),
+        ({"loss": "ocm", "denoiser": "mnist", "weighting": "edm"}, "weighting is for the loss 'dsm'"),
+    ],
+    ids=["no denoiser", "a denoiser too many", "probes too many", "sigma", "no probes", "another param", "weighting"],
+)
+def test_recipes_that_cannot_be(table: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_recipe(None, table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"denoiser": "there/is/none"}, "there is no model folder"),
+        ({"data": "rings"}, r"have shape \(2,\), and the denoiser .* takes \(1, 8, 8\)"),
+        ({"model": "mlp", "network": {}}, "'mlp' is no head for data of shape"),
+        ({"model": "ncsnv2", "network": {}}, "'ncsnv2' is no head"),
+        ({"levels": "geometric:4:2:0.1"}, "alone: leave levels out"),
+    ],
+    ids=["no such denoiser", "other data", "a perceptron", "a score network", "levels"],
+)
+def test_trainings_that_cannot_be(changes: dict[str, object], message: str, pictures: Path, tmp_path: Path) -> None:
+    folder = mmdgs.save(tiny_model(), tmp_path / "denoiser")
+    keys = {"pictures": pictures, "denoiser": folder, **changes}
+    with pytest.raises(UsageError, match=message):
+        train_model(recipe(**keys), tmp_path / "head", progress=None)
+
+
+def test_the_command_of_a_recipe_is_its_own(pictures: Path, denoiser: Path) -> None:
+    made = recipe(pictures, denoiser, probes=5)
+    words = made.command()
+    assert f"--loss ocm --denoiser {denoiser}" in words
+    assert "--set probes=5" in words
+    assert "--set denoiser" not in words
+
+
+# --- from the command line to samples ---------------------------------------------------------------------------
+
+
+def command(*words: object) -> str:
+    result = run(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def trained_by_command(pictures: Path, denoiser: Path, out: Path) -> None:
+    command(
+        "train", "--loss", "ocm", "--denoiser", denoiser, "--data", pictures, "--model", "unet-tiny", "--steps", 2,
+        "--batch-size", 4, "--probes", 2, "--device", "cpu", "--out", out, "--set", "network.multipliers=[1]",
+    )  # fmt: skip
+
+
+def test_train_and_sample(pictures: Path, denoiser: Path, tmp_path: Path) -> None:
+    trained_by_command(pictures, denoiser, tmp_path / "head")
+    many = len(from_pretrained(denoiser).levels) > 1
+    for sampler, steps in (("gibbs", 3), *((("gibbs-down", 3), ("ancestral", 3)) if many else ())):
+        out = tmp_path / f"{sampler}.npz"
+        command(
+            "sample", denoiser, "--sampler", sampler, "--steps", steps, "--n", 2, "--covariance", "ocm",
+            "--head", tmp_path / "head", "--clip", "--device", "cpu", "--out", out,
+        )  # fmt: skip
+        record = json.loads(_record(out))
+        assert record["cost"]["products"] == 0
+        assert record["cost"]["forwards"] >= steps
+        assert len(record["settings"]["head"]) == 64
+        assert record["settings"]["method"]["covariance"] == "ocm"
+
+
+def _record(out: Path) -> str:
+    (file,) = out.parent.glob(f"{out.stem}*.samples.json")
+    return file.read_text()
+
+
+def test_heads_are_refused_where_they_do_not_belong(pictures: Path, tmp_path: Path) -> None:
+    denoiser = mmdgs.save(tiny_model(), tmp_path / "denoiser")
+    trained_by_command(pictures, denoiser, tmp_path / "head")
+    changed = tiny_model()
+    with torch.no_grad():
+        next(changed.network.parameters()).add_(1e-3)
+    other = mmdgs.save(changed, tmp_path / "other")
+    large = mmdgs.save(tiny_model(shape=(1, 12, 12)), tmp_path / "large")
+    for model, words, message in (
+        (denoiser, ["--covariance", "ocm"], "needs its head"),
+        (denoiser, ["--head", tmp_path / "head"], "takes no head"),
+        (denoiser, ["--covariance", "ocm", "--head", denoiser], "its output is 'energy', expected 'variance-ratio'"),
+        (denoiser, ["--covariance", "ocm", "--head", tmp_path / "none"], "there is no model folder"),
+        (other, ["--covariance", "ocm", "--head", tmp_path / "head"], "its variances are those of another model"),
+        (large, ["--covariance", "ocm", "--head", tmp_path / "head"], "is for data of shape (1, 8, 8)"),
+        (tmp_path / "head", [], "is no denoiser"),
+    ):
+        result = run(cli.app, list(map(str, ["sample", model, "--device", "cpu", "--out", tmp_path / "x.png", *words])))
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+
+def test_a_head_for_other_weights_can_be_had_with_a_warning(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    denoiser = mmdgs.save(tiny_model(), tmp_path / "denoiser")
+    train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
+    changed = tiny_model()
+    with torch.no_grad():
+        next(changed.network.parameters()).add_(1e-3)
+    known = from_pretrained(changed)
+    with pytest.raises(UsageError, match="another model; train one with `mmdgs train --loss ocm --denoiser"):
+        load_head(tmp_path / "head", known)
+    head = load_head(tmp_path / "head", known, strict=False)
+    assert "its variances are those of another model" in caplog.text
+    x_t = torch.zeros(1, 1, 8, 8)
+    assert head(x_t, x_t, known.levels[0]).shape == x_t.shape
+
+
+# --- the experiment ---------------------------------------------------------------------------------------------
+
+TINY = ocm.OcmSettings(
+    images=4, fit_images=6, levels=3, reference_probes=2, width=4, training=TrainingSettings(steps=2, batch_size=4)
+)
+
+
+def test_the_experiment_compares_and_resumes_without_work(
+    pictures: Path, denoiser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ocm.DATA, (1, 8, 8), str(pictures))
+    monkeypatch.setattr(ocm, "QUICK", TINY)
+    levels = len(from_pretrained(denoiser).levels)
+
+    def context(**options: object) -> Context:
+        workspace = Workspace(tmp_path / "out", resume=True)
+        return Context(workspace, torch.device("cpu"), quick=True, model=str(denoiser), **options)
+
+    first = ocm.run(context())
+    page, _ = conclude(context(), "t", "s", first)
+    found = first.records["levels"]
+    assert len(found) == min(3, levels)
+    for record in found:
+        assert set(record["estimators"]) == set(ocm_report.STYLES)
+        costs = {name: one["cost"] for name, one in record["estimators"].items()}
+        assert costs[ocm_report.HEAD] == {"forwards": 2, "products": 0}
+        assert costs["10 products"] == {"forwards": 1, "products": 10}
+        assert costs[ocm_report.ISOTROPIC] == {"forwards": 1, "products": 0}
+    assert (tmp_path / "out" / "ocm.png").is_file()
+    assert "The head is nearer to the diagonal than 1 product at" in page.read_text()
+    for name in ("train_model", "compare_diagonals"):
+        monkeypatch.setattr(ocm, name, None)
+    assert ocm.run(context()).records["levels"] == found
+
+
+def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    denoiser = mmdgs.save(tiny_model(), tmp_path / "denoiser")
+    train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
+    monkeypatch.setitem(ocm.DATA, (1, 8, 8), str(pictures))
+    monkeypatch.setattr(ocm, "QUICK", TINY)
+    monkeypatch.setattr(ocm, "train_model", None)  # none is trained
+    words = ["--quick", "--device", "cpu", "--model", denoiser, "--head", tmp_path / "head", "--out", tmp_path / "out"]
+    assert "OCM head" in command("reproduce", "ocm", *words)
+    result = run(cli.app, ["reproduce", "few-steps", "--head", "x", "--out", str(tmp_path / "no")])
+    assert result.exit_code == 2
+    assert "--head is for ocm" in result.output
+
+
+def test_levels_are_spread_over_their_logarithm() -> None:
+    levels = mmdgs.schedules.parse_levels("linear:1000")
+    chosen = ocm.chosen_levels(levels, 5)
+    ratios = [level.sigma / level.alpha for level in chosen]
+    assert chosen[0] == levels[0]
+    assert chosen[-1] == levels[-1]
+    factors = [a / b for a, b in pairwise(ratios)]
+    assert max(factors) / min(factors) < 2.2  # near the clean end the levels themselves lie apart
+    assert ocm.chosen_levels(levels[:3], 5) == list(levels[:3])
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "ocm.md").read_text(), re.DOTALL
+    )
+    scope: dict[str, object] = {}
+    exec(compile(block, "docs/ocm.md", "exec"), scope)
+    assert scope["q"].cov.diagonal().shape == (4, 2)
