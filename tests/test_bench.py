@@ -19,6 +19,7 @@ from mmdgs.models import save
 from mmdgs.moments import DiagonalMoments
 from mmdgs.networks import build_network, preset
 from mmdgs.noise import NoiseLevel
+from mmdgs.probes import Rademacher
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import gibbs_plan, run_plan
 from mmdgs.schedules import geometric
@@ -63,7 +64,7 @@ def test_the_plain_moments_are_our_estimator_on_the_same_probes(level):
     denoiser = score_denoiser(lambda x: 30 * network(x))
     x_t = torch.randn(3, 2, 6, 6, generator=seeded(1), dtype=torch.float64)
     mean, variances = bench.plain_moments(denoiser, x_t, level, 5, Streams(4, 3))
-    q = DiagonalMoments(denoiser, probes=5)(x_t, level, generator=Streams(4, 3))
+    q = DiagonalMoments(denoiser, probes=5, design=Rademacher())(x_t, level, generator=Streams(4, 3))
     torch.testing.assert_close(q.mean, mean, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(q.cov.diagonal(), variances, rtol=1e-10, atol=1e-12)
     assert 0 < q.repaired.sum() < 3
@@ -76,7 +77,7 @@ def test_the_plain_gibbs_loop_is_algorithm_2(sweeps):
     pretrained.network.double()
     levels = geometric(3, 2.0, 0.1)
     x = torch.randn(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
-    plan = gibbs_plan(pretrained, DiagonalMoments(pretrained, probes=2), levels, sweeps=sweeps)
+    plan = gibbs_plan(pretrained, DiagonalMoments(pretrained, probes=2, design=Rademacher()), levels, sweeps=sweeps)
     found = bench.plain_gibbs(pretrained, x, levels, sweeps, 2, Streams(3, 2))
     torch.testing.assert_close(found, run_plan(plan, x, seed=3, progress=None).state.x, rtol=1e-8, atol=1e-8)
 

@@ -81,4 +81,4 @@ def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
-    assert "--model is for few-steps and probes, not for fig1" in " ".join(result.output.split())
+    assert "--model is for few-steps, probes and ocm, not for fig1" in " ".join(result.output.split())

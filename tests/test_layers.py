@@ -16,7 +16,7 @@ LAYERS = [
     ["errors", "progress"],
     ["files"],
     ["cost", "precision", "randomness", "threads", "version"],
-    ["environment", "noise", "normalisation"],
+    ["environment", "noise", "normalisation", "second_order"],
     ["fast"],
     ["schedules"],
     ["linalg"],

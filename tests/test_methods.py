@@ -83,7 +83,11 @@ PLANS: dict[str, tuple[Method, Written]] = {
     ),
     "ancestral, full": (
         Method("ancestral", covariance="full"),
-        lambda m: samplers.ancestral_plan(ClippedMoments(mmdgs.FullMoments(m), CLIPPED), LEVELS),
+        lambda m: samplers.ancestral_plan(ClippedMoments(mmdgs.FullMoments(m), CLIPPED), LEVELS, last_noise=4 / 255),
+    ),
+    "ancestral, no bound": (
+        Method("ancestral", covariance="full", last_noise=math.inf, clip=False),
+        lambda m: samplers.ancestral_plan(mmdgs.FullMoments(m), LEVELS),
     ),
     "ddim": (Method("ddim"), lambda m: samplers.ddim_plan(m, LEVELS, interval=CLIPPED)),
     "ddim, settings": (Method("ddim", eta=0.5, clip=False), lambda m: samplers.ddim_plan(m, LEVELS, eta=0.5)),
@@ -253,6 +257,12 @@ REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
     "rate": (MANY, {"rate": 0.1}, "takes no rate"),
     "eta": (MANY, {"sampler": "heun", "eta": 0.1}, "'heun' takes no eta; it takes churn, clip, levels, steps"),
     "churn": (MANY, {"sampler": "ddim", "churn": 0.1}, "takes no churn"),
+    "last noise": (MANY, {"sampler": "ancestral", "last_noise": 1.0}, "'small' takes no last-noise"),
+    "negative": (
+        MANY,
+        {"sampler": "ancestral", "covariance": "full", "last_noise": -1.0},
+        "most_noise must be at least 0",
+    ),
     "sweeps": (MANY, {"sampler": "ancestral", "sweeps": 2}, "takes no sweeps"),
     "clip": (MANY, {"sampler": "langevin", "clip": True}, "'langevin' takes no clip"),
     "no sweeps": (MANY, {"sweeps": 0}, "sweeps must be at least 1, got 0"),

@@ -138,6 +138,29 @@ def test_ancestral_sampling_with_the_full_covariance_is_exact_for_a_gaussian_in_
     assert_moments(x, target.means[0], target.covariances[0])
 
 
+def test_the_noise_drawn_into_the_cleanest_level_can_be_bounded() -> None:
+    """Row by row, in mean absolute value, by scaling: the draws before are the same, and so is what lies below."""
+    target = gaussian_target()
+    moments, levels = mmdgs.FullMoments(target.denoiser()), exploding(4, last=0.05)
+    free, bounded = (samplers.ancestral_plan(moments, levels, last_noise=most) for most in (None, 0.1))
+    assert [type(step.kernel) for step in bounded.steps] == [type(step.kernel) for step in free.steps]
+    assert bounded.steps[:-2] == free.steps[:-2]
+    x = target.sample((500,), generator=seeded(0)) + levels[-2].sigma * torch.randn(
+        500, target.dim, generator=seeded(1), dtype=torch.float64
+    )
+    kernels = [plan.steps[-2].kernel for plan in (free, bounded)]
+    drawn = [kernel.step(State(x), *levels[-2:], generator=seeded(2))[0].x for kernel in kernels]
+    mean = moments(x, levels[-2]).bridge(x, *levels[-2:]).mean
+    noise = [y - mean for y in drawn]
+    sizes = noise[0].abs().mean(1)
+    assert 0.2 < (sizes > 0.1).double().mean() < 0.99  # some are bounded, some are not
+    torch.testing.assert_close(noise[1].abs().mean(1), sizes.clamp(max=0.1))
+    torch.testing.assert_close(noise[1] * sizes.clamp(min=0.1)[:, None], noise[0] * 0.1)
+    assert samplers.ancestral_plan(moments, levels[-1:], last_noise=0.1) == samplers.ancestral_plan(
+        moments, levels[-1:]
+    )
+
+
 def test_the_fixed_variances_miss_by_an_error_of_first_order() -> None:
     """Small is too narrow, large too wide, and both errors halve as the steps double."""
     target = GaussianMixture([1.0], torch.zeros(1, 2, dtype=torch.float64), 1.0)

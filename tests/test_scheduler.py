@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +14,10 @@ from test_models import refused
 from torch import Tensor
 
 import mmdgs
+from mmdgs.errors import UsageError
+from mmdgs.linalg import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.posterior import Gaussian
 from mmdgs.pretrained.diffusion import schedule_levels
 from mmdgs.randomness import seeded
 
@@ -104,13 +108,33 @@ def test_an_isotropic_table_gives_the_analytic_variance(kind: str) -> None:
     torch.testing.assert_close(noise, torch.full_like(x, variance**0.5), rtol=1e-3, atol=1e-4)
 
 
+def test_the_noise_of_the_step_before_the_last_is_bounded() -> None:
+    pipe = tiny_pipeline()
+    drawn_by = {}
+    for last in (2.0, math.inf):
+        scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 1.0), last_noise=last)
+        scheduler.set_timesteps(4)
+        x = torch.randn(3, 1, 8, 8, generator=seeded(0))
+        for t, s in zip(scheduler.timesteps[1:3].tolist(), scheduler.timesteps[2:4].tolist(), strict=True):
+            found = scheduler.step(torch.zeros_like(x), t, x, generator=seeded(1))
+            clean = Gaussian(found.pred_original_sample, Diagonal(torch.zeros_like(x)))
+            mean = clean.bridge(x, scheduler.level(t), scheduler.level(s)).mean
+            drawn_by[last, t] = (found.prev_sample - mean).flatten(1).abs().mean(1)
+    early, late = (int(t) for t in scheduler.timesteps[1:3])
+    torch.testing.assert_close(drawn_by[2.0, early], drawn_by[math.inf, early])
+    assert (drawn_by[math.inf, late] > 0.1).all()
+    torch.testing.assert_close(drawn_by[2.0, late], torch.full((3,), 4 / 255), rtol=1e-3, atol=0)
+    with pytest.raises(UsageError, match="last_noise must be grey levels, 0 or more"):
+        MomentScheduler.for_pipeline(pipe, last_noise=-1)
+
+
 def test_an_estimator_gives_mean_and_covariance_whatever_the_pipeline_computed() -> None:
     pipe = tiny_pipeline(diffusers.DDPMScheduler(clip_sample=False))
     denoiser = mmdgs.from_pretrained(pipe)
     scheduler = MomentScheduler.for_pipeline(pipe, moments=mmdgs.FullMoments(denoiser))
     scheduler.set_timesteps(10)
     x = torch.randn(2, 1, 8, 8, generator=seeded(0))
-    t, s = scheduler.timesteps[8:10].tolist()
+    t, s = scheduler.timesteps[7:9].tolist()
     level, cleaner = scheduler.level(t), scheduler.level(s)
     assert (level, scheduler.level(-1)) == (denoiser.levels[-1 - t], CLEAN)
     with torch.no_grad():

@@ -240,7 +240,7 @@ def _traced(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[st
 
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
-    transposed: bool, output_padding: list[int], groups: int, mask: list[bool],
+    transposed: bool, extra: list[int], groups: int, mask: list[bool],
 ) -> Any:  # fmt: skip
     """The gradient in a convolution's input as a transposed convolution, whose memory layout inductor may choose.
 
@@ -248,11 +248,7 @@ def _convolution_backward(
     """
     if transposed or list(mask) != [True, False, False]:
         return NotImplemented
-    reached = [
-        (grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1
-        for i in range(len(stride))
-    ]
-    rest = [x.shape[2 + i] - reached[i] for i in range(len(stride))]
+    rest = output_padding(x, grad, weight, stride, padding, dilation)
     found = torch.ops.aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
     return found, None, None
 

@@ -65,7 +65,9 @@ def reproduce(
             ("--head", head, WITH_HEAD),
         ):
             if given and name not in where_it_goes:
-                raise UsageError(f"{option} is for {' and '.join(where_it_goes)}, not for {name}")
+                *rest, last = where_it_goes
+                names = f"{', '.join(rest)} and {last}" if rest else last
+                raise UsageError(f"{option} is for {names}, not for {name}")
         for one in data or []:
             toy(one)
         where = device_named(device)

@@ -97,6 +97,9 @@ def sample(
     clip: Annotated[
         bool | None, typer.Option("--clip/--no-clip", help="Keep means in the data's interval.", show_default="auto")
     ] = None,
+    last_noise: Annotated[
+        float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
@@ -124,7 +127,7 @@ def sample(
         check_precision(precision)
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
-            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip, head
+            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip, last_noise, head
         )  # fmt: skip
         where = device_named(device)
         fit = _fit_data(method, data, data_dir, fit_images, where)

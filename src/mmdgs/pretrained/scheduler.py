@@ -20,9 +20,10 @@ from mmdgs.linalg import Diagonal, raise_non_finite
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained.diffusion import from_pipeline, prediction_of, preserving_level, require_diffusers
+from mmdgs.pretrained.diffusion import INTERVAL, from_pipeline, prediction_of, preserving_level, require_diffusers
 from mmdgs.pretrained.levels import LevelScale
 from mmdgs.randomness import Generator, Streams
+from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels, limited
 
 require_diffusers()
 
@@ -62,22 +63,29 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
     Schedule, timesteps, clipping and what the network predicts are as in the pipeline's own scheduler. With a table
     of variances (`IsotropicMoments`, or a mapping from levels to numbers) the mean comes from the pipeline's
     evaluation of its network. With any other moments estimator `step` evaluates mean and covariance itself, and the
-    pipeline's own evaluation is not used: one forward pass more a step. The last step returns the mean.
+    pipeline's own evaluation is not used: one forward pass more a step. The last step returns the mean, and the one
+    before draws noise of at most `last_noise` grey levels on average, since nothing removes it (ancestral.py).
 
     `repaired` is the fraction of the covariance that was lifted to its floor in the last step.
     """
 
     _moments: Moments | VarianceTable | None = None
+    last_noise: float = LAST_NOISE
     repaired: float = 0.0
 
     @classmethod
-    def for_pipeline(cls, pipe: Any, moments: Moments | Variances | None = None) -> MomentScheduler:
+    def for_pipeline(
+        cls, pipe: Any, moments: Moments | Variances | None = None, *, last_noise: float = LAST_NOISE
+    ) -> MomentScheduler:
         """The scheduler for a pipeline with a UNet2DModel.
 
         `moments` is `IsotropicMoments`, a mapping from levels to variances, or an estimator on the pipeline's
         network, such as FullMoments(mmdgs.from_pretrained(pipe)); the diagonal by three probes where none is given.
         """
         scheduler = cls.from_config(pipe.scheduler.config)
+        if not last_noise >= 0:
+            raise UsageError(f"last_noise must be grey levels, 0 or more (math.inf: no bound), got {last_noise}")
+        scheduler.last_noise = last_noise
         if moments is None:
             denoiser = from_pipeline(pipe.unet, pipe.scheduler, type(pipe).__name__)
             moments = DiagonalMoments(denoiser, probes=PROBES)
@@ -120,11 +128,16 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
             if cleaner != CLEAN:
                 bridge = Gaussian(mean, q.cov).bridge(x_t, level, cleaner)
                 noise = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=sample.dtype)
-                drawn = bridge.mean + bridge.cov.root(noise.to(x_t.dtype))
+                drawn = bridge.mean + self._bounded(bridge.cov.root(noise.to(x_t.dtype)), timestep)
         drawn, mean = drawn.to(sample.dtype), mean.to(sample.dtype)
         if not return_dict:
             return drawn, mean
         return DDPMSchedulerOutput(prev_sample=drawn, pred_original_sample=mean)
+
+    def _bounded(self, noise: Tensor, timestep: int | Tensor) -> Tensor:
+        """Noise as it is, or into the cleanest level of the run at most `last_noise`."""
+        following = self.previous_timestep(self.previous_timestep(timestep))
+        return noise if following >= 0 else limited(noise, grey_levels(self.last_noise, INTERVAL))
 
     def _posterior(self, model_output: Tensor, x_t: Tensor, level: NoiseLevel, generator: Any) -> Gaussian:
         """The law of x | x_t: from the network's output and the table, or by the estimator."""

@@ -24,6 +24,14 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, randn_like
 from mmdgs.samplers.kernel import Info, State, finite
 
+LAST_NOISE = 2.0
+"""Grey levels, of 255, that Bao et al. (2022, appendix F) leave in samples of CIFAR-10."""
+
+
+def grey_levels(count: float, interval: tuple[float, float]) -> float:
+    """So many of 255 grey levels as a difference of values, where the data lie in an interval."""
+    return count * (interval[1] - interval[0]) / 255
+
 
 @dataclass(frozen=True)
 class Ancestral:

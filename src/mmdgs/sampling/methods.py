@@ -26,6 +26,7 @@ from mmdgs.ocm import OcmMoments
 from mmdgs.pretrained import Pretrained, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.samplers import Plan
+from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
 from mmdgs.schedules import Levels, edm, geometric, subsampled
 
 LEVELS, LARGEST, SMALLEST = 232, 50.0, 0.01
@@ -52,6 +53,7 @@ class Method:
     eta: float | None = None
     churn: float | None = None
     clip: bool | None = None  # the mean, to the data's interval
+    last_noise: float | None = None  # most of it that an ancestral sample is left with, in grey levels of 255
     head: str | None = None  # of the covariance ocm: the folder of its head
 
     def __post_init__(self) -> None:
@@ -143,7 +145,8 @@ def _ancestral(found: Ingredients) -> Plan:
     if found.moments is None:
         large = found.settings["covariance"] == "large"
         return samplers.fixed_variance_plan(found.denoiser, found.levels, large=large)
-    return samplers.ancestral_plan(found.moments, found.levels)
+    last_noise = grey_levels(found.settings["last_noise"], found.pretrained.interval)
+    return samplers.ancestral_plan(found.moments, found.levels, last_noise=last_noise)
 
 
 def _langevin(found: Ingredients) -> Plan:
@@ -236,6 +239,8 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
         covariance = method.covariance or values["covariance"]
         values |= {"covariance": covariance, **_covariance_defaults(covariance, method.sampler)}
         name += f" with the covariance {covariance!r}"
+    if method.sampler == "ancestral" and values["covariance"] not in FIXED:
+        values["last_noise"] = LAST_NOISE
     given = {key: value for key, value in vars(method).items() if value is not None}
     for key in given:
         if key not in values and key not in ("sampler", "levels", "steps"):
