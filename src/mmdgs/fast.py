@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
 from mmdgs.normalisation import WrittenOut
+from mmdgs.second_order import output_padding
 
 logger = logging.getLogger("mmdgs")
 

@@ -36,20 +36,19 @@ def output_padding(
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.options, ctx.like = options, x.new_empty(()).expand(x.shape)
         stride, padding, dilation, groups = options
-        return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+        reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+        ctx.plainly = set(stride) == {1} and groups == 1 and min(reach) >= 0
+        ctx.save_for_backward(weight.transpose(0, 1).flip(2, 3) if ctx.plainly else weight)
+        ctx.options, ctx.reach, ctx.like = options, reach, x.new_empty(()).expand(x.shape)
+        return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.options
-        reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-        if set(stride) == {1} and groups == 1 and min(reach) >= 0:  # CPUs are far faster at plain convolutions
-            found = aten.convolution(
-                grad, weight.transpose(0, 1).flip(2, 3), None, stride, reach, dilation, False, [0, 0], groups
-            )
+        if ctx.plainly:  # a convolution with the weights turned around, at which CPUs are far faster
+            found = aten.convolution(grad, weight, None, stride, ctx.reach, dilation, False, [0, 0], groups)
         else:
             rest = output_padding(ctx.like, grad, weight, stride, padding, dilation)
             found = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
