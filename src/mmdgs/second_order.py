@@ -36,23 +36,35 @@ def output_padding(
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        weight = weight.contiguous(memory_format=_layout(x))  # else it is copied so each time
         stride, padding, dilation, groups = options
-        reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-        ctx.plainly = set(stride) == {1} and groups == 1 and min(reach) >= 0
-        ctx.save_for_backward(weight.transpose(0, 1).flip(2, 3) if ctx.plainly else weight)
-        ctx.options, ctx.reach, ctx.like = options, reach, x.new_empty(()).expand(x.shape)
+        ctx.reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+        ctx.plainly = set(stride) == {1} and groups == 1 and min(ctx.reach) >= 0
+        turned = weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=_layout(x)) if ctx.plainly else weight
+        ctx.save_for_backward(weight, turned)
+        ctx.options, ctx.like = options, x.new_empty(()).expand(x.shape)
         return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (weight,) = ctx.saved_tensors
+        return _ConvolutionGrad.apply(grad, *ctx.saved_tensors, ctx), *[None] * 6
+
+
+class _ConvolutionGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, weight: Tensor, turned: Tensor, of: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.options = stride, padding, dilation, groups = of.options
+        if of.plainly:  # a convolution with the weights turned around, at which CPUs are far faster
+            return aten.convolution(grad, turned, None, stride, of.reach, dilation, False, [0, 0], groups)
+        rest = output_padding(of.like, grad, weight, stride, padding, dilation)
+        return aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> Any:
         stride, padding, dilation, groups = ctx.options
-        if ctx.plainly:  # a convolution with the weights turned around, at which CPUs are far faster
-            found = aten.convolution(grad, weight, None, stride, ctx.reach, dilation, False, [0, 0], groups)
-        else:
-            rest = output_padding(ctx.like, grad, weight, stride, padding, dilation)
-            found = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
-        return found, *[None] * 6
+        found = aten.convolution(u, *ctx.saved_tensors, None, stride, padding, dilation, False, [0, 0], groups)
+        return found, None, None, None
 
 
 class _Silu(torch.autograd.Function):
