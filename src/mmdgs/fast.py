@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
-from mmdgs.normalisation import WrittenOut
+from mmdgs.normalisation import WrittenOut, plain_norms
 from mmdgs.second_order import output_padding
 
 logger = logging.getLogger("mmdgs")
@@ -199,6 +199,8 @@ def _symmetric(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 DERIVATIVES = {"pull": _pull, "push": _push, "symmetric": _symmetric}
+FORWARDS = ("push", "symmetric")
+"""Where torch's own group norm would be differentiated forwards, which cannot be traced."""
 
 
 def _made(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[str, Tensor]) -> _Program:
@@ -230,9 +232,9 @@ def _traced(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[st
     table = {torch.ops.aten.convolution_backward.default: _convolution_backward}
     values = [weight.detach() for weight in weights.values()]
     differentiated = v is not None
-    written_out = WrittenOut() if differentiated else contextlib.nullcontext()
+    norms = WrittenOut() if kind in FORWARDS else contextlib.nullcontext()
     # Networks may ask whether they will be differentiated; torch's forward mode scripts functions, and warns of it.
-    with torch.set_grad_enabled(differentiated), written_out, warnings.catch_warnings():
+    with torch.set_grad_enabled(differentiated), plain_norms(), norms, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(
             x, _numbers(pure.numbers, x), *values, *([] if v is None else [v])

@@ -9,7 +9,9 @@ pixels of a channel first and then over the channels of a group, which is fast i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -37,6 +39,23 @@ def group_norm(
         scale = scale * weight.reshape(1, *image[1:])
     out = (y - m) * scale
     return out if bias is None else out + bias.reshape(1, *image[1:])
+
+
+_plain: ContextVar[bool] = ContextVar("mmdgs_plain_norms", default=False)
+
+
+@contextlib.contextmanager
+def plain_norms() -> Iterator[None]:
+    """Inside: our networks use torch's group norm, wherever they would write it out by themselves."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def want_plain_norms() -> bool:
+    return _plain.get()
 
 
 class WrittenOut(TorchFunctionMode):
