@@ -38,6 +38,7 @@ from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.normalisation import group_norm
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import randn, seeded, signs
+from mmdgs.sampling import generation
 
 SHAPE = (1, 6, 6)
 LEVELS = (NoiseLevel(sigma=0.4), NoiseLevel(alpha=0.8, sigma=0.6))
@@ -110,7 +111,7 @@ def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         made.append(kind)
         return make(kind, *rest)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch, fast_path("always"):
+    with monkeypatch.context() as patch, fast_path("now"):
         patch.setattr(fast, "_made", counted)
         yield made
 
@@ -213,7 +214,7 @@ class Noisy(Small):
 def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network, reason, caplog) -> None:
     denoiser, x, found = score_denoiser(network()), batch(), []
     with torch.no_grad(), torch.random.fork_rng(devices=[]), caplog.at_level(logging.WARNING, "mmdgs"):
-        for mode in ("always", "always", "never"):
+        for mode in ("now", "now", "never"):
             torch.manual_seed(0)
             with fast_path(mode):
                 found.append(denoise(denoiser, x, LEVELS[0]))
@@ -230,7 +231,7 @@ def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> N
         return traced(kind, twice, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fast, "_traced", wrong)
-    with fast_path("always"), caplog.at_level(logging.WARNING, "mmdgs"):
+    with fast_path("now"), caplog.at_level(logging.WARNING, "mmdgs"):
         pulled = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
     torch.testing.assert_close(pulled, linearised(denoiser, x, LEVELS[0]).pull(probes(1, x)), **CLOSE)
     assert "differ from the plain path's by" in caplog.text
@@ -239,7 +240,7 @@ def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> N
 @pytest.mark.parametrize("off", ["training", "gradients", "vectors", "a function", "a CPU", "never"])
 def test_where_it_does_not_apply_nothing_is_compiled(off, monkeypatch) -> None:
     network, x = Small(), batch()
-    denoiser, mode = score_denoiser(network), "always"
+    denoiser, mode = score_denoiser(network), "now"
     if off == "training":
         network.train()
     elif off == "vectors":
@@ -251,6 +252,18 @@ def test_where_it_does_not_apply_nothing_is_compiled(off, monkeypatch) -> None:
     with programs_made(monkeypatch) as made, fast_path(mode), torch.set_grad_enabled(off == "gradients"):
         denoise(denoiser, x, LEVELS[0])
     assert not made
+
+
+def test_by_itself_it_waits_until_it_pays(monkeypatch) -> None:
+    denoiser, x = score_denoiser(Small()), batch()
+    monkeypatch.setattr(fast, "PATIENCE", 3)
+    monkeypatch.setattr(fast, "applies", lambda x_t: True)  # as on a GPU
+    with torch.no_grad(), programs_made(monkeypatch) as made, fast_path("auto"):
+        counts = []
+        for _ in range(5):
+            denoise(denoiser, x, LEVELS[0])
+            counts.append(len(made))
+    assert counts == [0, 0, 0, 1, 1]
 
 
 def test_a_network_with_programs_is_copied_and_saved_as_before(monkeypatch) -> None:
@@ -279,12 +292,12 @@ def test_mixed_precision_has_programs_of_its_own(monkeypatch) -> None:
 
 
 def test_unknown_modes_are_named(monkeypatch) -> None:
-    with pytest.raises(UsageError, match="one of auto, always, never, got 'sometimes'"), fast_path("sometimes"):
+    with pytest.raises(UsageError, match="one of auto, now, never, got 'sometimes'"), fast_path("sometimes"):
         pass
     monkeypatch.setenv("MMDGS_FAST", "quick")
     with pytest.raises(UsageError, match="got 'quick'"):
         fast.applies(batch())
-    monkeypatch.setenv("MMDGS_FAST", "always")
+    monkeypatch.setenv("MMDGS_FAST", "now")
     assert fast.applies(batch())
     monkeypatch.setenv("MMDGS_FAST", "never")
     assert not fast.applies(batch())
@@ -333,3 +346,18 @@ def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dil
     assert fast._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
         NotImplemented
     )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps", "device", "mode"),
+    [
+        (None, 100, "cuda", "never"),
+        (None, 1_000_000, "cuda", "now"),
+        (True, 1, "cuda", "now"),
+        (False, 1_000_000, "cuda", "never"),
+        (None, 1_000_000, "cpu", None),
+        (True, 1, "cpu", None),
+    ],
+)
+def test_long_runs_on_a_gpu_compile_from_their_first_step_and_short_ones_never(wanted, steps, device, mode) -> None:
+    assert generation._path(wanted, steps, torch.device(device)) == mode

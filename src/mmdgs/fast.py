@@ -17,6 +17,7 @@ import logging
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ from mmdgs.second_order import output_padding
 
 logger = logging.getLogger("mmdgs")
 
-MODES = ("auto", "always", "never")
+MODES = ("auto", "now", "never")
+PATIENCE = 100
+"""Calls of a kind that go the plain way first: to make a program takes as long as some hundred of them."""
 SHELF = "_mmdgs_programs"  # where a network's programs are kept, in its __dict__: not a part of its state
 WASTE = 2.0
 """A program is used for a smaller batch if that leaves at most this many times the work."""
@@ -64,9 +67,11 @@ _mode: ContextVar[str | None] = ContextVar("mmdgs_fast", default=None)
 
 @contextlib.contextmanager
 def fast_path(mode: str) -> Iterator[None]:
-    """Inside the block: "auto" (images on a GPU), "always" (on a CPU too), or "never" take the fast path.
+    """Inside the block programs are made "now", at the first call; "never"; or, with "auto", where they will pay: of
+    images on a GPU, after a hundred calls.
 
-    Outside, the environment variable MMDGS_FAST says which; "auto" unless it is set.
+    Outside, the environment variable MMDGS_FAST says which; "auto" unless it is set. What is made "now" on a CPU is
+    traced but not compiled, which is for tests.
     """
     token = _mode.set(_checked(mode))
     try:
@@ -81,12 +86,16 @@ def _checked(mode: str) -> str:
     return mode
 
 
+def _current() -> str:
+    return _mode.get() or _checked(os.environ.get("MMDGS_FAST", "auto"))
+
+
 def applies(x_t: Tensor) -> bool:
     """Whether a batch is one for the fast path."""
-    if not x_t.is_cuda and _mode.get() is None and "MMDGS_FAST" not in os.environ:
-        return False  # the usual case on a CPU, where short steps count every microsecond
-    mode = _mode.get() or _checked(os.environ.get("MMDGS_FAST", "auto"))
-    return x_t.ndim == 4 and (mode == "always" or (mode == "auto" and x_t.is_cuda)) and not x_t.requires_grad
+    if x_t.ndim != 4 or x_t.requires_grad:  # first, for short steps of points count every microsecond
+        return False
+    mode = _current()
+    return mode == "now" or (mode == "auto" and x_t.is_cuda)
 
 
 def mean(pure: Pure, x_t: Tensor) -> Tensor | None:
@@ -117,6 +126,7 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.programs: dict[Hashable, list[_Program]] = {}
+        self.calls: Counter[Hashable] = Counter()
         self.refused: set[Hashable] = set()
 
     def __deepcopy__(self, memo: Any) -> _Shelf:
@@ -138,6 +148,9 @@ class _Shelf:
         rows, count = len(x), 0 if v is None else len(v)
         program = min((p for p in made if p.serves(rows, count)), key=lambda p: p.size, default=None)
         if program is None:
+            self.calls[key] += 1
+            if _current() == "auto" and self.calls[key] <= PATIENCE:
+                return None
             try:
                 program = _made(kind, pure, x, v, weights)
             except torch.OutOfMemoryError:

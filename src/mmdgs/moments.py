@@ -43,8 +43,8 @@ logger = logging.getLogger("mmdgs")
 FLOOR = 1e-6
 """Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
 
-FIT_ROWS, FIT_NUMBERS = 4096, 1 << 18
-"""Rows per forward pass where an estimator is fitted on data, and numbers in them: 334 images of MNIST."""
+FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
+"""Rows per forward pass where an estimator is fitted on data, and numbers in them: on a GPU 500 images of CIFAR-10."""
 
 
 @runtime_checkable
@@ -250,7 +250,7 @@ class IsotropicMoments:
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
         levels = [level] if isinstance(level, NoiseLevel) else list(level)
-        rows = max(1, min(FIT_ROWS, FIT_NUMBERS // math.prod(x.shape[1:])))
+        rows = max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
         variances, lifted = {}, []
         for one in levels:
             x_t = add_noise(x, one, generator=generator)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.bench.timing import REPEATS, Row, Work, measure, row
+from mmdgs.bench.timing import REPEATS, Row, Work, compiled_at_once, measure, row
 from mmdgs.denoisers import Denoiser, denoise, score_denoiser
 from mmdgs.errors import UsageError
 from mmdgs.models import load
@@ -178,7 +178,7 @@ def _estimate(
     post = DiagonalMoments(case.denoiser, probes=probes, design=Rademacher())
 
     def estimate(generator: Generator) -> Tensor:
-        with matmul_precision(precision), autocast(precision, device):
+        with matmul_precision(precision), autocast(precision, device), compiled_at_once(device):
             return post(x_t, case.level, generator=generator).cov.diagonal()
 
     return estimate
@@ -238,7 +238,7 @@ def _point(case: Case, device: torch.device, *, batch: int, probes: int, size: i
     estimate = _estimate(case, x_t, probes, precision, device)
 
     def forward() -> None:
-        with torch.no_grad(), matmul_precision(precision), autocast(precision, device):
+        with torch.no_grad(), matmul_precision(precision), autocast(precision, device), compiled_at_once(device):
             denoise(case.denoiser, x_t, case.level)
 
     ours, one = measure([Work(lambda: estimate(generator), 1), Work(forward, 1)], device, repeats=repeats)

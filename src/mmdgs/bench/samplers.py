@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.bench.diagonals import awake, plain_moments
-from mmdgs.bench.timing import REPEATS, Row, Work, measure, row
+from mmdgs.bench.timing import REPEATS, Row, Work, compiled_at_once, measure, row
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.moments import DiagonalMoments
@@ -88,7 +88,7 @@ def sampler(
     generator = seeded(0, device)
 
     def ours() -> None:
-        with matmul_precision(precision), autocast(precision, device):
+        with matmul_precision(precision), autocast(precision, device), compiled_at_once(device):
             run_plan(plan, x0, progress=None)
 
     steps = batch * sweeps * (len(levels) - 1)

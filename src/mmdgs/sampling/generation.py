@@ -168,9 +168,10 @@ def generate(
     """
     check_precision(precision)
     _check(pretrained, count, batch_size, None if out is None else Path(out), accelerator)
-    numbers = BATCH_NUMBERS.get(device_of(pretrained).type, BATCH_NUMBERS["cpu"])
+    device = device_of(pretrained)
+    numbers = BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"])
     size = batch_size or max(1, numbers // math.prod(pretrained.shape))
-    engine = _Engine(pretrained, plan, seed, start, precision, _path(fast, count * len(plan.steps)))
+    engine = _Engine(pretrained, plan, seed, start, precision, _path(fast, count * len(plan.steps), device))
     if out is None:
         with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
             batches = [engine.batch(first, min(first + size, count), bar.update) for first in range(0, count, size)]
@@ -194,11 +195,10 @@ def generate(
     return found
 
 
-def _path(fast: bool | None, steps: int) -> str | None:
+def _path(fast: bool | None, steps: int, device: torch.device) -> str | None:
     """The mode of the fast path for a run of so many steps; None leaves it as it is."""
-    if fast is not None:
-        return "auto" if fast else "never"
-    return "never" if steps < FAST_STEPS else None
+    wanted = steps >= FAST_STEPS if fast is None else fast
+    return ("now" if device.type == "cuda" else None) if wanted else "never"
 
 
 def device_of(pretrained: Pretrained) -> torch.device:
