@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+
+HASHED = 1024  # images at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,14 @@ class ImageSet:
         """(channels, height, width) of an image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the pixels, with their shape; taken once, since a set is not changed."""
+        found = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        for part in self.images.cpu().split(HASHED):
+            found.update(part.contiguous().numpy().data)
+        return found.hexdigest()
 
     def to(self, device: torch.device | str) -> ImageSet:
         """The same set on another device."""

@@ -19,7 +19,7 @@ from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_images, check_m
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
 from mmdgs.metrics.classes import class_shares, entropy, total_variation
-from mmdgs.metrics.features import ImageFeatures, cached_features, image_digest, image_features
+from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
 from mmdgs.metrics.frechet import frechet_distance
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
@@ -116,7 +116,7 @@ class _Run:
 
     def _measure(self, name: str, ours: ImageFeatures, theirs: ImageFeatures | None, inception: Inception) -> Any:
         if theirs is not None and name == "fid":
-            return frechet_distance(ours.moments, theirs.moments)
+            return frechet_distance(ours.moments.to(self.device), theirs.moments.to(self.device))
         assert ours.features is not None
         features = ours.features.to(self.device)
         if name == "is":
@@ -177,7 +177,7 @@ def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
 
 
 def _described(images: ImageSet, available: int) -> Images:
-    return Images(images.name, images.split, len(images), available, image_digest(images))
+    return Images(images.name, images.split, len(images), available, images.digest)
 
 
 def _network(inception: Inception) -> dict[str, Any]:

@@ -43,14 +43,6 @@ class ImageFeatures:
     features: Float[Tensor, "n features"] | None = None
 
 
-def image_digest(images: ImageSet) -> str:
-    """The checksum of a set's pixels, with their shape."""
-    digest = hashlib.sha256(repr(tuple(images.images.shape)).encode())
-    for part in images.images.cpu().split(BLOCK):
-        digest.update(part.contiguous().numpy().data)
-    return digest.hexdigest()
-
-
 def image_features(
     images: ImageSet,
     inception: Inception,
@@ -74,21 +66,21 @@ def image_features(
         except ValueError as error:
             raise UsageError(f"{inception.file} on {images.name}: {error}") from error
         moments = part if moments is None else moments + part
-        kept += [block] if keep else []
+        kept += [block.cpu()] if keep else []
     if moments is None:
         raise UsageError(f"{images.name} holds no images; expected at least 2")
-    return ImageFeatures(moments, torch.cat(kept) if keep else None)
+    return ImageFeatures(moments.to("cpu"), torch.cat(kept) if keep else None)
 
 
 def _blocks(
     images: ImageSet, inception: Inception, device: torch.device, size: int, progress: str | None
 ) -> Iterator[Tensor]:
-    """Features on the CPU, in blocks of fixed length."""
+    """Features, in blocks of fixed length."""
     with progress_bar(len(images), progress, unit="image") as bar:
         for block in images.images.split(BLOCK):
             parts = []
             for batch in block.split(size):
-                parts.append(inception.features(batch.to(device)).cpu())
+                parts.append(inception.features(batch.to(device)))
                 bar.update(len(batch))
             yield torch.cat(parts)
 
@@ -105,7 +97,7 @@ def cached_features(
 ) -> ImageFeatures:
     """`image_features`, from the cache where it holds them; what is absent or damaged there is computed again."""
     settings = {
-        "images": image_digest(images),
+        "images": images.digest,
         "split": f"{images.name}:{images.split}",
         "count": len(images),
         "inception": inception.sha256,
