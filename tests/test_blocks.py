@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import mmdgs
+from mmdgs import recording
 from mmdgs.cost import counting
 from mmdgs.linalg import checks_deferred, raise_non_finite
 from mmdgs.networks import MLP
@@ -317,12 +318,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[blocks.CapturedBlock]:
     made: list[blocks.CapturedBlock] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(blocks, "_kept", threading.local())
+    monkeypatch.setattr(recording, "_kept", threading.local())
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
-    monkeypatch.setattr(blocks, "_recording_stream", lambda _: stream)
+    monkeypatch.setattr(recording, "_recording_stream", lambda _: stream)
 
     def prepared(step, x, totals, draws, steps):
         block = blocks.block_of(step)
@@ -339,7 +340,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[blocks.CapturedBlock]:
             with counting(apart=True):  # a graph runs no Python
                 replay()
 
-        found.graph.replay = counted
+        found.recording.graph.replay = counted
         made.append(found)
         return found, 16
 
@@ -356,10 +357,10 @@ def test_buffers_that_are_written_over_leave_the_chain_as_it_is(make, steps: int
     assert_same(mmdgs.run(kernel, x0, path, seed=4, burn_in=3, thin=2, progress=None), plain)
     assert sum(taken) == steps - 1
     mmdgs.run(kernel, x0, path, progress=None)
-    first, second = (one.graph for one in graphs)
+    first, second = (one.recording.graph for one in graphs)
     assert first.memory is second.memory, "one run's memory serves the next"
     assert not first.open
-    assert blocks._unfinished == []
+    assert recording._unfinished == []
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded(graphs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,14 +391,14 @@ def test_a_recording_that_fails_takes_its_memory_with_it(graphs, monkeypatch: py
             raise RuntimeError("operation not permitted when stream is capturing")
         return block(x, totals, numbers, steps)
 
-    monkeypatch.setattr(blocks, "_unfinished", unfinished := [])
+    monkeypatch.setattr(recording, "_unfinished", unfinished := [])
     with torch.no_grad():
         first = blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
         with pytest.raises(RuntimeError, match="not permitted"):
             blocks.CapturedBlock(fails, x, totals, {"normal": 4}, 8)
         third = blocks.CapturedBlock(block, x, totals, {"normal": 4}, 8)
     assert len(unfinished) == 1
-    assert third.graph.memory is not first.graph.memory
+    assert third.recording.graph.memory is not first.recording.graph.memory
     assert gc.isenabled()
 
 

@@ -15,7 +15,8 @@ ROOT = Path(mmdgs.__file__).parent
 LAYERS = [
     ["errors", "progress"],
     ["files"],
-    ["cost", "precision", "randomness", "threads", "version"],
+    ["cost", "precision", "recording", "threads", "version"],
+    ["randomness"],
     ["environment", "noise", "normalisation", "second_order"],
     ["fast"],
     ["schedules"],
@@ -101,7 +102,7 @@ def test_imports_go_up_only(file: Path) -> None:
         ("noise", "from mmdgs import NoiseLevel", ["__init__"]),
         ("noise", "def f():\n    from mmdgs.samplers.gibbs import Gibbs", ["samplers"]),
         ("noise", "from .errors import UsageError", ["a relative import"]),
-        ("randomness", "from mmdgs.threads import threads", ["threads"]),
+        ("recording", "from mmdgs.threads import threads", ["threads"]),
         ("samplers", "from mmdgs.samplers.kernel import State", []),
         ("moments", "from torch import Tensor\nimport math", []),
     ],

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
 from mmdgs.normalisation import WrittenOut, plain_norms
+from mmdgs.recording import Recorded
 from mmdgs.second_order import output_padding
 
 logger = logging.getLogger("mmdgs")
@@ -289,8 +290,7 @@ class _Program:
         self.numbers = _numbers(numbers, x).clone()
         self.weights = [weight.detach() for weight in weights.values()]
         self.size = len(x) * (1 if v is None else 1 + len(v))
-        self.recording: torch.cuda.CUDAGraph | None = None
-        self.results: tuple[Tensor, ...] = ()
+        self.recording: Recorded[tuple[Tensor, ...]] | None = None
         self.function: Callable[..., Any] = graph
         if x.is_cuda:
             with torch.no_grad():
@@ -300,24 +300,17 @@ class _Program:
     def _inputs(self) -> list[Tensor]:
         return [self.x, self.numbers, *self.weights, *([] if self.v is None else [self.v])]
 
+    def _call(self) -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast(self.x.device.type, enabled=False):  # it has been traced
+            return tuple(self.function(*self._inputs()))
+
     def _record(self) -> None:
-        """Capture the launches of all kernels, after some runs on a side stream, as CUDA graphs want it."""
-        stream, now = torch.cuda.Stream(self.x.device), torch.cuda.current_stream(self.x.device)
-        stream.wait_stream(now)
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.function(*self._inputs())
-        now.wait_stream(stream)
-        recording = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(recording):
-                self.results = tuple(self.function(*self._inputs()))
+            self.recording = Recorded(self._call, self.x.device)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             logger.warning("no CUDA graph for it (%s); its kernels are launched one by one", error)
-        else:
-            self.recording = recording
 
     def holds(self, weights: dict[str, Tensor]) -> bool:
         """Whether the network's weights still are where they were (their values may have changed)."""
@@ -336,13 +329,9 @@ class _Program:
         self.numbers[:, :rows].copy_(_numbers(numbers, x))
         if self.v is not None and v is not None:
             self.v[: len(v), :rows].copy_(v)
-        if self.recording is not None:
-            self.recording.replay()
-        else:
-            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-                self.results = tuple(self.function(*self._inputs()))
-        found = self.results[0][:rows].clone()
-        return (found,) if v is None else (found, self.results[1][: len(v), :rows].clone())
+        results = self._call() if self.recording is None else self.recording.replay()
+        mean = results[0][:rows].clone()
+        return (mean,) if v is None else (mean, results[1][: len(v), :rows].clone())
 
 
 def _compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -8,12 +8,19 @@ beside it, on which process or device runs it, or on where a run was cut in piec
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import index
 
 import torch
 from torch import Tensor
+
+from mmdgs.recording import Recorded
+
+logger = logging.getLogger("mmdgs")
 
 WORD = 0xFFFFFFFF
 # Philox4x32: the two multipliers and the two key increments of Salmon et al. (2011), table 2.
@@ -121,8 +128,8 @@ class Streams:
         if missing > 0:
             end = lane.start + buffer.shape[1]  # always a multiple of four
             ahead = max(missing, min(AHEAD // self.rows, 4096))
-            blocks = torch.arange(end // 4, (end + ahead + 3) // 4, device=device)
-            buffer = torch.cat([buffer, self._evaluate(lane, blocks, work)], dim=1)[:, offset:]
+            made = self._evaluate(lane, end // 4, (end + ahead + 3) // 4 - end // 4, work, device)
+            buffer = torch.cat([buffer, made], dim=1)[:, offset:]
             lane.start, offset = lane.position, 0
         lane.buffer = buffer
         lane.position += count
@@ -138,13 +145,60 @@ class Streams:
         """The next numbers of every row, (rows, count) of each kind, for a `Tape` from which `dtype` is drawn."""
         return {kind: self.draw(kind, count, _work(dtype), device) for kind, count in counts.items() if count > 0}
 
-    def _evaluate(self, lane: _Lane, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        key, row = self._key.to(blocks.device), self._row.to(blocks.device)
-        low, high = (blocks & WORD)[None], (blocks >> 32)[None]
-        shape = (self.rows, blocks.shape[0])
-        counter = [part.expand(shape) for part in (low, high, row, torch.full_like(low, lane.number))]
-        words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
-        return lane.convert(words, dtype).flatten(1)
+    def _evaluate(self, lane: _Lane, first: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The numbers of `count` blocks of four from block `first` on, (rows, 4 count)."""
+        start = torch.tensor(first, device=device)
+        given = start, self._key.to(device), self._row.to(device)
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            return _recorded_numbers(lane, count, dtype, given)
+        return _numbers(lane, count, dtype, *given)
+
+
+def _numbers(lane: _Lane, count: int, dtype: torch.dtype, start: Tensor, key: Tensor, row: Tensor) -> Tensor:
+    blocks = start + torch.arange(count, device=start.device)
+    low, high = (blocks & WORD)[None], (blocks >> 32)[None]
+    counter = [part.expand(len(row), count) for part in (low, high, row, torch.full_like(low, lane.number))]
+    words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
+    return lane.convert(words, dtype).flatten(1)
+
+
+class _Recorder:
+    """Numbers of one size by a CUDA graph: the hundred operations of Philox are short, and their launches are not."""
+
+    def __init__(self, lane: _Lane, count: int, dtype: torch.dtype, given: Sequence[Tensor]) -> None:
+        self.given = [tensor.clone() for tensor in given]
+        device = self.given[0].device
+        self.recording = Recorded(lambda: _numbers(lane, count, dtype, *self.given), device, family="numbers")
+
+    def __call__(self, given: Sequence[Tensor]) -> Tensor:
+        for ours, theirs in zip(self.given, given, strict=True):
+            ours.copy_(theirs)
+        return self.recording.replay().clone()
+
+
+_recorders: OrderedDict[Hashable, _Recorder | int | None] = OrderedDict()
+"""By size: a recorder; how often it was asked for before there was one; or None where none can be made."""
+RECORDERS, REPEATED = 16, 8
+"""How many are kept, and after how many draws of a size one is made."""
+
+
+def _recorded_numbers(lane: _Lane, count: int, dtype: torch.dtype, given: Sequence[Tensor]) -> Tensor:
+    size = (lane.number, count, dtype, given[0].device, len(given[2]), threading.get_ident())
+    found = _recorders.setdefault(size, 0)
+    _recorders.move_to_end(size)
+    while len(_recorders) > RECORDERS:
+        _recorders.popitem(last=False)
+    if isinstance(found, int):
+        found = _recorders[size] = found + 1
+        if found > REPEATED:
+            try:
+                found = _recorders[size] = _Recorder(lane, count, dtype, given)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                found = _recorders[size] = None
+                logger.info("random numbers cannot be recorded as a CUDA graph: %s", error)
+    return found(given) if isinstance(found, _Recorder) else _numbers(lane, count, dtype, *given)
 
 
 def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple[int, int]]:

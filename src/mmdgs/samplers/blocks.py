@@ -12,13 +12,9 @@ the block's steps again one by one from its start, and they raise the error that
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +31,7 @@ from mmdgs.denoisers import (
 from mmdgs.linalg import checks_deferred, closed_form
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments, LearnedMoments
 from mmdgs.randomness import Tape
+from mmdgs.recording import Recorded
 from mmdgs.samplers.gibbs import Gibbs
 from mmdgs.samplers.kernel import State
 from mmdgs.samplers.plans import Step
@@ -55,9 +52,6 @@ SHORT, LONG, FOR_LONG = 16, 64, 1024
 as to run it plainly, so it must be a small part of the run."""
 
 LEAST_ON_GPU = 4 * SHORT
-WARM_UPS = 3
-"""Runs before the recording, in which libraries set themselves up; three, as PyTorch's notes on CUDA graphs say."""
-
 Numbers = Mapping[str, Tensor]
 """Random numbers by kind, (chains, count)."""
 
@@ -102,20 +96,6 @@ def block_of(step: Step) -> Block:
     return block
 
 
-_recording = threading.Lock()
-_unfinished: list[torch.cuda.CUDAGraph] = []
-"""Recordings that failed: torch's allocator may go on asking them (before torch 2.12), so they must not be freed."""
-
-
-_kept = threading.local()
-
-
-@cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: cuBLAS keeps some ten megabytes for every stream it has seen."""
-    return torch.cuda.Stream(device)
-
-
 class CapturedBlock:
     """A block of a fixed number of steps as a CUDA graph with buffers of its own; fewer steps are a part of it."""
 
@@ -131,54 +111,18 @@ class CapturedBlock:
             for kind, count in draws.items()
             if count > 0
         }
-        self.graph = torch.cuda.CUDAGraph()
-        self.stream = _recording_stream(x.device)
-        with _recording:
-            self.stream.wait_stream(torch.cuda.current_stream(x.device))
-            with torch.cuda.stream(self.stream), counting(apart=True):
-                self._warm_up(block)
-            with torch.cuda.stream(self.stream), counting(apart=True) as self.cost:
-                self.outcome = self._capture(block)
-            torch.cuda.current_stream(x.device).wait_stream(self.stream)
+        one = {kind: numbers[:, : draws[kind]] for kind, numbers in self.numbers.items()}
 
-    def _warm_up(self, block: Block) -> None:
-        """Single steps, in which nothing may wait for the device: a recording that fails leaves torch in disorder."""
-        one = {kind: numbers[:, : self.draws[kind]] for kind, numbers in self.numbers.items()}
-        mode = torch.cuda.get_sync_debug_mode()
-        block(self.x, self.totals, one, 1)  # the first may load and compile, and wait for that
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                for _ in range(WARM_UPS - 1):
-                    block(self.x, self.totals, one, 1)
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-        waits = [str(warning.message) for warning in found if "called a synchronizing" in str(warning.message)]
-        if waits:
-            raise RuntimeError(waits[0])
+        def recorded() -> Outcome:
+            with counting(apart=True) as self.cost:
+                return block(self.x, self.totals, self.numbers, self.steps)
 
-    def _capture(self, block: Block) -> Outcome:
-        collecting = gc.isenabled()
-        gc.disable()  # what it frees may be another graph's, and that is no time for it
-        _unfinished.append(self.graph)
-        # The last graph of this thread is kept for its memory, which would stay reserved, and of no use, without it.
-        if not hasattr(_kept, "graphs"):
-            _kept.graphs = {}
-        last = _kept.graphs.pop(self.x.device, None)
-        try:
-            # Other threads may go on: "global" would forbid them to allocate memory meanwhile.
-            self.graph.capture_begin(None if last is None else last.pool(), capture_error_mode="thread_local")
-            try:
-                outcome = block(self.x, self.totals, self.numbers, self.steps)
-            finally:
-                self.graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
-        _unfinished.remove(self.graph)
-        _kept.graphs[self.x.device] = self.graph
-        return outcome
+        def warm_up() -> None:
+            with counting(apart=True):
+                block(self.x, self.totals, one, 1)
+
+        self.recording = Recorded(recorded, x.device, warm_up=warm_up, family="blocks")
+        self.outcome = self.recording.result
 
     def __call__(self, x: Tensor, totals: Mapping[str, Tensor], numbers: Numbers, steps: int) -> Outcome:
         self.x.copy_(x)
@@ -186,7 +130,7 @@ class CapturedBlock:
             self.totals[name].copy_(total)
         for kind, given in numbers.items():
             self.numbers[kind][:, : given.shape[1]] = given  # the steps beyond run with old numbers, and are dropped
-        self.graph.replay()
+        self.recording.replay()
         spend(forwards=self.cost.forwards // self.steps * steps, products=self.cost.products // self.steps * steps)
         totals = {name: running[:steps] for name, running in self.outcome.totals.items()}
         return Outcome(self.outcome.states[:steps], totals, self.outcome.finite)
