@@ -18,7 +18,7 @@ from pretrained_models import many_level_model
 from torch import Tensor, nn
 
 import mmdgs
-from mmdgs import fast
+from mmdgs import fast, programs
 from mmdgs.cost import counting
 from mmdgs.denoisers import (
     Denoiser,
@@ -37,6 +37,7 @@ from mmdgs.networks import MLP, NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.normalisation import group_norm
 from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.programs import Pure
 from mmdgs.randomness import randn, seeded, signs
 from mmdgs.sampling import generation
 
@@ -105,14 +106,14 @@ def probes(count: int, like: Tensor) -> Tensor:
 def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kinds of programs that are made inside."""
     made: list[str] = []
-    make = fast._made
+    make = fast.make_program
 
     def counted(kind: str, *rest: object) -> object:
         made.append(kind)
         return make(kind, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, fast_path("now"):
-        patch.setattr(fast, "_made", counted)
+        patch.setattr(fast, "make_program", counted)
         yield made
 
 
@@ -224,13 +225,13 @@ def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network,
 
 def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> None:
     denoiser, x = score_denoiser(Small()), batch()
-    traced = fast._traced
+    traced = programs._traced
 
-    def wrong(kind: str, pure: fast.Pure, *rest: object) -> object:
-        twice = fast.Pure(lambda x, *n: 2 * pure.function(x, *n), pure.alpha, pure.numbers, pure.network, pure.key)
+    def wrong(kind: str, pure: Pure, *rest: object) -> object:
+        twice = Pure(lambda x, *n: 2 * pure.function(x, *n), pure.alpha, pure.numbers, pure.network, pure.key)
         return traced(kind, twice, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fast, "_traced", wrong)
+    monkeypatch.setattr(programs, "_traced", wrong)
     with fast_path("now"), caplog.at_level(logging.WARNING, "mmdgs"):
         pulled = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
     torch.testing.assert_close(pulled, linearised(denoiser, x, LEVELS[0]).pull(probes(1, x)), **CLOSE)
@@ -341,9 +342,9 @@ def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dil
     options = [stride] * 2, [1, 2], [dilation] * 2
     y, pullback = torch.func.vjp(lambda x: torch.conv2d(x, weight, None, *options, groups), x)
     u = randn(tuple(y.shape), x, seeded(2))
-    found = fast._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
+    found = programs._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
     torch.testing.assert_close(found, pullback(u)[0], **CLOSE)
-    assert fast._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
+    assert programs._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
         NotImplemented
     )
 

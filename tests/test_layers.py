@@ -18,6 +18,7 @@ LAYERS = [
     ["cost", "precision", "recording", "threads", "version"],
     ["randomness"],
     ["environment", "noise", "normalisation", "second_order"],
+    ["programs"],
     ["fast"],
     ["schedules"],
     ["linalg"],

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from mmdgs import fast
 from mmdgs.cost import spend
-from mmdgs.fast import Pure
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels
+from mmdgs.programs import Pure
 
 logger = logging.getLogger("mmdgs")
 

@@ -25,8 +25,8 @@ from mmdgs import fast
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, has_symmetric_jacobian, pure_of
 from mmdgs.errors import UsageError
-from mmdgs.fast import Pure
 from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.programs import Pure
 from mmdgs.second_order import SecondOrder
 
 logger = logging.getLogger("mmdgs")

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
-from mmdgs.fast import Pure
 from mmdgs.files import read_json
 from mmdgs.models import CONFIG, check_finite
 from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.pretrained.levels import LevelScale
 from mmdgs.pretrained.pretrained import Pretrained
+from mmdgs.programs import Pure
 
 logger = logging.getLogger("mmdgs")
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
-from mmdgs.fast import Pure
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.pretrained.pretrained import Pretrained
+from mmdgs.programs import Pure
 from mmdgs.schedules import edm
 
 INTERVAL = (-1.0, 1.0)
