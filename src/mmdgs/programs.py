@@ -85,12 +85,13 @@ def _push(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _symmetric(d: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    mean, pulled = _pull(d, x, v)
-    return mean, 0.5 * (pulled + _push(d, x, v)[1])
+    mean, pullback = _vjp(d, x)
+    _, pushforward = _vjp(pullback, torch.zeros_like(mean))  # u -> u' J is linear, and J v its derivative
+    return mean, torch.vmap(lambda row: 0.5 * (pullback(row) + pushforward(row)))(v)
 
 
 DERIVATIVES = {"pull": _pull, "push": _push, "symmetric": _symmetric}
-FORWARDS = ("push", "symmetric")
+FORWARDS = ("push",)
 """Where torch's own group norm would be differentiated forwards, which cannot be traced."""
 
 
