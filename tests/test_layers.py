@@ -35,6 +35,7 @@ LAYERS = [
     ["models"],
     ["pretrained"],
     ["sampling", "training", "evaluation"],
+    ["watching"],
     ["experiments"],
     ["bench"],
     ["cli"],
