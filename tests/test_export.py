@@ -190,9 +190,11 @@ def test_misuse_of_export_is_status_2(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert run(cli.app, ["export", str(folder), "--out", str(out), "--shard-mb", str(SHARD_MB)]).exit_code == 0
     refused("is not empty; use --overwrite")
+    (out / "isotropic.json").write_text("{}")  # variances of the old weights go with them
     result = run(cli.app, ["export", str(folder), "--out", str(out), "--overwrite"])
     assert result.exit_code == 0, result.output
     assert not shards(out)
+    assert not (out / "isotropic.json").exists()
     (out / "checkpoints").mkdir()  # as a training run has them
     refused("holds more than a model (such as checkpoints)", "--overwrite")
 

@@ -14,8 +14,8 @@ from mmdgs.networks.registry import nearest
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What weights are stored in. Not in float16: its range is too small for some of them."""
 STORAGE = "\n## Storage\n"
-OURS = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS)
-"""What a model's folder holds, and may be replaced."""
+OURS = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS, "isotropic.json")
+"""What a model's folder holds and may be replaced; the last are variances of the old weights."""
 
 
 def export(
