@@ -73,8 +73,12 @@ def _inception() -> Inception | None:
         return load_inception()
     try:
         return load_inception(download=False)
-    except UsageError as error:
-        logger.warning("watching the diversity of samples alone, and no FID: %s", error)
+    except UsageError:
+        logger.warning(
+            "watching the diversity of samples alone, and no FID: no Inception network was found; "
+            "%s can name its file (docs/evaluation.md)",
+            ENVIRONMENT,
+        )
         return None
 
 
