@@ -37,6 +37,7 @@ LAYERS = [
     ["models"],
     ["pretrained"],
     ["sampling", "training", "evaluation"],
+    ["watching"],
     ["experiments"],
     ["bench"],
     ["cli"],

@@ -205,6 +205,20 @@ def test_the_lognormal_draw_is_edms(levels: tuple[NoiseLevel, ...]) -> None:
     torch.testing.assert_close(total, torch.ones_like(total), **TIGHT)
 
 
+def test_the_mixed_draw_is_one_of_the_two_for_each_row() -> None:
+    levels, rows = geometric(7, 50, 0.01), 20_000
+    x, streams = torch.zeros(rows, 3, 1, dtype=torch.float64), Streams(5, rows)
+    one, other = level_draw(levels, "uniform")(x, streams), level_draw(levels, "lognormal")(x, streams)
+    found = drawn("mixed", levels)
+    from_one = found.sigma == one.sigma
+    assert (from_one | (found.sigma == other.sigma)).all()
+    assert abs(from_one.double().mean() - 0.5) < 5 * 0.5 / math.sqrt(rows)
+    assert torch.equal(found.alpha, torch.ones_like(found.alpha))
+    # The levels above 5, which the log-normal draw all but leaves out: half of the two of seven (50 and 12).
+    share = (found.sigma > 5).double().mean()
+    assert abs(share - (0.5 * 2 / 7 + 0.5 * (other.sigma > 5).double().mean())) < 5 * 0.4 / math.sqrt(rows)
+
+
 def test_the_lognormal_draw_stays_between_the_ends() -> None:
     levels = geometric(3, 0.5, 0.2)
     found = drawn("lognormal", levels).sigma

@@ -29,7 +29,7 @@ from mmdgs.experiments.drawing import mosaic
 from mmdgs.experiments.mnist_models import ENERGY, LEARNED, SIGMAS, MnistSettings
 from mmdgs.experiments.report import Report, Section
 from mmdgs.metrics import Instability
-from mmdgs.training import TrainingSettings, job
+from mmdgs.training import TrainingSettings, job, sets
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 MNIST = EXPERIMENTS["mnist"]
@@ -64,7 +64,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     """Make `--quick` tiny, and the test set and the validation on it small."""
     patch.setattr(mnist_models, "QUICK", TINY)
     patch.setattr(mnist_yardstick, "load_images", partial(load_images, limit=300))
-    patch.setattr(job, "VALIDATION_EXAMPLES", 16)
+    patch.setattr(sets, "VALIDATION_EXAMPLES", 16)
     patch.setattr(job, "ISOTROPIC_EXAMPLES", {"cpu": 16})
 
 

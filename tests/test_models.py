@@ -330,7 +330,8 @@ def test_a_model_of_the_hub(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert mmdgs.load("someone/digits").config.trained_on == "digits"
     Model.from_pretrained("someone/digits", revision="v1")
-    files = ["README.md", "config.json", "model.safetensors"]
+    files = ["README.md", "config.json", "model-*-of-*.safetensors", "model.safetensors"]
+    files += ["model.safetensors.index.json"]
     assert asked == [("someone/digits", None, files), ("someone/digits", "v1", files)]
 
 

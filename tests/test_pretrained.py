@@ -406,7 +406,10 @@ def test_models_by_name_by_folder_and_on_the_hub(tmp_path: Path, monkeypatch: py
         mmdgs.from_pretrained("some/one", subfolder="someone"),
     ):
         torch.testing.assert_close(found(x, level), model.denoiser(x, level).detach())
-    assert asked == [("some/one", ["*.json"]), ("some/one", ["someone/model.safetensors"])]
+    assert asked == [
+        ("some/one", ["*.json"]),
+        ("some/one", ["someone/model.safetensors", "someone/model-*-of-*.safetensors"]),
+    ]
     digits = mmdgs.from_pretrained("mnist")
     assert (digits.shape, digits.source) == ((1, 28, 28), "mnist")
     assert mmdgs.from_pretrained(digits) is digits

@@ -66,7 +66,7 @@ points = toy.sample(100, 0)
 settings = training.TrainingSettings(steps=3, batch_size=10)
 training.train(network, lambda x, g: losses.dsm(energy, x, level, generator=g), points, settings, progress=None)
 preconditioned = mmdgs.edm_denoiser(networks.MLP(2, 2, width=8, depth=2, conditional=True))
-for name in ("uniform", "lognormal"):
+for name in ("uniform", "lognormal", "mixed"):
     drawn = training.level_draw(mmdgs.schedules.edm(5), name)(points, generator)
     for weighting in losses.WEIGHTINGS.values():
         losses.dsm(preconditioned, points, drawn, generator=generator, weighting=weighting)

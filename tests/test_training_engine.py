@@ -80,7 +80,7 @@ def many_levels(param: str = "edm") -> Model:
     return tiny_model(param, options=options, **MANY)
 
 
-@pytest.mark.parametrize("draw", ["uniform", "lognormal"])
+@pytest.mark.parametrize("draw", ["uniform", "lognormal", "mixed"])
 @pytest.mark.parametrize("param", ["edm", "energy", "mean-std"])
 def test_a_batch_in_parts_gives_the_same_losses_at_many_levels(param: str, draw: str) -> None:
     found = []

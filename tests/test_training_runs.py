@@ -37,7 +37,6 @@ from mmdgs.training import (
     Recipe,
     Trainer,
     TrainingSettings,
-    job,
     metrics,
     read_recipe,
     train_model,
@@ -47,6 +46,7 @@ from mmdgs.training.folder import RunFolder
 from mmdgs.training.job import loss_of, new_model
 from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import make_recipe, parse_override
+from mmdgs.training.sets import read_sets
 
 run = CliRunner().invoke
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -154,7 +154,7 @@ RECIPES = {
     ),
     "unknown draw": (
         "{levels: 'edm:18', level_draw: log}",
-        "unknown level_draw 'log'; choose one of uniform, lognormal",
+        "unknown level_draw 'log'; choose one of uniform, lognormal, mixed",
     ),
     "a draw of one level": ("{sigma: 1.0, level_draw: lognormal}", "level_draw is for many levels"),
     "a weighting of heads": ("{param: mean-std, weighting: edm}", "weighting is for the loss 'dsm', and this is 'kl'"),
@@ -357,7 +357,7 @@ def test_a_recipes_weighting_and_draw_are_those_of_its_loss(weighting: str, draw
     recipe = with_settings(recipe, steps=1, learning_rate=1e-12, warmup=0, ema=None)
     train_model(recipe, tmp_path, progress=None)
     model, streams = mmdgs.load(tmp_path), Streams(1, 8)
-    sets = job._sets(recipe, torch.device("cpu"))
+    sets = read_sets(recipe, torch.device("cpu"))
     x = sets.train.take(next(batch_order(len(sets.train), 8, 0)), streams)
     levels = level_draw(model.levels, draw)(x, streams)
     weigh = mmdgs.losses.WEIGHTINGS[weighting]
@@ -695,7 +695,7 @@ def test_a_batch_that_processes_cannot_share() -> None:
 
 def test_mirrored_images_where_the_recipe_says_so(recipe: Recipe) -> None:
     for flips, expected in ((None, False), (False, False), (True, True)):
-        sets = job._sets(dataclasses.replace(recipe, flips=flips), torch.device("cpu"))
+        sets = read_sets(dataclasses.replace(recipe, flips=flips), torch.device("cpu"))
         assert sets.train.flips is expected
         assert sets.held_out.flips is False  # the held-out images are as they are
 

@@ -15,6 +15,7 @@ from mmdgs import (
     schedules,
     targets,
     training,
+    watching,
 )
 from mmdgs.denoisers import (
     Denoiser,
@@ -102,4 +103,5 @@ __all__ = [
     "targets",
     "training",
     "velocity_denoiser",
+    "watching",
 ]

@@ -15,7 +15,8 @@ from torch import Tensor
 from mmdgs.bench.timing import Row, Work, measure, row
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
-from mmdgs.training.engine import PerExampleLoss, Trainer
+from mmdgs.training.contract import PerExampleLoss
+from mmdgs.training.engine import Trainer
 from mmdgs.training.examples import ImageExamples
 from mmdgs.training.job import loss_of, new_model, placed
 from mmdgs.training.recipe import Recipe

@@ -21,6 +21,7 @@ from mmdgs.cli.common import (
 )
 from mmdgs.training.job import train_model
 from mmdgs.training.recipe import parse_override, read_recipe
+from mmdgs.watching import sample_watcher
 
 
 @app.command()
@@ -52,10 +53,16 @@ def train(
     weighting: Annotated[str | None, typer.Option(help="Of the levels in the loss: ncsnv2, noise, edm, score.")] = None,
     steps: Annotated[int | None, typer.Option(help="End after so many steps.")] = None,
     epochs: Annotated[float | None, typer.Option(help="End after so many passes over the data.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="End after so much time.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="End after so much time, watching included.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples a step, over all processes.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Adam's step size.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16.")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Start from the weights of a model of the same architecture (a folder, a name).")
+    ] = None,
+    watch: Annotated[
+        int | None, typer.Option(help="Judge so many samples every watch_every steps [0: off].", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Any key of the recipe, as key=value; may be given again.")
@@ -88,6 +95,8 @@ def train(
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "precision": precision,
+        "init": init,
+        "watch": watch,
         "seed": seed,
     }
     with plain_errors(debug):
@@ -112,6 +121,7 @@ def train(
                 overwrite=overwrite,
                 accelerator=accelerator,
                 report=(lambda line: messages.print(escape(line))) if main else None,
+                watcher=sample_watcher,
             )
         except KeyboardInterrupt:
             if main:
@@ -127,6 +137,8 @@ def train(
             if trained.validations:
                 said += f", validation {trained.validations[-1][1]:.4g}"
             said += f", {trained.examples_a_second:,.0f} examples/s"
+            for name, value in trained.watches[-1][1].items() if trained.watches else ():
+                said += f", {name} {value:.4g}"
             if trained.split > 1:
                 said += f", each step in {trained.split} parts to fit in memory"
             output.print(said)

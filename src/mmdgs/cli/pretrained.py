@@ -1,4 +1,4 @@
-"""`mmdgs convert`: pickled checkpoints to folders of safetensors and JSON."""
+"""`mmdgs convert`: pickled checkpoints to folders of safetensors and JSON; `mmdgs export`: models in fewer bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.common import Debug, app, messages, output, plain_errors
+from mmdgs.models.weights import MEGABYTE
 from mmdgs.pretrained import from_pretrained
 from mmdgs.pretrained.conversion import convert as convert_checkpoint
+from mmdgs.pretrained.export import export as export_model
 
 
 @app.command()
@@ -30,4 +32,23 @@ def convert(
         shape = "x".join(map(str, found.shape))
         first, last = (level.sigma / level.alpha for level in (found.levels[0], found.levels[-1]))
         messages.print(f"{len(found.levels)} levels, sigma / alpha {first:.4g} to {last:.4g}, images {shape}")
+        output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A run's folder, a model's, a name that ships, or on the hub.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model.")],
+    dtype: Annotated[str, typer.Option(help="What weights are stored in: bf16 or float32.")] = "bf16",
+    shard_mb: Annotated[
+        float | None, typer.Option(help="Files of at most so many million bytes.", show_default="one file")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a model anew with its (averaged) weights in bf16, in one file or in shards."""
+    with plain_errors(debug):
+        files = export_model(model, out, dtype=dtype, shard_mb=shard_mb, overwrite=overwrite)
+        sizes = [path.stat().st_size / MEGABYTE for path in files]
+        messages.print(f"{len(files)} file(s) of weights, {sum(sizes):.3g} MB, the largest {max(sizes):.3g} MB")
         output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)

@@ -13,24 +13,26 @@ from mmdgs.models.config import (
 from mmdgs.models.model import (
     CARD,
     CONFIG,
+    HUB_FILES,
     SHIPPED,
-    WEIGHTS,
     Model,
-    check_finite,
     from_hub,
     load,
-    load_weights,
     save,
     shipped,
 )
+from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, check_finite, load_weights, read_weights, remove_weights
 
 __all__ = [
     "CARD",
     "CLASSES",
     "CONFIG",
     "DENOISERS",
+    "HUB_FILES",
+    "INDEX",
     "MEAN_STD",
     "PARAMS",
+    "SHARDS",
     "SHIPPED",
     "VARIANCE_RATIO",
     "WEIGHTS",
@@ -42,6 +44,8 @@ __all__ = [
     "from_hub",
     "load",
     "load_weights",
+    "read_weights",
+    "remove_weights",
     "save",
     "shipped",
 ]

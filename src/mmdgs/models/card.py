@@ -9,6 +9,7 @@ from typing import Any
 from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, ModelConfig
 
 LICENCE = "license: mit\n"
+STARTED = "Each run started from the averaged weights of the one before, with a new optimiser."
 
 
 def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any] | None = None) -> str:
@@ -20,6 +21,9 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         "noise levels" if config.sigmas else "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }
+    if config.runs:
+        known = "not known" if config.trained_images is None else f"{config.trained_images:,}"
+        facts["images seen in training"] = f"{known}, in {len(config.runs)} run{'s' * (len(config.runs) > 1)}"
     if config.head:
         facts["for the denoiser with the weights"] = config.head["denoiser"]
     if config.isotropic_variance is not None:
@@ -43,7 +47,21 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
         lines += ["## Training", "", "```", str(training["command"]), "```", "", "| | |", "| --- | --- |"]
         lines += [f"| {key} | {_shown(value)} |" for key, value in training.items() if key != "command"]
         lines += [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_runs(config)])
+
+
+def _runs(config: ModelConfig) -> list[str]:
+    """The runs of a model that was trained in several, each from the averaged weights of the one before."""
+    if len(config.runs) < 2:
+        return []
+    names = {"steps": "steps", "images": "images", "minutes": "minutes", "device": "device", "init": "started from"}
+    lines = ["## Runs", "", "The command above is the last. " + STARTED, ""]
+    lines += [f"| run | {' | '.join(names.values())} |", "| --- " * (len(names) + 1) + "|"]
+    for number, run in enumerate(config.runs, start=1):
+        cells = [run.get(key) for key in names]
+        said = ["" if cell is None else f"{cell:,}" if isinstance(cell, int) else _shown(cell) for cell in cells]
+        lines.append(f"| {number} | {' | '.join(said)} |")
+    return [*lines, ""]
 
 
 def _levels(config: ModelConfig) -> str:

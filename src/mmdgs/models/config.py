@@ -43,6 +43,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "isotropic_variance": (float, int, type(None)),
     "trained_on": (str,),
     "head": (dict,),
+    "trained_images": (int, type(None)),
+    "runs": (list,),
 }
 """What each key of config.json holds."""
 
@@ -128,10 +130,12 @@ class ModelConfig:
     isotropic_variance: float | None = None
     trained_on: str = ""
     head: dict[str, Any] = field(default_factory=dict)  # of variance ratios: for which denoiser, and their scale
+    trained_images: int | None = None  # seen in training, over all runs; none: not known
+    runs: tuple[dict[str, Any], ...] = ()  # of training, in order: command, steps, images, where it started
 
     def __post_init__(self) -> None:
         check_param(self.param)
-        for name in ("shape", "classes", "sigmas", "alphas", "interval"):
+        for name in ("shape", "classes", "sigmas", "alphas", "interval", "runs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {self.shape}")
@@ -151,6 +155,8 @@ class ModelConfig:
             )
         if self.head:
             self._check_head()
+        if any(not isinstance(run, dict) for run in self.runs):
+            raise UsageError(f"runs must be a list of objects, one for each run of training, got {list(self.runs)}")
         if len(self.interval) != 2 or not self.interval[0] < self.interval[1]:
             raise UsageError(f"interval must be two numbers, the smaller first, got {list(self.interval)}")
         if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:

@@ -1,7 +1,8 @@
 """Models as denoisers and as files: a network with its configuration.
 
 A model's folder is in the Hugging Face hub's format: `config.json` (everything needed to build it),
-`model.safetensors` (its weights) and `README.md` (its card). Nothing in it is executed on loading.
+`model.safetensors` (its weights, or several files of them: `models/weights.py`) and `README.md` (its card). Nothing in
+it is executed on loading.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmdgs.denoisers import Denoiser, Network
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import read_json, to_json, write_atomically
 from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
+from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, load_weights, read_weights, write_weights
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks.registry import build_network
 from mmdgs.noise import NoiseLevel
 from mmdgs.ocm import RatioHead
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CONFIG, CARD = "config.json", "README.md"
+HUB_FILES = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS)
+"""The files of a model in a repository of the hub, as patterns."""
 
 
 class Model:
@@ -95,11 +99,21 @@ class Model:
         """A card for this model; `training` holds the command it was trained with, and its numbers."""
         return model_card(self.config, sum(p.numel() for p in self.network.parameters()), training)
 
-    def save_pretrained(self, folder: Path | str, *, card: str | None = None, dtype: torch.dtype | None = None) -> Path:
-        """Write the folder of this model (hub format), weights in `dtype` if given. Each file whole or not at all."""
+    def save_pretrained(
+        self,
+        folder: Path | str,
+        *,
+        card: str | None = None,
+        dtype: torch.dtype | None = None,
+        shard_mb: float | None = None,
+    ) -> Path:
+        """Write the folder of this model (hub format). Each file whole or not at all.
+
+        Weights are in `dtype` if given, and where they are larger than `shard_mb` million bytes in several files.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / WEIGHTS, tensors_to_bytes(self.network.state_dict(), dtype))
+        write_weights(folder, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb)
         write_atomically(folder / CONFIG, to_json(self.config.to_json()))
         card = card or self.card
         if card is not None or not (folder / CARD).exists():
@@ -111,11 +125,11 @@ class Model:
         """A model from its folder, or from a repository of the Hugging Face hub ("owner/name")."""
         folder = Path(source)
         if not folder.is_dir():
-            folder = from_hub(str(source), [CONFIG, WEIGHTS, CARD], revision=revision, token=token)
+            folder = from_hub(str(source), HUB_FILES, revision=revision, token=token)
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder} holds no model: there is no {CONFIG} in it")
         model = cls(ModelConfig.from_json(read_json(folder / CONFIG), folder / CONFIG))
-        load_weights(model.network, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
+        load_weights(model.network, *read_weights(folder))
         model.network.requires_grad_(False).eval()
         if (folder / CARD).is_file():
             model.card = (folder / CARD).read_text(encoding="utf-8")
@@ -150,33 +164,6 @@ def from_hub(name: str, files: Sequence[str], *, revision: str | None = None, to
     return Path(found)
 
 
-def load_weights(
-    network: nn.Module, tensors: Mapping[str, Tensor], where: object, *, than: str = "its configuration says"
-) -> None:
-    """Copy tensors into a network, refusing those of another architecture or with values that are not finite."""
-    wanted = network.state_dict()
-    missing, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    shapes = [
-        f"{key} is {tuple(tensors[key].shape)}, expected {tuple(wanted[key].shape)}"
-        for key in wanted
-        if key in tensors and tensors[key].shape != wanted[key].shape
-    ]
-    if missing or foreign or shapes:
-        said = [f"{len(missing)} missing (such as {missing[0]})"] if missing else []
-        said += [f"{len(foreign)} unknown (such as {foreign[0]})"] if foreign else []
-        said += [f"{len(shapes)} of another shape ({shapes[0]})"] if shapes else []
-        raise UsageError(f"{where} is from another architecture than {than}: tensors {', '.join(said)}")
-    check_finite(tensors, where)
-    network.load_state_dict(dict(tensors))
-
-
-def check_finite(tensors: Mapping[str, Tensor], where: object) -> None:
-    """Refuse weights that are NaN or infinite."""
-    bad = [key for key, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all()]
-    if bad:
-        raise UsageError(f"{where} holds values that are not finite, in {bad[0]}")
-
-
 def load(source: Path | str, *, device: torch.device | str = "cpu") -> Model:
     """A model from a training run's folder, a model's folder, the hub ("owner/name"), or one that ships ("mnist")."""
     return Model.from_pretrained(shipped(str(source)) or source).to(device)
@@ -192,8 +179,13 @@ SHIPPED = {
     "mnist-energy": "mnist-energy",
     "mnist-kl": "mnist-kl",
     "mnist-classifier": "mnist-classifier",
+    "cifar10": "cifar10",
+    "cifar10-score": "cifar10-score",
+    "celeba": "celeba",
 }
-"""Names of the models that come with mmdgs, and their folders under weights/."""
+"""Names of models that may come with mmdgs, and their folders under weights/."""
+RECIPES = {"cifar10": "cifar10.yaml", "cifar10-score": "cifar10-score.yaml", "celeba": "celeba.yaml"}
+"""What trains those that may be absent, in recipes/ of the source tree."""
 
 
 def shipped(name: str) -> Path | None:
@@ -204,4 +196,10 @@ def shipped(name: str) -> Path | None:
     for root in (here / "weights", here.parents[1] / "weights"):
         if (root / SHIPPED[name] / CONFIG).is_file():
             return root / SHIPPED[name]
-    raise UsageError(f"the weights of {name!r} did not come with this installation; look for them in the source tree")
+    said = f"the weights of {name!r} did not come with this installation"
+    if name not in RECIPES:
+        raise UsageError(f"{said}; look for them in the source tree")
+    raise UsageError(
+        f"{said}, or are not trained yet; look for weights/{SHIPPED[name]} in the source tree, or train them on a GPU: "
+        f"mmdgs train --config recipes/{RECIPES[name]} --out runs/{name}, and then give that folder"
+    )

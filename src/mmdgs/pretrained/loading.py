@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json
-from mmdgs.models import CONFIG, WEIGHTS, Model, from_hub, shipped
+from mmdgs.models import CONFIG, SHARDS, WEIGHTS, Model, from_hub, shipped
 from mmdgs.pretrained import diffusion
 from mmdgs.pretrained.edm import from_edm
 from mmdgs.pretrained.ncsnv2 import read_ncsnv2
@@ -119,7 +119,7 @@ def _fetched(name: str, subfolder: str) -> Path:
     folder = from_hub(name, [SETTINGS]) / subfolder
     inner = f"{subfolder}/" if subfolder else ""
     if is_ours(folder):
-        from_hub(name, [inner + WEIGHTS])
+        from_hub(name, [inner + WEIGHTS, inner + SHARDS])
         return folder
     network = diffusion.network_folder(folder)
     if network is not None:

@@ -12,16 +12,20 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class Average:
     """The exponential moving average of a network's weights, which can take their place for a while."""
 
-    def __init__(self, network: nn.Module, decay: float | None) -> None:
+    def __init__(self, network: nn.Module, decay: float | None, *, keep_start: bool = False) -> None:
+        self.keep_start = keep_start
         self.names = [name for name, _ in network.named_parameters()]
         self.live = [p.detach() for p in network.parameters()]
         self.decay = decay
         self.weights = [p.clone() for p in self.live] if decay is not None else self.live
 
     def update(self, step: int) -> None:
-        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten."""
+        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten.
+
+        Unless they are worth keeping: those of an earlier model are an average themselves.
+        """
         if self.decay is not None:
-            decay = min(self.decay, (1 + step) / (10 + step))
+            decay = self.decay if self.keep_start else min(self.decay, (1 + step) / (10 + step))
             get_ema_multi_avg_fn(decay)(self.weights, self.live, 0)
 
     @contextlib.contextmanager

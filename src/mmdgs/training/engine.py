@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,10 @@ from mmdgs.progress import progress_bar
 from mmdgs.randomness import Generator, Streams, seeded, uniforms
 from mmdgs.threads import stop_if_asked
 from mmdgs.training.average import Average
+from mmdgs.training.contract import PerExampleLoss, Trained, Validation, Watch
 from mmdgs.training.examples import Examples, TensorExamples, batch_order
 from mmdgs.training.folder import Checkpoint, RunFolder
+from mmdgs.training.optimiser import load_optimiser, optimiser_tensors
 from mmdgs.training.settings import FLUSH_EVERY, FLUSH_SECONDS, TrainingSettings
 from mmdgs.training.shares import Shares
 
@@ -36,34 +37,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mmdgs")
 
-PerExampleLoss = Callable[[Any, Generator], Tensor]
-"""(batch as the examples give it, generator) -> one loss per example."""
-
 VALIDATION_SEED = 1_000_000_007
 """Added to the run's seed for the noise of validation, which is the same at every validation."""
 
+RUN_SEED = 1_000_003
+"""Added to the seed for every run before this one, so that a run that goes on from a model has noise of its own."""
+
 ADVICE = "try a smaller learning rate, --set clip=1, --set warmup=1000, or float32 in place of bf16"
-
-
-@dataclass(frozen=True)
-class Validation:
-    """A held-out set and the loss to measure on it; `keep_best` is called when it is the lowest so far."""
-
-    examples: Examples
-    loss: PerExampleLoss
-    keep_best: Callable[[float, int], None] | None = None
-
-
-@dataclass
-class Trained:
-    """What a run leaves beside the weights: the loss of every step, validations, and how it went."""
-
-    losses: Tensor  # (steps,)
-    validations: list[tuple[int, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    examples_a_second: float = 0.0
-    split: int = 1
-    ended_by: str = "steps"
 
 
 class _LossModule(nn.Module):
@@ -90,28 +70,33 @@ class Trainer:
         *,
         generator: Generator | None = None,
         validation: Validation | None = None,
+        watch: Watch | None = None,
         folder: RunFolder | None = None,
         accelerator: Accelerator | None = None,
+        runs_before: int = 0,
     ) -> None:
         self.network, self.examples, self.settings = network, examples, settings
-        self.validation, self.folder, self.accelerator = validation, folder, accelerator
+        self.validation, self.watch, self.folder, self.accelerator = validation, watch, folder, accelerator
         self.device = examples.device
         self.batch_size = min(settings.batch_size, len(examples))
-        self.shares = Shares(self.batch_size, settings.seed + 1, accelerator, generator)
+        self.seed = settings.seed + RUN_SEED * runs_before
+        self.shares = Shares(self.batch_size, self.seed + 1, accelerator, generator)
         if settings.split > 1:
             self.shares.cut(settings.split)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         fused = self.device.type in ("cpu", "cuda")
         self.optimiser = torch.optim.Adam(self.parameters, lr=settings.learning_rate, fused=fused)
-        self.average = Average(network, settings.ema)
+        self.average = Average(network, settings.ema, keep_start=runs_before > 0)
         self.drops = uses_dropout(network)
         module = _LossModule(network, loss)
         self.module: nn.Module = accelerator.prepare_model(module, device_placement=False) if accelerator else module
         self.main = accelerator is None or accelerator.is_main_process
-        self.step, self.seconds_before = 0, 0.0
-        self.best = math.inf
+        self.step, self.seconds_before, self.started = 0, 0.0, time.perf_counter()
+        self.best = self.best_watch = math.inf
         self.losses: list[float] = []
         self.validations: list[tuple[int, float]] = []
+        self.watches: list[tuple[int, dict[str, float]]] = []
+        self.watch_seconds = 0.0
 
     def run(self, progress: str | None = "training") -> Trained:
         """Train to the end, from the folder's checkpoint if it has one; the network is left with its average."""
@@ -119,9 +104,9 @@ class Trainer:
         end = self.settings.last_step(max(1, len(self.examples) // self.batch_size))
         bar = progress_bar(end or 0, progress if self.main else None)
         bar.update(self.step)
-        order = islice(batch_order(len(self.examples), self.batch_size, self.settings.seed), self.step, None)
-        started, first, fraction, ended_by = time.perf_counter(), self.step, 0.0, "steps"
-        passed, look_at = self.seconds_before, self.step + 1
+        order = islice(batch_order(len(self.examples), self.batch_size, self.seed), self.step, None)
+        self.started, first, fraction, ended_by = time.perf_counter(), self.step, 0.0, "steps"
+        passed, look_at, watched_before = self.seconds_before, self.step + 1, self.watch_seconds
         recent: list[Tensor] = []
         self.network.train()
         with bar, matmul_precision(self.settings.precision):
@@ -135,8 +120,9 @@ class Trainer:
                 bar.update()
                 if self.step in (look_at, end):
                     count, before = len(recent), passed
-                    bar.set_postfix(loss=f"{self._flush(recent):.4g}", refresh=False)
-                    passed = self._agree(self.seconds_before + time.perf_counter() - started)
+                    seen = {name: f"{value:.4g}" for name, value in self.watches[-1][1].items()} if self.watches else {}
+                    bar.set_postfix(loss=f"{self._flush(recent):.4g}", **seen, refresh=False)
+                    passed = self._agree(self.seconds())
                     slow = FLUSH_SECONDS * max(1, count) / max(passed - before, 1e-9)
                     look_at = self.step + max(1, min(FLUSH_EVERY, round(slow)))
                     if self.settings.minutes is not None:
@@ -147,19 +133,33 @@ class Trainer:
                 if self._due(self.settings.validate_every) or self.step == end or ended_by == "minutes":
                     self._flush(recent)
                     self._validate()
+                if self._due(self.settings.watch_every) or self.step == end or ended_by == "minutes":
+                    self._flush(recent)
+                    self._look()
                 if self._due(self.settings.checkpoint_every) or self.step == end or ended_by == "minutes":
                     self._flush(recent)
-                    self._save(self.seconds_before + time.perf_counter() - started)
+                    self._save()
                 if ended_by == "minutes":
                     break
-        seconds = time.perf_counter() - started
+        seconds = self.seconds()
         with torch.no_grad():
             self.average.settle()
         self.network.eval()
-        rate = (self.step - first) * self.batch_size / max(seconds, 1e-9)
-        total = self.seconds_before + seconds
-        losses = torch.tensor(self.losses, dtype=torch.float32)
-        return Trained(losses, self.validations, total, rate, len(self.shares.parts), ended_by)
+        training = seconds - self.seconds_before - (self.watch_seconds - watched_before)
+        return Trained(
+            losses=torch.tensor(self.losses, dtype=torch.float32),
+            validations=self.validations,
+            seconds=seconds,
+            examples_a_second=(self.step - first) * self.batch_size / max(training, 1e-9),
+            split=len(self.shares.parts),
+            ended_by=ended_by,
+            watches=self.watches,
+            watch_seconds=self.watch_seconds,
+        )
+
+    def seconds(self) -> float:
+        """Time of the run so far, that before its last checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.step % every == 0
@@ -281,7 +281,29 @@ class Trainer:
         if self.folder and self.main:
             self.folder.log([{"step": self.step, "validation_loss": value}])
 
-    def _save(self, seconds: float) -> None:
+    def _look(self) -> None:
+        """Watch the averaged weights; its randomness is its own, and its time is counted apart."""
+        if self.watch is None:
+            return
+        started = time.perf_counter()
+        if self.main:
+            self.network.eval()
+            with torch.no_grad(), self.average.in_place():
+                found = dict(self.watch.look(self.step))
+                value = found.get(self.watch.judged_by or "", math.inf)
+                if value < self.best_watch and self.watch.keep_best is not None:
+                    self.watch.keep_best(value, self.step)
+                self.best_watch = min(self.best_watch, value)
+            self.network.train()
+            self.watches.append((self.step, found))
+        if self.accelerator:
+            self.accelerator.wait_for_everyone()
+        seconds = time.perf_counter() - started
+        self.watch_seconds += seconds
+        if self.folder and self.main:
+            self.folder.log([{"step": self.step, **self.watches[-1][1], "watch_seconds": round(seconds, 3)}])
+
+    def _save(self) -> None:
         """Write a checkpoint, unless its weights are not finite."""
         if self.folder is None:
             return
@@ -291,13 +313,16 @@ class Trainer:
             self.shares.remember()
             state = {
                 "step": self.step,
-                "seconds": seconds,
+                "seconds": self.seconds(),
                 "best": self.best if math.isfinite(self.best) else None,
                 "validations": self.validations,
+                "best_watch": self.best_watch if math.isfinite(self.best_watch) else None,
+                "watches": self.watches,
+                "watch_seconds": self.watch_seconds,
                 "positions": self.shares.positions,
                 "split": len(self.shares.parts),
             }
-            groups = {"network": dict(self.network.state_dict()), "optimiser": _optimiser_tensors(self.optimiser)}
+            groups = {"network": dict(self.network.state_dict()), "optimiser": optimiser_tensors(self.optimiser)}
             if self.average.decay is not None:
                 groups["average"] = self.average.tensors()
             self.folder.save(Checkpoint(state, groups))
@@ -312,10 +337,14 @@ class Trainer:
         self.network.load_state_dict({k: v.to(self.device) for k, v in tensors["network"].items()})
         with torch.no_grad():
             self.average.load(tensors.get("average", {}))
-        _load_optimiser(self.optimiser, tensors["optimiser"])
+        load_optimiser(self.optimiser, tensors["optimiser"])
         self.step, self.seconds_before = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
         self.validations = [(step, value) for step, value in state["validations"]]
+        # Checkpoints of before there was watching have none of these.
+        self.best_watch = math.inf if state.get("best_watch") is None else state["best_watch"]
+        self.watches = [(step, values) for step, values in state.get("watches", [])]
+        self.watch_seconds = state.get("watch_seconds", 0.0)
         self.shares.positions = dict(state["positions"])
         self.shares.cut(min(max(state["split"], self.settings.split), self.shares.rows))
         if self.main:
@@ -323,25 +352,6 @@ class Trainer:
         if self.accelerator:
             self.accelerator.wait_for_everyone()
         self.losses = self.folder.losses()
-
-
-def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of Adam as named tensors: "3.exp_avg" is that of parameter 3."""
-    state = optimiser.state_dict()["state"]
-    return {f"{index}.{key}": value for index, values in state.items() for key, value in values.items()}
-
-
-def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    whole = optimiser.state_dict()
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, key = name.split(".", 1)
-        parameter = parameters[int(index)]
-        if value.shape == parameter.shape:  # in its layout: fused Adam goes through the memory of both side by side
-            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        state.setdefault(int(index), {})[key] = value
-    optimiser.load_state_dict(whole | {"state": state})
 
 
 def train(

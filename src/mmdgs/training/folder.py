@@ -1,8 +1,10 @@
 """The folder of a training run: checkpoints that are whole or absent, metrics as JSON lines, one run at a time.
 
 checkpoints/last/     network, average and optimiser (safetensors), state.json: everything to go on from
-best/                 the model with the lowest validation loss, in hub format
-metrics.jsonl         one line a step or validation
+best/                 the model with the lowest FID of its samples where they are watched, else with the lowest
+                      validation loss; in hub format
+metrics.jsonl         one line a step, validation or look
+watch/                a picture of samples for each look
 config.json, model.safetensors, README.md    the model itself, in hub format, when training ends
 """
 
@@ -19,11 +21,13 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
-from mmdgs.models import CARD, CONFIG, WEIGHTS
+from mmdgs.models import CARD, CONFIG, remove_weights
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 LAST = "last"
+BEST = "best"
+WATCH = "watch"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class RunFolder:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.settings = json.loads(json.dumps(settings))
+        self.notes: dict[str, Any] = {}  # kept in every checkpoint
         self._board: Any = None
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -49,7 +54,12 @@ class RunFolder:
             with folder_written_atomically(self.path / CHECKPOINTS / LAST) as temporary:
                 for group, tensors in checkpoint.tensors.items():
                     write_atomically(temporary / f"{group}.safetensors", tensors_to_bytes(tensors))
-                state = {"settings": self.settings, "groups": list(checkpoint.tensors), **checkpoint.state}
+                state = {
+                    "settings": self.settings,
+                    "notes": self.notes,
+                    "groups": list(checkpoint.tensors),
+                    **checkpoint.state,
+                }
                 write_atomically(temporary / "state.json", to_json(state))
         except OSError as error:
             raise OSError(
@@ -89,10 +99,11 @@ class RunFolder:
         for path in (self.path / CHECKPOINTS).glob(f".{LAST}.*"):
             shutil.rmtree(path, ignore_errors=True)
         if everything:
-            for name in (CHECKPOINTS, "best", "tensorboard"):
+            for name in (CHECKPOINTS, BEST, WATCH, "tensorboard"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            for name in (METRICS, CONFIG, WEIGHTS, CARD):
+            for name in (METRICS, CONFIG, CARD):
                 (self.path / name).unlink(missing_ok=True)
+            remove_weights(self.path)
 
     def keep_metrics_until(self, step: int) -> None:
         """Forget what was logged after a step: a resumed run logs it again."""

@@ -16,7 +16,7 @@ from mmdgs.ocm import RatioScale
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.schedules import parse_levels
-from mmdgs.training.engine import PerExampleLoss
+from mmdgs.training.contract import PerExampleLoss
 from mmdgs.training.examples import Examples
 from mmdgs.training.levels import level_draw
 from mmdgs.training.recipe import Recipe

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs import losses
-from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
+from mmdgs.data import spread
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
 from mmdgs.environment import device_name
 from mmdgs.errors import UsageError
@@ -27,81 +26,30 @@ from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.schedules import parse_levels
+from mmdgs.training.contract import PerExampleLoss, Trained, Validation, Watch
 from mmdgs.training.energies import CompiledEnergy
-from mmdgs.training.engine import PerExampleLoss, Trained, Trainer, Validation
-from mmdgs.training.examples import Examples, TensorExamples, examples_of
-from mmdgs.training.folder import RunFolder
+from mmdgs.training.engine import Trainer
+from mmdgs.training.examples import Examples
+from mmdgs.training.folder import BEST, WATCH, RunFolder
 from mmdgs.training.heads import frozen_denoiser, new_head, ocm_loss_of
 from mmdgs.training.levels import level_draw
+from mmdgs.training.origin import Origin, start_from
 from mmdgs.training.recipe import Recipe
+from mmdgs.training.sets import Sets, read_sets
+from mmdgs.training.watchers import MakeWatcher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-FLIPPED = ("cifar10", "celeba")
-"""Sets whose images may be mirrored; digits may not."""
 RECIPE_FILE = "recipe.yaml"
-VALIDATION_EXAMPLES = 2_000
-HEAD_VALIDATION = {"cuda": 1_000, "cpu": 64}
-"""Of a head, whose loss takes products with its denoiser's Jacobian."""
-TOY_POINTS = 10_000
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+FEW_EXAMPLES = 2_000
+"""For that of a model that is kept as the best so far, which may be kept often."""
 FREE_TO_CHANGE = {
-    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every", "validate_every"
+    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every", "validate_every", "watch_every"
 }  # fmt: skip
 """Keys that a resumed run may be given anew."""
-
-
-@dataclass(frozen=True)
-class _Sets:
-    """Examples to train on and to validate on, with what the model must know of them."""
-
-    train: Examples
-    held_out: Examples
-    shape: tuple[int, ...]
-    classes: tuple[str, ...] = ()
-
-
-def _sets(recipe: Recipe, device: torch.device, denoiser: Pretrained | None = None) -> _Sets:
-    if recipe.data in TOYS:
-        one = toy(recipe.data)
-        points = recipe.limit or TOY_POINTS
-        seed = recipe.training.seed
-        held_out = one.sample(VALIDATION_EXAMPLES, seed + 1).to(device)
-        return _Sets(TensorExamples(one.sample(points, seed).to(device)), TensorExamples(held_out), (2,))
-
-    # A head's images are those of its denoiser, in size and colours.
-    size, channels = recipe.size, None
-    if denoiser is not None and len(denoiser.shape) == 3:
-        channels, height, width = denoiser.shape
-        size = height if size is None and height == width else size
-
-    def read(split: str, limit: int | None) -> ImageSet:
-        found = load_images(
-            recipe.data,
-            split,
-            data_dir=recipe.data_dir,
-            size=size,
-            channels=channels,
-            unreadable=recipe.unreadable,
-            limit=limit,
-        )
-        return found.to(device)
-
-    labelled = recipe.param == CLASSES
-    train, test = read("train", recipe.limit), read("test", None)
-    if labelled and train.labels is None:
-        raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
-    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
-    validation = spread(len(test), most).to(device)
-    flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
-    return _Sets(
-        examples_of(train, flips=flips, labelled=labelled),
-        examples_of(test.take(validation), labelled=labelled),
-        train.shape,
-        train.classes,
-    )
 
 
 def loss_of(
@@ -179,10 +127,12 @@ def train_model(
     accelerator: Accelerator | None = None,
     progress: str | None = "training",
     report: Callable[[str], None] | None = None,
+    watcher: MakeWatcher | None = None,
 ) -> tuple[Model, Trained]:
     """Train a recipe into a folder; returns the model with its averaged weights, and how it went.
 
-    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl.
+    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl. A recipe
+    that watches samples needs a `watcher`, such as `mmdgs.watching.sample_watcher`.
     """
     out, device = Path(out), torch.device(device)
     if resume and overwrite:
@@ -192,38 +142,17 @@ def train_model(
     settings = {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE}
     folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
     with output_folder(out) if main else contextlib.nullcontext():
-        begun = main and _begun(folder, resume=resume, overwrite=overwrite)
-        sets = _sets(recipe, device, denoiser)
-        if denoiser is None:
-            model = placed(new_model(recipe, sets.shape, sets.classes), device)
-        else:
-            model = placed(new_head(recipe, denoiser, sets.shape, sets.train), device)
-        compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
+        begun = _on_all(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator)
+        sets = read_sets(recipe, device, denoiser)
+        model, origin = _start(recipe, sets, denoiser, folder if begun else None)
+        model = placed(model, device)
         if report:
-            parameters = sum(p.numel() for p in model.network.parameters())
-            report(
-                f"{recipe.model} ({parameters / 1e6:.2f} million parameters) on {len(sets.train):,} examples, {device}"
-            )
-
-        def keep_best(value: float, step: int) -> None:
-            note = {"command": recipe.command(), "step": step, "validation loss": value}
-            model.save_pretrained(out / "best", card=model.describe(note))
-
-        loss: Callable[..., PerExampleLoss]
-        if denoiser is None:
-            loss = functools.partial(loss_of, model, weighting=recipe.weighting, draw=recipe.level_draw)
-        else:
-            loss = functools.partial(ocm_loss_of, model, denoiser, recipe)
-        validation = Validation(sets.held_out, loss(), keep_best)
-        trainer = Trainer(
-            model.network,
-            loss(compiled=compiled),
-            sets.train,
-            recipe.training,
-            validation=validation,
-            folder=folder,
-            accelerator=accelerator,
-        )
+            millions = sum(p.numel() for p in model.network.parameters()) / 1e6
+            said = f"{recipe.model} ({millions:.2f} million parameters) on {len(sets.train):,} examples, {device}"
+            report(said + (f", from {recipe.init}" if origin.runs else ""))
+        job = _Job(recipe, folder, model, origin, sets, device, report if main else None)
+        watch = job.watch(watcher, main)
+        trainer = job.trainer(watch, denoiser, accelerator)
         if main:
             _begin(recipe, folder, anew=not begun)
         if accelerator:
@@ -232,13 +161,125 @@ def train_model(
             trained = trainer.run(progress)
         finally:
             folder.close()
-        model = finished(model, sets.train, recipe.training.seed)
+        model = finished(job.as_of(len(trained.losses), trained.seconds), sets.train, recipe.training.seed)
         if main:
             model.save_pretrained(out, card=model.describe(_numbers(recipe, trained, device)))
         if accelerator:
             accelerator.wait_for_everyone()
     model.network.requires_grad_(False)
     return model, trained
+
+
+def _start(recipe: Recipe, sets: Sets, denoiser: Pretrained | None, begun: RunFolder | None) -> tuple[Model, Origin]:
+    """The model a run starts with, and where it comes from. One that was begun has its weights in its checkpoint."""
+    if denoiser is None:
+        model = new_model(recipe, sets.shape, sets.classes)
+    else:
+        model = new_head(recipe, denoiser, sets.shape, sets.train)
+    if begun is not None:
+        state = begun.state() or {}
+        origin = Origin.from_json(state.get("notes", {}).get("origin", {}))
+    else:
+        origin = Origin() if recipe.init is None else start_from(recipe.init, model)
+    return origin.taken_over(model), origin
+
+
+class _Job:
+    """One run of a recipe: its trainer, and its model as it is on the way."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        model: Model,
+        origin: Origin,
+        sets: Sets,
+        device: torch.device,
+        report: Callable[[str], None] | None,
+    ) -> None:
+        self.recipe, self.folder, self.model, self.origin, self.sets = recipe, folder, model, origin, sets
+        self.device, self.report = device, report
+        self.batch_size = min(recipe.training.batch_size, len(sets.train))
+        self.loop: Trainer | None = None
+        folder.notes = {"origin": dataclasses.asdict(origin)}
+
+    def trainer(self, watch: Watch | None, denoiser: Pretrained | None, accelerator: Accelerator | None) -> Trainer:
+        """The loop, with the loss that the recipe says; it is compiled on a GPU unless the recipe says otherwise."""
+        recipe = self.recipe
+        compiled = self.device.type == "cuda" if recipe.compile is None else recipe.compile
+        loss: Callable[..., PerExampleLoss]
+        if denoiser is None:
+            loss = functools.partial(loss_of, self.model, weighting=recipe.weighting, draw=recipe.level_draw)
+        else:
+            loss = functools.partial(ocm_loss_of, self.model, denoiser, recipe)
+        judged = watch is not None and watch.judged_by is not None
+        keep_best = None if judged else functools.partial(self.keep_best, "validation loss")
+        self.loop = Trainer(
+            self.model.network,
+            loss(compiled=compiled),
+            self.sets.train,
+            recipe.training,
+            validation=Validation(self.sets.held_out, loss(), keep_best),
+            watch=watch,
+            folder=self.folder,
+            accelerator=accelerator,
+            runs_before=len(self.origin.runs),
+        )
+        return self.loop
+
+    def watch(self, make: MakeWatcher | None, main: bool) -> Watch | None:
+        """What looks at samples on the way, where the recipe asks for it; one process does it, the others wait."""
+        count = self.recipe.training.watch
+        if count is None:
+            return None
+        if make is None:
+            raise UsageError(f"to watch {count} samples train_model needs a watcher: mmdgs.watching.sample_watcher")
+        if self.sets.images is None:
+            raise UsageError(f"watch is for images, and {self.recipe.data!r} has points: leave it out")
+        if not main:
+            return Watch(lambda step: {})
+        watcher = make(self.model, self.sets.images, self.recipe.training)
+
+        def look(step: int) -> dict[str, float]:
+            seen = watcher(step)
+            if seen.picture is not None:
+                (self.folder.path / WATCH).mkdir(exist_ok=True)
+                write_atomically(self.folder.path / WATCH / f"{step:07}.png", seen.picture)
+            if self.report and seen.values:
+                self.report(f"step {step:,}: " + ", ".join(f"{name} {v:.4g}" for name, v in seen.values.items()))
+            return dict(seen.values)
+
+        judged_by = watcher.judged_by
+        said = f"{judged_by} of {count:,} samples"
+        return Watch(look, judged_by, functools.partial(self.keep_best, said, variance=True) if judged_by else None)
+
+    def keep_best(self, what: str, value: float, step: int, *, variance: bool = False) -> None:
+        """Write the model as it is now as the best so far."""
+        model = self.as_of(step, self.loop.seconds() if self.loop else 0.0)
+        if variance:
+            model = finished(model, self.sets.train, self.recipe.training.seed, FEW_EXAMPLES)
+        note = {"command": self.recipe.command(), "step": step, what: value}
+        model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
+
+    def as_of(self, steps: int, seconds: float) -> Model:
+        """The model with the record of its runs, this one after so many steps and seconds."""
+        record = {
+            "command": self.recipe.command(),
+            "steps": steps,
+            "images": steps * self.batch_size,
+            "minutes": round(seconds / 60, 2),
+            "device": device_name(self.device),
+        }
+        if self.origin.runs:
+            record["init"] = f"{self.recipe.init} ({self.origin.weights})"
+        return self.origin.after(self.model, record)
+
+
+def _on_all(value: bool, accelerator: Accelerator | None) -> bool:
+    """Whether it holds on one of the processes, on all of them."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return value
+    return bool(accelerator.reduce(torch.tensor([float(value)], device=accelerator.device), "sum").item())
 
 
 def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
@@ -257,11 +298,12 @@ def _begin(recipe: Recipe, folder: RunFolder, *, anew: bool) -> None:
     write_atomically(folder.path / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
 
 
-def finished(model: Model, examples: Examples, seed: int) -> Model:
-    """The trained model with its isotropic variance fitted, where it is a denoiser at one level."""
+def finished(model: Model, examples: Examples, seed: int, most: int | None = None) -> Model:
+    """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
     if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
-    indices = spread(len(examples), ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"]))
+    count = ISOTROPIC_EXAMPLES.get(examples.device.type, ISOTROPIC_EXAMPLES["cpu"])
+    indices = spread(len(examples), count if most is None else min(count, most))
     streams = Streams(seed + 2, len(indices))
     x = examples.take(indices, streams)
     fitted = IsotropicMoments.fit(model.denoiser, x, model.level, generator=streams)
@@ -273,8 +315,12 @@ def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str
     steps = len(trained.losses)
     rows: dict[str, Any] = {"command": recipe.command(), "steps": f"{steps:,} of batch {recipe.training.batch_size}"}
     rows |= {"device": f"{device_name(device)}, torch {torch.__version__}", "minutes": round(trained.seconds / 60, 2)}
+    rows |= {"of them watching": round(trained.watch_seconds / 60, 2)} if trained.watches else {}
     for end in sorted({max(1, steps * i // 8) for i in range(1, 9)}):
         window = trained.losses[max(0, end - 100) : end]
         rows[f"loss, mean to step {end:,}"] = window.mean().item()
     rows |= {f"validation loss at step {step:,}": value for step, value in trained.validations[-1:]}
+    for step, values in trained.watches[-1:]:
+        samples = f"{recipe.training.watch:,} samples at step {step:,}"
+        rows |= {f"{name} of {samples}": value for name, value in values.items()}
     return rows

@@ -29,6 +29,9 @@ from mmdgs.training.settings import TrainingSettings
 
 LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
 OCM_PROBES = 3
+INIT_WARMUP = 100
+"""Steps of warm-up of a run that starts from a model, if none were asked for: the first steps of a new Adam are as
+long as the learning rate in every direction, however small the gradient there."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Recipe:
         None  # of the loss ocm: the model whose variances are learned, anything from_pretrained takes
     )
     probes: int | None = None  # of the loss ocm: products with the Jacobian for each example; none: 3
+    init: str | None = None  # a model of the same architecture to start from, anything mmdgs.load takes
     compile: bool | None = None  # none: on a GPU
     training: TrainingSettings = field(
         default_factory=lambda: TrainingSettings(batch_size=64, learning_rate=1e-3, warmup=50, decay=True, ema=0.999)
@@ -75,6 +79,8 @@ class Recipe:
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
             )
         preset(self.model)
+        if self.init is not None and self.training.warmup == 0:
+            object.__setattr__(self, "training", dataclasses.replace(self.training, warmup=INIT_WARMUP))
         self._check_denoiser()
         self._check_levels()
 
@@ -134,7 +140,20 @@ class Recipe:
         words += [] if self.levels is None else ["--levels", self.levels]
         words += [] if self.weighting is None else ["--weighting", self.weighting]
         words += [] if self.denoiser is None else ["--denoiser", self.denoiser]
-        skip = {"data", "data_dir", "model", "param", "loss", "sigma", "levels", "weighting", "network", "denoiser"}
+        words += [] if self.init is None else ["--init", self.init]
+        skip = {
+            "data",
+            "data_dir",
+            "model",
+            "param",
+            "loss",
+            "sigma",
+            "levels",
+            "weighting",
+            "network",
+            "denoiser",
+            "init",
+        }
         settings = {key: value for key, value in self.to_dict().items() if key not in skip and value != default[key]}
         settings |= {f"network.{key}": value for key, value in self.network.items()}
         for key, value in settings.items():

@@ -16,8 +16,9 @@ FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
 class TrainingSettings:
     """How to train; the defaults are the authors' for the 2-D networks (10,000 steps of 100, Adam 1e-4).
 
-    A run ends after `steps`, after `epochs`, or after `minutes` of training, whichever comes first; with `decay`
-    the learning rate falls along a cosine to zero at that end.
+    A run ends after `steps`, after `epochs`, or after `minutes`, whichever comes first; with `decay` the learning rate
+    falls along a cosine to zero at that end. Minutes are those of a clock: of training, validating and watching; the
+    last look and the writing of the model come after them.
     """
 
     steps: int | None = 10_000
@@ -34,13 +35,15 @@ class TrainingSettings:
     seed: int = 0
     checkpoint_every: int | None = 1_000
     validate_every: int | None = 1_000
+    watch: int | None = None  # samples that are drawn and judged on the way; none (or 0): no watching
+    watch_every: int | None = 5_000  # steps between two looks; none: at the end only
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "minutes", "batch_size", "learning_rate", "clip", "split"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{name} must be positive and finite, got {value}")
-        for name in ("checkpoint_every", "validate_every"):
+        for name in ("checkpoint_every", "validate_every", "watch_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, or none, got {value}")
@@ -48,6 +51,9 @@ class TrainingSettings:
             raise UsageError(f"warmup must not be negative, got {self.warmup}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise UsageError(f"ema must lie between 0 and 1, got {self.ema}")
+        object.__setattr__(self, "watch", self.watch or None)
+        if self.watch is not None and self.watch < 2:
+            raise UsageError(f"watch must be at least 2 samples, or 0 for none, got {self.watch}")
         check_precision(self.precision)
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UsageError("say when training ends: steps, epochs or minutes")

@@ -1,0 +1,182 @@
+"""Watching a model as it trains: samples by a cheap sampler, a picture of some, and their distance from the data.
+
+    many levels     Heun's method along EDM's levels: 35 evaluations an image
+    one level       Gibbs sweeps with one variance for all pixels, which is fitted at each look; the last gives the mean
+    mean and std    Gibbs sweeps with the learned posterior
+
+Every look starts from the same noise, so that pictures can be compared. What it measures:
+
+    fid             the Frechet distance of the samples from all training images, where an Inception file is found.
+                    It is biased upwards by their small number: it compares with looks of as many, and nothing else
+    diversity       the mean distance of a sample to its nearest other, over that of as many training images: 1 is as it
+                    should be, and near 0 they are all alike
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mmdgs.data import ImageSet, midpoints, spread, to_uint8
+from mmdgs.data.sources import cache_folder
+from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.metrics.features import cached_features, image_features
+from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
+from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
+from mmdgs.metrics.neighbours import diversity
+from mmdgs.models import DENOISERS, MEAN_STD, Model
+from mmdgs.moments import IsotropicMoments
+from mmdgs.noise import CLEAN
+from mmdgs.pictures import image_grid, png
+from mmdgs.pretrained import Pretrained
+from mmdgs.randomness import Streams
+from mmdgs.samplers import Gibbs, Plan, single_level_plan
+from mmdgs.samplers.plans import Step
+from mmdgs.sampling import Method, generate, make_plan, start_from_noise
+from mmdgs.sampling.variances import FIT_IMAGES
+from mmdgs.training.settings import TrainingSettings
+from mmdgs.training.watchers import Seen
+
+logger = logging.getLogger("mmdgs")
+
+LEVELS = 18
+SWEEPS = 40
+"""The paper's number of sweeps at one level, before its FID rises again."""
+NO_VARIANCE = 1e-12
+SHOWN, SCALE = 64, 2
+SEED = 2_000_000_011
+"""Added to the run's seed for the noise of samples, which is the same at every look."""
+
+
+def sample_watcher(model: Model, images: ImageSet, settings: TrainingSettings) -> SampleWatcher:
+    """What watches `settings.watch` samples of a model, for `train_model(..., watcher=sample_watcher)`.
+
+    The Inception network is the file that MMDGS_INCEPTION names, or one that is found (none is downloaded).
+    """
+    single = len(model.levels) == 1
+    if model.config.param not in DENOISERS and not (model.config.param == MEAN_STD and single):
+        raise UsageError(
+            f"a model with parametrisation {model.config.param!r} at {len(model.levels)} levels draws no samples "
+            "to watch: leave watch out"
+        )
+    return SampleWatcher(model, images, settings, _inception())
+
+
+def _inception() -> Inception | None:
+    """The Inception network; None, and a line in the log, where there is no file of it."""
+    if os.environ.get(ENVIRONMENT):
+        return load_inception()
+    try:
+        return load_inception(download=False)
+    except UsageError:
+        logger.warning(
+            "watching the diversity of samples alone, and no FID: no Inception network was found; "
+            "%s can name its file (docs/evaluation.md)",
+            ENVIRONMENT,
+        )
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class SampleWatcher:
+    """Draws and judges samples of the model; training goes on as if it had not."""
+
+    model: Model
+    images: ImageSet
+    settings: TrainingSettings
+    inception: Inception | None
+
+    @property
+    def judged_by(self) -> str | None:
+        return None if self.inception is None else "fid"
+
+    @property
+    def count(self) -> int:
+        assert self.settings.watch is not None, "it was asked to watch"
+        return self.settings.watch
+
+    def __call__(self, step: int, /) -> Seen:
+        try:
+            x = self._samples()
+            values = self._measured(to_uint8(x))
+        except (NonFiniteError, ValueError) as error:  # a look must not end a training run
+            logger.warning("the samples at step %d could not be judged: %s", step, error)
+            return Seen({})
+        return Seen(values, png(image_grid(x[:SHOWN]), SCALE) if x.shape[1] in (1, 3) else None)
+
+    def _samples(self) -> Tensor:
+        """Samples in [0, 1], (count, channels, height, width)."""
+        model, seed = self.model, self.settings.seed + SEED
+        single = len(model.levels) == 1
+
+        def start(chains: int, first: int) -> Tensor:
+            return start_from_noise(model.config.shape, chains, seed=seed, first_chain=first)
+
+        pretrained = self._pretrained()
+        found = generate(
+            pretrained,
+            self._chain() if single else make_plan(Method("heun", steps=LEVELS), pretrained),
+            self.count,
+            seed=seed,
+            batch_size=self.settings.batch_size,
+            start=start if single else None,
+            precision=self.settings.precision,
+            fast=False,  # compiling takes longer than a look
+            progress=None,
+        )
+        assert found.x is not None, "nothing was written"
+        return found.x
+
+    def _pretrained(self) -> Pretrained:
+        model = self.model
+        if model.config.param != MEAN_STD:
+            return Pretrained.of(model)
+        mean = model.posterior()
+        config = model.config
+        return Pretrained(
+            lambda x_t, level: mean(x_t, level).mean, model.levels, config.shape, config.interval, model.network, ""
+        )
+
+    def _chain(self) -> Plan:
+        """Gibbs sweeps at the model's one level, the last of which gives the mean in place of a draw."""
+        model, level = self.model, self.model.level
+        if model.config.param == MEAN_STD:
+            return single_level_plan(model.posterior(), level, steps=SWEEPS)
+        device = next(model.network.parameters()).device
+        chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
+        x = midpoints(chosen.images.to(device))
+        streams = Streams(self.settings.seed + SEED, len(x))
+        moments = IsotropicMoments.fit_errors(model.denoiser, x, level, generator=streams)
+        plan = single_level_plan(moments, level, steps=SWEEPS)
+        last = Gibbs(IsotropicMoments(model.denoiser, {level: NO_VARIANCE}))
+        return Plan(plan.start, (*plan.steps[:-1], Step(last, level, CLEAN)))
+
+    def _measured(self, samples: Tensor) -> dict[str, float]:
+        device = self.images.images.device
+        values = {"diversity": diversity(samples.to(device)).distance / self._diversity_of_data}
+        if self.inception is not None:
+            drawn = ImageSet("samples", "samples", samples)
+            ours = image_features(drawn, self.inception, device=device).moments
+            values = {"fid": frechet_distance(ours, self._data_moments), **values}
+        return values
+
+    @cached_property
+    def _diversity_of_data(self) -> float:
+        """Of as many training images as there are samples."""
+        chosen = self.images.take(spread(len(self.images), self.count)).images
+        return max(diversity(chosen).distance, torch.finfo(torch.float32).tiny)
+
+    @cached_property
+    def _data_moments(self) -> FeatureMoments:
+        """Of the features of all training images: computed once, and kept in the cache folder."""
+        assert self.inception is not None
+        device = self.images.images.device
+        folder = cache_folder() / "features"
+        return cached_features(
+            self.images, self.inception, folder, device=device, progress="watching: features of the data"
+        ).moments
