@@ -13,7 +13,7 @@ from nets import random_images, tiny_pipeline
 from PIL import Image
 
 from mmdgs import cli
-from mmdgs.experiments import Context, Workspace, conclude, few_steps
+from mmdgs.experiments import Context, Workspace, conclude, few_steps, sampler_cells
 from mmdgs.metrics import inception_file
 from mmdgs.pretrained import from_pretrained
 from mmdgs.samplers import run_plan
@@ -60,7 +60,7 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert "Isotropic is below small variance" in text
     assert "Diagonal, Rademacher is below isotropic" in text
     assert "Diagonal, lattice is below diagonal, Rademacher" in text
-    monkeypatch.setattr(few_steps, "generate", None)  # nothing is sampled again
+    monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     again = Context(Workspace(tmp_path / "out", resume=True), torch.device("cpu"), model=prepared.model)
     assert few_steps.run(again).records["samplers"] == records["samplers"]
 
