@@ -43,7 +43,9 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5; table2: 2")
+    ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Only this data set (mog, rings, roll); may be given again.")
     ] = None,

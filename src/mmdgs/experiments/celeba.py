@@ -51,12 +51,12 @@ class CelebaSettings:
 
 FULL = CelebaSettings()
 QUICK = CelebaSettings(
-    images=9, levels=6, shown=9, batch_size=16, precision="float32", metrics=("diversity",), reference_limit=200
+    images=9, levels=12, shown=9, batch_size=16, precision="float32", metrics=("diversity",), reference_limit=200
 )
 QUICK_RECIPE = Recipe(
     size=16, limit=1_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
     training=TrainingSettings(
-        steps=150, batch_size=16, learning_rate=3e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
+        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
         validate_every=None,
     ),
 )  # fmt: skip
@@ -73,15 +73,16 @@ def run(context: Context) -> Outcome:
     judge = Judge.of(context, settings.metrics, references)
     cells = Cells(context, model, name, 0, settings.batch_size, settings.precision, settings.shown)
     levels = exploding_levels(model) if settings.levels is None else path(model, settings.levels)
+    wanted = methods(levels, settings)
     found = {
         row: cells.sampled(row, method, settings.images, context.seed, judge, {"judge": judge.key()})
-        for row, method in methods(levels, settings).items()
+        for row, method in wanted.items()
     }
     records = {row: part.values for row, part in found.items()}
     pictures = {row: part.tensors["shown"] for row, part in found.items()}
     named = asdict(settings) | {
         "model": model.source, "data": Path(name).name, "count": len(levels), "reference": len(references.load()),
-        "first": levels[0].sigma, "last": levels[-1].sigma,
+        "first": levels[0].sigma, "last": levels[-1].sigma, "rate": wanted[LANGEVIN].rate,
     }  # fmt: skip
     return Outcome({"settings": named, "samplers": records}, [_section(records, pictures, named, context.quick)])
 
@@ -141,7 +142,8 @@ def _section(
     note = (
         f"{settings['images']:,} images each of {settings['model']} along {settings['count']} levels from "
         f"{settings['first']:g} to {settings['last']:g}, {settings['precision']}, against {settings['reference']:,} "
-        f"images of {settings['data']}. FIDs of so many images and of these faces compare with each other only."
+        f"images of {settings['data']}. Langevin's rate is the one that NCSNv2's analysis suggests for these levels, "
+        f"{settings['rate']:.4f}. FIDs of so many images and of these faces compare with each other only."
     )
     quick_text = "This is the quick version: so few images and so small a network show that everything runs."
     text = [

@@ -5,38 +5,32 @@ The paper's figures on CIFAR-10 with sigma 0.3 and a score network, and the mode
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmdgs.data import dequantised, spread, to_uint8
+from mmdgs.data import dequantised, spread
 from mmdgs.errors import UsageError
-from mmdgs.experiments.cifar10_report import Findings, chain_section, collapse_section, fid_section, map_section
+from mmdgs.experiments.cifar10_collapse import collapse_section
+from mmdgs.experiments.cifar10_report import Findings, chain_section, fid_section, map_section
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.sampler_cells import Cells, Judge, References, file_name
+from mmdgs.experiments.single_level_chains import CURVES, DATA, DIAGONAL, Chains
 from mmdgs.experiments.small_models import trained_here
 from mmdgs.experiments.table2 import path
 from mmdgs.experiments.workspace import Part
-from mmdgs.fast import fast_path
 from mmdgs.models import Model, load
-from mmdgs.moments import DiagonalMoments, Moments
+from mmdgs.moments import DiagonalMoments
 from mmdgs.noise import add_noise
-from mmdgs.precision import autocast, matmul_precision
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.probes import Lattice, ProbeDesign, Rademacher
-from mmdgs.progress import progress_bar
-from mmdgs.randomness import Streams, randn, uniforms
-from mmdgs.samplers import Info, State, run_plan
-from mmdgs.samplers.plans import single_level_plan
-from mmdgs.sampling import FitData, Method, isotropic_moments
+from mmdgs.randomness import Streams
+from mmdgs.sampling import Method
 from mmdgs.training import Recipe, TrainingSettings
 
-DATA = "cifar10"
 MODEL = "cifar10-score"
 SIGMA = 0.3
 TRAIN = (
@@ -44,10 +38,7 @@ TRAIN = (
     "--set learning_rate=1e-4 --set precision=bf16 --out runs/cifar10-score"
 )
 """How the paper trained its model."""
-MAP_SEED, START_SEED = 20, 30
-
-DIAGONAL, ISOTROPIC, UNIFORM = "diagonal", "isotropic", "diagonal, uniform start"
-CURVES = (DIAGONAL, ISOTROPIC, UNIFORM)
+MAP_SEED = 20
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ QUICK = Cifar10Settings(
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="score", sigma=SIGMA,
     training=TrainingSettings(
-        steps=150, batch_size=16, learning_rate=3e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
+        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
         validate_every=None,
     ),
 )  # fmt: skip
@@ -98,8 +89,10 @@ def run(context: Context) -> Outcome:
     judge_network = _classifier(context)
     judge = Judge.of(context, settings.metrics, references, judge_network)
     of_long = Judge.of(context, ("diversity",), references, judge_network)
-    chains = Chains(context, model, settings)
-    maps = _maps(chains, references)
+    chains = Chains(
+        context, model, settings.probes, settings.fit_images, settings.batch_size, settings.block, settings.precision
+    )
+    maps = _maps(chains, references, settings)
     long = chains.states(DIAGONAL, settings.long_chains, settings.long_steps)
     collapse = {
         str(t): _judged(chains, of_long, DIAGONAL, t, x) for t, x in zip(settings.long_steps, long, strict=True)
@@ -107,7 +100,7 @@ def run(context: Context) -> Outcome:
     data = references.load("test")
     taken = data.images[spread(len(data), settings.long_chains)]
     others = {"data (test images)": of_long(taken, "test images")}
-    others |= _many(chains, of_long)
+    others |= _many(chains, of_long, settings)
     curves = {
         row: {
             str(t): _judged(chains, judge, row, t, x)
@@ -151,88 +144,19 @@ def _classifier(context: Context) -> Model | None:
     return None if context.classifier is None else load(context.classifier, device=context.device)
 
 
-@dataclass(frozen=True, eq=False)
-class Chains:
-    """Gibbs chains of a model at its level, in blocks that are parts of the workspace."""
-
-    context: Context
-    model: Pretrained
-    settings: Cifar10Settings
-
-    def states(self, row: str, chains: int, keep: Sequence[int]) -> Tensor:
-        """The states of so many chains after these steps, uint8 (kept, chains, ...)."""
-        blocks = []
-        for first in range(0, chains, self.settings.block):
-            count = min(self.settings.block, chains - first)
-            asked = {
-                "model": self.model.digest, "row": row, "first": first, "count": count, "keep": list(keep),
-                "probes": self.settings.probes, "fit_images": self.settings.fit_images, "seed": self.context.seed,
-                "precision": self.settings.precision,
-            }  # fmt: skip
-            name = file_name(f"chains-{row}-{keep[-1]}-{first}")
-
-            def compute(first: int = first, count: int = count) -> Part:
-                return Part({}, {"x": self._run(row, first, count, keep)})
-
-            blocks.append(self.context.workspace.part(name, asked, compute).tensors["x"])
-        return torch.cat(blocks, 1)
-
-    def _run(self, row: str, first: int, count: int, keep: Sequence[int]) -> Tensor:
-        moments, level = self._moments(row), self.model.levels[0]
-        plan = single_level_plan(moments, level, steps=keep[-1])
-        found = torch.empty(len(keep), count, *self.model.shape, dtype=torch.uint8)
-        seed = self.context.seed + START_SEED
-        how = self.settings.precision
-        with progress_bar(count * keep[-1], f"{row}, {keep[-1]} steps", unit="chain-step") as bar:
-            for start in range(first, first + count, self.settings.batch_size):
-                rows = min(self.settings.batch_size, first + count - start)
-                place = slice(start - first, start - first + rows)
-                x0 = self._start(row, rows, Streams(seed, rows, start)).to(self.context.device)
-
-                def note(step: int, state: State, info: Info, place: slice = place, rows: int = rows) -> None:
-                    for i, t in enumerate(keep):
-                        if t == step + 1:
-                            found[i, place] = self._stored(state.x)
-                    bar.update(rows)
-
-                if keep[0] == 0:
-                    found[0, place] = self._stored(x0)
-                fast = contextlib.nullcontext() if self.context.quick else fast_path("auto")
-                with matmul_precision(how), autocast(how, self.context.device), fast:
-                    # The start took the numbers of another seed: none is used twice.
-                    run_plan(plan, x0, seed=seed + 1, first_chain=start, callback=note, progress=None)
-        return found
-
-    def _start(self, row: str, rows: int, streams: Streams) -> Tensor:
-        """The paper's standard normal (its section 2.1), or uniform noise in the data's interval."""
-        draw = uniforms if row == UNIFORM else randn
-        return self.model.scaled(draw((rows, *self.model.shape), torch.empty(0), streams))
-
-    def _stored(self, x: Tensor) -> Tensor:
-        low, high = self.model.interval
-        return to_uint8(((x.float() - low) / (high - low)).clamp(0, 1)).cpu()
-
-    def _moments(self, row: str) -> Moments:
-        if row != ISOTROPIC:
-            return DiagonalMoments(self.model, probes=self.settings.probes)
-        files = None if self.context.data_dir is None else Path(self.context.data_dir)
-        return isotropic_moments(self.model, self.model.levels, FitData(DATA, self.settings.fit_images, files))
-
-
 def _judged(chains: Chains, judge: Judge, row: str, steps: int, x: Tensor) -> dict[str, Any]:
     """The numbers of states after so many steps, as a part."""
-    settings = chains.settings
     asked = {
         "model": chains.model.digest, "row": row, "steps": steps, "images": len(x), "seed": chains.context.seed,
-        "judge": judge.key(), "probes": settings.probes, "precision": settings.precision,
+        "judge": judge.key(), "probes": chains.probes, "precision": chains.precision,
     }  # fmt: skip
     name = file_name(f"score-{row}-{steps}-of-{len(x)}")
     return chains.context.workspace.part(name, asked, lambda: Part(judge(x, f"{row}, {steps} steps"))).values
 
 
-def _many(chains: Chains, judge: Judge) -> dict[str, dict[str, Any]]:
+def _many(chains: Chains, judge: Judge, settings: Cifar10Settings) -> dict[str, dict[str, Any]]:
     """As many images of a model of many levels, by the paper's Algorithm 2, where one is named."""
-    context, settings = chains.context, chains.settings
+    context = chains.context
     if context.many is None:
         return {}
     model = from_pretrained(context.many, device=context.device)
@@ -246,9 +170,9 @@ def _many(chains: Chains, judge: Judge) -> dict[str, dict[str, Any]]:
     return {"many levels, Gibbs": part.values}
 
 
-def _maps(chains: Chains, references: References) -> Part:
+def _maps(chains: Chains, references: References, settings: Cifar10Settings) -> Part:
     """Standard deviations of the posterior of some noisy test images by each design, and their errors."""
-    context, model, settings = chains.context, chains.model, chains.settings
+    context, model = chains.context, chains.model
     designs: list[tuple[str, ProbeDesign, int]] = [
         *((f"Rademacher, {n}", Rademacher(), n) for n in settings.map_probes),
         *((f"lattice, {n}", Lattice(), n) for n in settings.lattice_probes),
@@ -268,7 +192,7 @@ def _maps(chains: Chains, references: References) -> Part:
         x_t = add_noise(clean, level, generator=Streams(context.seed + MAP_SEED + 1, count))
         estimate = _estimator(model, x_t, context.seed + MAP_SEED + 2)
         exact = estimate(None, None)
-        found = {"x": images, "x_t": chains._stored(x_t), "exact": exact}
+        found = {"x": images, "x_t": chains.stored(x_t), "exact": exact}
         errors = {}
         for name, design, probes in designs:
             found[name] = estimate(design, probes)

@@ -8,29 +8,25 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.experiments.drawing import (
     BLUE,
-    COLOURS,
-    GREY,
     ORANGE,
-    RED,
     colour_picture,
     image_rows,
     new_figure,
     open_axes,
 )
-from mmdgs.experiments.drawing import picture as grey_picture
 from mmdgs.experiments.report import Figure, Section, Table
 
 PAPER_STEPS = 40
 """The paper's FID increases after so many Gibbs steps."""
 RISE = 0.02
 """A relative difference of FIDs that counts: those of two seeds with some thousand images differ by about a percent."""
-COLLAPSED = 0.9
-"""A diversity below this much of the data's own is called a collapse."""
 STYLES = {"diagonal": (BLUE, "o-"), "isotropic": (ORANGE, "o-"), "diagonal, uniform start": (BLUE, "s--")}
 CHAINS_SHOWN = 3  # in the paper's figure of chains
 COLUMNS = 5
@@ -59,7 +55,8 @@ def map_section(found: Findings) -> Section:
     falls = all(errors[a] > errors[b] for a, b in pairwise(rademacher))
     text = [
         "The paper's figure of posterior variances with 1, 10 and 100 Rademacher probes: the estimate should get "
-        f"better with their number. {'It does' if falls else 'It does not'}: the relative error against the exact diagonal is "
+        f"better with their number. {'It does' if falls else 'It does not'}: the relative error against the exact "
+        "diagonal is "
         + ", ".join(f"{errors[name]:.2f} ({name.split(', ')[1]})" for name in rademacher)
         + ". Probes on a lattice, which are the default for images, have "
         + ", ".join(
@@ -72,18 +69,18 @@ def map_section(found: Findings) -> Section:
     ]
     rows = [[name, f"{value:.3f}"] for name, value in errors.items()]
     table = Table("Error of the diagonal", ["probes", "relative error"], rows, f"{len(found.map_images['x'])} images.")
+    names = [name for name in errors if name in found.map_images]
     caption = "Test images, noisy, and standard deviations of p(x | noisy x), mean over the colours, in one scale."
     return Section(
-        "Covariances by probes", text, [table], [Figure("cifar10_maps", caption, draw_maps(found.map_images))]
+        "Covariances by probes", text, [table], [Figure("cifar10_maps", caption, draw_maps(found.map_images, names))]
     )
 
 
-def draw_maps(images: Mapping[str, Tensor]) -> Canvas:
-    """A row for each image, a column for each estimate, the exact one last."""
-    labels = [*(name for name in images if name not in ("x", "x_t", "exact")), "exact"]
+def draw_maps(images: Mapping[str, Tensor], names: Sequence[str]) -> Canvas:
+    """A row for each image, a column for each of the named estimates, the exact one last."""
+    labels = [*names, "exact"]
     deviations = {name: images[name].mean(1, keepdim=True).clamp(min=0).sqrt() for name in labels}
-    high = torch.quantile(deviations["exact"], 0.999).item()
-    # One column of images a panel, and as many panels as there are estimates.
+    scale = ScalarMappable(Normalize(0.0, torch.quantile(deviations["exact"], 0.999).item()), "magma")
     count = len(images["x"])
     height, width = images["x"].shape[2:]
     canvas, axes = new_figure(1, 2 + len(labels), 1.0)
@@ -91,9 +88,9 @@ def draw_maps(images: Mapping[str, Tensor]) -> Canvas:
     for axis, name, title in zip(axes[0], ("x", "x_t"), ("data x", "noisy $x_t$"), strict=False):
         colour_picture(axis, images[name], 1, title)
     for axis, name in zip(axes[0][2:], labels, strict=True):
-        drawn = grey_picture(axis, deviations[name], name, high=high, cmap="magma", columns=1)
-        axis.set_title(name, fontsize=8)
-    bar = canvas.colorbar(drawn, ax=axes[0], shrink=0.75, pad=0.01)
+        coloured = torch.from_numpy(scale.cmap(scale.norm(deviations[name][:, 0].numpy()), bytes=True))[..., :3]
+        colour_picture(axis, coloured.movedim(-1, 1), 1, name)
+    bar = canvas.colorbar(scale, ax=axes[0], shrink=0.75, pad=0.01)
     bar.set_label("standard deviation", fontsize=7)
     bar.ax.tick_params(labelsize=7)
     return canvas
@@ -104,12 +101,12 @@ def chain_section(found: Findings) -> Section:
     steps = found.settings["long_steps"]
     regular = [i for i, t in enumerate(steps) if t <= 100]
     strips = {f"chain {c + 1}": found.long[regular, c] for c in range(min(CHAINS_SHOWN, found.long.shape[1]))}
-    strip = image_rows(strips)
+    strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
     labels = ", ".join(str(steps[i]) for i in regular)
     text = [
         "Chains start from standard normal noise, as in the paper's section 2.1, and go on by Gibbs sweeps at one "
-        f"noise level with the diagonal covariance of {found.settings['probes']} probes. The paper's figure of three chains "
-        "every 10 steps shows sharp images; whether these are, is for the eye.",
+        f"noise level with the diagonal covariance of {found.settings['probes']} probes. The paper's figure of three "
+        "chains every 10 steps shows sharp images; whether these are, is for the eye.",
         *([QUICK] if found.quick else []),
     ]
     shown = found.long.shape[1]
@@ -130,7 +127,7 @@ def draw_many(found: Findings) -> Canvas:
     canvas, axes = new_figure(rows, columns, 1.9)
     places = [axis for row in axes for axis in row]
     for axis, t, x in zip(places, steps, found.long, strict=False):
-        colour_picture(axis, x, COLUMNS, f"{t:,}")
+        colour_picture(axis, x, COLUMNS, f"{t:,} steps")
     for axis in places[len(steps) :]:
         axis.set_axis_off()
     return canvas
@@ -218,100 +215,9 @@ def draw_curves(steps: Sequence[int], values: Mapping[str, Sequence[float]], wha
     for row, own in values.items():
         colour, style = STYLES[row]
         axis.plot(steps, own, style, color=colour, markersize=4, linewidth=1.3, label=row)
+    axis.set_xticks(steps)
     axis.set_xlabel("Gibbs steps", fontsize=9)
     axis.set_ylabel(what, fontsize=9)
     axis.legend(fontsize=8, frameon=False)
     open_axes(axis, 8)
     return canvas
-
-
-def collapse_verdict(steps: Sequence[int], ratios: Sequence[float], data: float) -> str:
-    """Whether long chains come nearer to each other than data are, and go on doing so."""
-    last, best = ratios[-1] / data, max(range(len(ratios)), key=lambda i: ratios[i])
-    falls = ratios[-1] < (1 - RISE) * ratios[best]
-    said = (
-        f"After {steps[-1]:,} steps a chain is {last:.2f} times as far from its nearest other as data are; it was at "
-    )
-    said += f"most {ratios[best] / data:.2f} times, after {steps[best]:,}. "
-    if last < COLLAPSED:
-        return (
-            said
-            + ("The chains collapse, as the paper shows" if falls else "They are too near, but do not come nearer")
-            + "."
-        )
-    return (
-        said
-        + ("They come nearer, but are no nearer than data" if falls else "No collapse is seen in this number")
-        + "."
-    )
-
-
-def collapse_section(found: Findings) -> Section:
-    """Mode collapse of long chains, measured."""
-    steps = [t for t in found.settings["long_steps"] if t > 0]
-    ratios = [found.collapse[str(t)]["diversity"] for t in steps]
-    data = found.beside["data (test images)"]["diversity"]
-    rows = [[f"{t:,} steps", *_numbers(found.collapse[str(t)])] for t in steps]
-    rows += [[name, *_numbers(one)] for name, one in found.beside.items()]
-    with_classes = "class_entropy" in next(iter(found.beside.values()))
-    header = ["samples", "diversity", "duplicates", *(["class distance", "class entropy"] if with_classes else [])]
-    text = [
-        "The paper sees fewer and fewer modes as 25 chains go on at this one small noise level, and many levels as the "
-        "cure. Diversity is the mean distance of an image to its nearest other, over that of as many training images.",
-        *([QUICK] if found.quick else [collapse_verdict(steps, ratios, data)]),
-    ]
-    if "many levels, Gibbs" in found.beside:
-        if not found.quick:
-            many = found.beside["many levels, Gibbs"]["diversity"] / data
-            text.append(f"As many images of the model of many levels have {many:.2f} of the data's diversity.")
-    else:
-        text.append("No model of many levels was named (--many), so that row is left out.")
-    if not with_classes:
-        text.append("No classifier was named (--classifier), so classes are not counted.")
-    note = f"{found.settings['long_chains']} chains, diagonal covariance, from standard normal noise."
-    figures = [
-        Figure("cifar10_collapse", "Diversity of the chains as they go on.", draw_collapse(steps, ratios, found))
-    ]
-    return Section("Mode collapse", text, [Table("Long chains", header, rows, note)], figures)
-
-
-def _numbers(one: Mapping[str, Any]) -> list[str]:
-    cells = [f"{one['diversity']:.3f}", f"{100 * one['duplicates']:.1f}%"]
-    if "class_entropy" in one:
-        cells += [f"{one['class_distance']:.3f}", f"{one['class_entropy']:.3f}"]
-    return cells
-
-
-def draw_collapse(steps: Sequence[int], ratios: Sequence[float], found: Findings) -> Canvas:
-    """Diversity against steps, those of data and of many levels as lines; class shares beside it."""
-    shares = {name: one["class_shares"] for name, one in found.beside.items() if "class_shares" in one}
-    canvas, axes = new_figure(1, 2 if shares else 1, 3.4)
-    canvas.set_size_inches(11.0 if shares else 6.0, 3.4)
-    axis = axes[0][0]
-    axis.plot(steps, ratios, "o-", color=BLUE, markersize=4, linewidth=1.3, label="chains at one level")
-    for (name, one), colour in zip(found.beside.items(), (GREY, RED), strict=False):
-        axis.axhline(one["diversity"], color=colour, linestyle="--", linewidth=1.2, label=name)
-    axis.set_xscale("log")
-    axis.set_xticks([steps[0], *(t for t in steps[1:] if t >= 2 * steps[0] and t in (20, 50, 100, 200, 500, 1_000))])
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axis.minorticks_off()
-    axis.set_xlabel("Gibbs steps", fontsize=9)
-    axis.set_ylabel("diversity (1: as data)", fontsize=9)
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8, frameon=False)
-    open_axes(axis, 8)
-    if shares:
-        last = found.collapse[str(steps[-1])]
-        _draw_shares(axes[0][1], {f"{steps[-1]:,} steps": last["class_shares"], **shares}, last["class_names"])
-    return canvas
-
-
-def _draw_shares(axis: Any, shares: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
-    width = 0.8 / len(shares)
-    for i, ((name, own), colour) in enumerate(zip(shares.items(), (BLUE, GREY, COLOURS["learned"]), strict=False)):
-        places = [c + (i - (len(shares) - 1) / 2) * width for c in range(len(names))]
-        axis.bar(places, own, width=width, color=colour, label=name)
-    axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
-    axis.set_ylabel("share", fontsize=9)
-    axis.legend(fontsize=8, frameon=False)
-    open_axes(axis, 7)

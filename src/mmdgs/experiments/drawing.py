@@ -83,11 +83,10 @@ def picture(
     low: float = 0.0,
     high: float = 1.0,
     cmap: str = "gray",
-    columns: int = 5,
 ) -> AxesImage:
     """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
     colours = colormaps[cmap].with_extremes(bad="#8d99ab")
-    drawn = axis.imshow(mosaic(images, columns).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    drawn = axis.imshow(mosaic(images).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=9)
     for spine in axis.spines.values():
@@ -118,12 +117,16 @@ def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", ga
         spine.set_visible(False)
 
 
-def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62) -> Figure:
-    """A strip of images uint8 (n, C, H, W) for each label, one under the other."""
+def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:
+    """A strip of images uint8 (n, C, H, W) for each label, one under the other; titles stand above the columns."""
     canvas, axes = new_figure(len(rows), 1, 1.0)
     most = max(len(images) for images in rows.values())
     canvas.set_size_inches(1.9 + tile * most, tile * len(rows))
     for (axis,), (label, images) in zip(axes, rows.items(), strict=True):
         colour_picture(axis, images, len(images))
         axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
+    width = next(iter(rows.values())).shape[3] + 1
+    axes[0][0].xaxis.tick_top()
+    axes[0][0].set_xticks([width * (i + 0.5) - 1 for i in range(len(titles))], titles, fontsize=8)
+    axes[0][0].tick_params(length=0)
     return canvas

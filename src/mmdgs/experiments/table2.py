@@ -73,7 +73,7 @@ QUICK = Table2Settings(
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
     training=TrainingSettings(
-        steps=150, batch_size=16, learning_rate=3e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
+        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
         validate_every=None,
     ),
 )  # fmt: skip
@@ -112,7 +112,16 @@ def run(context: Context) -> Outcome:
     ]
     pictures = {key: parts[0].tensors["shown"] for key, parts in found.items()}
     equal = equal_cost_levels(settings)
-    named = asdict(settings) | {"model": model.source, "equal_cost_levels": equal, "measure": settings.measure}
+    paper = Table2Settings()
+    named = asdict(settings) | {
+        "model": model.source,
+        "equal_cost_levels": equal,
+        "measure": settings.measure,
+        "paper_evaluations": {
+            "Langevin": langevin_evaluations(paper.levels, paper),
+            "Gibbs": gibbs_evaluations(paper.levels, paper),
+        },
+    }
     sections = [
         table_section(records, named, quick=context.quick),
         tuning_section(tuning, named),

@@ -64,7 +64,7 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
     )
     what = COLUMNS[settings["measure"]][0]
     figure = Figure("table2", f"{what} against {PLURAL}.", draw_cost(records, settings["measure"], what))
-    header, rows, best = _cells(by, settings["measure"], quick)
+    header, rows, best = _cells(by, settings, quick)
     return Section("The table", text, [Table("Samplers of one network", header, rows, note, 1, best)], [figure])
 
 
@@ -79,7 +79,9 @@ def _open(by: Cells) -> str:
     return "; ".join(sorted(reasons))
 
 
-def _cells(by: Cells, measure: str, quick: bool) -> tuple[list[str], list[list[str]], frozenset[tuple[int, int]]]:
+def _cells(
+    by: Cells, settings: Mapping[str, Any], quick: bool
+) -> tuple[list[str], list[list[str]], frozenset[tuple[int, int]]]:
     shown = [key for key in COLUMNS if any(key in one for seeds in by.values() for one in seeds)]
     header = ["sampler", "levels or steps", "evaluations", *(COLUMNS[key][0] for key in shown), "seconds"]
     rows = []
@@ -90,13 +92,13 @@ def _cells(by: Cells, measure: str, quick: bool) -> tuple[list[str], list[list[s
         seconds = statistics.mean(one["seconds"] for one in seeds)
         rows.append([row, str(steps), f"{seeds[0]['evaluations']:,.0f}", *measured, f"{seconds:,.0f}"])
     best: frozenset[tuple[int, int]] = frozenset()
-    if measure == "fid" and not quick:
+    if settings["measure"] == "fid" and not quick:
         lowest = min(range(len(ordered)), key=lambda i: mean(by[ordered[i]], "fid"))
         best = frozenset({(lowest, 3 + shown.index("fid"))})
         for name, (score, fid) in PAPER.items():
             known = {"fid": f"{fid:.2f}", "is": score}
-            evaluations = {"Langevin": "1,161", "Gibbs": "4,852"}[name]
             cells = [known.get(key, "") for key in shown]
+            evaluations = f"{settings['paper_evaluations'][name]:,.0f}"
             rows.append([f"paper: NCSNv2, {name}, 50,000 images", "232", evaluations, *cells, ""])
     return header, rows, best
 
@@ -130,7 +132,7 @@ def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
     for title, row, count in (
         ("At the paper's settings", GIBBS, levels),
         ("At equal cost", GIBBS, equal),
-        ("Where the first sweep of a pair of levels only goes down, at the paper's settings,", DOWN, levels),
+        ("Where the first sweep of a pair only goes down, at the paper's settings", DOWN, levels),
         ("The same at equal cost", DOWN, equal),
     ):
         ours = by[row, count]
