@@ -85,6 +85,7 @@ def run(context: Context) -> Outcome:
     settings = QUICK if context.quick else FULL
     settings = replace(settings, images=context.images or settings.images)
     model = single_level_model(context)
+    many = _many_model(context, model)
     references = References(DATA, context.data_dir, settings.size, settings.reference_limit)
     judge_network = _classifier(context)
     judge = Judge.of(context, settings.metrics, references, judge_network)
@@ -92,15 +93,16 @@ def run(context: Context) -> Outcome:
     chains = Chains(
         context, model, settings.probes, settings.fit_images, settings.batch_size, settings.block, settings.precision
     )
+    data = references.load("test")
+    # The data first: a classifier of another size is told of before the work.
+    others = {"data (test images)": of_long(data.images[spread(len(data), settings.long_chains)], "test images")}
     maps = _maps(chains, references, settings)
     long = chains.states(DIAGONAL, settings.long_chains, settings.long_steps)
     collapse = {
         str(t): _judged(chains, of_long, DIAGONAL, t, x) for t, x in zip(settings.long_steps, long, strict=True)
     }
-    data = references.load("test")
-    taken = data.images[spread(len(data), settings.long_chains)]
-    others = {"data (test images)": of_long(taken, "test images")}
-    others |= _many(chains, of_long, settings)
+    if many is not None:
+        others["many levels, Gibbs"] = _many(chains, many, of_long, settings)
     curves = {
         row: {
             str(t): _judged(chains, judge, row, t, x)
@@ -154,20 +156,25 @@ def _judged(chains: Chains, judge: Judge, row: str, steps: int, x: Tensor) -> di
     return chains.context.workspace.part(name, asked, lambda: Part(judge(x, f"{row}, {steps} steps"))).values
 
 
-def _many(chains: Chains, judge: Judge, settings: Cifar10Settings) -> dict[str, dict[str, Any]]:
-    """As many images of a model of many levels, by the paper's Algorithm 2, where one is named."""
-    context = chains.context
+def _many_model(context: Context, beside: Pretrained) -> Pretrained | None:
+    """The model of many levels that --many names."""
     if context.many is None:
-        return {}
+        return None
     model = from_pretrained(context.many, device=context.device)
     if len(model.levels) == 1:
         raise UsageError(f"--many must be a model of many noise levels, and {context.many} was trained at one")
-    if model.shape != chains.model.shape:
-        raise UsageError(f"--many must be a model of images {chains.model.shape}, got one of {model.shape}")
+    if model.shape != beside.shape:
+        raise UsageError(f"--many must be a model of images {beside.shape}, got one of {model.shape}")
+    return model
+
+
+def _many(chains: Chains, model: Pretrained, judge: Judge, settings: Cifar10Settings) -> dict[str, Any]:
+    """As many images of a model of many levels, by the paper's Algorithm 2."""
+    context = chains.context
     method = Method("gibbs", path(model, settings.levels), covariance="rademacher", probes=3, sweeps=3)
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, settings.shown)
     part = cells.sampled("many levels", method, settings.long_chains, context.seed, judge, {"judge": judge.key()})
-    return {"many levels, Gibbs": part.values}
+    return part.values
 
 
 def _maps(chains: Chains, references: References, settings: Cifar10Settings) -> Part:
