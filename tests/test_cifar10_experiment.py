@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
 from mmdgs.experiments import Context, Workspace, cifar10, conclude, sampler_cells, single_level_chains
-from mmdgs.experiments.cifar10_collapse import collapse_verdict
+from mmdgs.experiments.cifar10_collapse import class_verdict, collapse_verdict
 from mmdgs.experiments.cifar10_report import fid_verdict, minimum
 from mmdgs.experiments.single_level_chains import DIAGONAL, UNIFORM, Chains
 from mmdgs.models import Model, ModelConfig
@@ -31,7 +31,7 @@ from mmdgs.samplers import Gibbs, State
 SHAPE = (3, 12, 12)
 TINY = replace(
     cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=2,
-    fit_images=4, batch_size=3, size=None, reference_limit=None, metrics=("fid", "diversity"),
+    fit_images=4, batch_size=3, reference_limit=None, metrics=("fid", "diversity"),
 )  # fmt: skip
 
 
@@ -179,6 +179,12 @@ def test_verdicts_on_the_collapse(ratios: tuple[float, ...], words: str) -> None
     said = collapse_verdict((10, 100, 1_000), ratios, 1.0)
     assert words in said
     assert f"After 1,000 steps a chain is {ratios[-1]:.2f} times as far" in said
+
+
+def test_the_commonest_class_is_named() -> None:
+    last = {"class_shares": [0.2, 0.8], "class_names": ["cat", "dog"], "class_entropy": 0.5}
+    said = class_verdict(1_000, last, {"data": {"class_entropy": 0.69}})
+    assert "after 1,000 steps is 0.50 (data 0.69); the commonest, dog, has 80% of the chains" in said
 
 
 # --- bad input --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from mmdgs.sampling import Method, generation
 from mmdgs.schedules import geometric
 
 TINY = replace(
-    table2.QUICK, images=10, levels=6, tuning_images=4, fit_images=4, batch_size=10, size=None, reference_limit=None,
+    table2.QUICK, images=10, levels=6, tuning_images=4, fit_images=4, batch_size=10, reference_limit=None,
     metrics=("fid", "is", "precision-recall", "diversity"), rate_factors=(0.5, 1.0, 1.5), krylov=(3,), steps=(3, 4),
 )  # fmt: skip
 

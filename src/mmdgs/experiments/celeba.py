@@ -28,7 +28,7 @@ from mmdgs.training import Recipe, TrainingSettings
 DATA = "celeba"
 LANGEVIN, GIBBS, DOWN = "Langevin (Algorithm 1)", "Gibbs (Algorithm 2)", "Gibbs, down first"
 TRAIN = (
-    "mmdgs train --data faces.zip --set size=64 --model unet-small --param edm --levels geometric:500:90:0.01 "
+    "mmdgs train --data faces.zip --size 64 --model unet-small --param edm --levels geometric:500:90:0.01 "
     "--out runs/faces"
 )
 

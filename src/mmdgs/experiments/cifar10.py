@@ -34,8 +34,8 @@ from mmdgs.training import Recipe, TrainingSettings
 MODEL = "cifar10-score"
 SIGMA = 0.3
 TRAIN = (
-    f"mmdgs train --data cifar10 --model unet-paper --param score --sigma {SIGMA:g} --epochs 1000 --set batch_size=100 "
-    "--set learning_rate=1e-4 --set precision=bf16 --out runs/cifar10-score"
+    f"mmdgs train --data cifar10 --model unet-paper --param score --sigma {SIGMA:g} --epochs 1000 --batch-size 100 "
+    "--learning-rate 1e-4 --precision bf16 --out runs/cifar10-score"
 )
 """How the paper trained its model."""
 MAP_SEED = 20
@@ -61,14 +61,13 @@ class Cifar10Settings:
     batch_size: int = 500
     precision: str = "bf16"
     metrics: tuple[str, ...] = ("fid", "diversity")
-    size: int | None = None
     reference_limit: int | None = None
 
 
 FULL = Cifar10Settings()
 QUICK = Cifar10Settings(
     images=16, steps=(2, 4, 8), block=8, long_chains=25, long_steps=(0, 2, 4, 8, 16), map_images=3, map_probes=(1, 10),
-    lattice_probes=(3,), levels=6, fit_images=16, batch_size=16, precision="float32", metrics=("diversity",), size=16,
+    lattice_probes=(3,), levels=6, fit_images=16, batch_size=16, precision="float32", metrics=("diversity",),
     reference_limit=500,
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
@@ -86,7 +85,7 @@ def run(context: Context) -> Outcome:
     settings = replace(settings, images=context.images or settings.images)
     model = single_level_model(context)
     many = _many_model(context, model)
-    references = References(DATA, context.data_dir, settings.size, settings.reference_limit)
+    references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     judge_network = _classifier(context)
     judge = Judge.of(context, settings.metrics, references, judge_network)
     of_long = Judge.of(context, ("diversity",), references, judge_network)
@@ -137,8 +136,8 @@ def single_level_model(context: Context) -> Pretrained:
             f"--model must be a model of one noise level, and {model.source} has {len(model.levels)}: train one with "
             f"`{TRAIN}`; models of many levels are for `mmdgs reproduce table2`, or go to --many"
         )
-    if len(model.shape) != 3:
-        raise UsageError(f"--model must be a model of images, and {model.source} is one of {model.shape}")
+    if len(model.shape) != 3 or model.shape[0] != 3:
+        raise UsageError(f"--model must be a model of colour images, and {model.source} is one of {model.shape}")
     return model
 
 

@@ -59,6 +59,8 @@ def collapse_section(found: Findings) -> Section:
             text.append(f"As many images of the model of many levels have {many:.2f} of the data's diversity.")
     else:
         text.append("No model of many levels was named (--many), so that row is left out.")
+    if with_classes and not found.quick:
+        text.append(class_verdict(steps[-1], found.collapse[str(steps[-1])], found.beside))
     if not with_classes:
         text.append("No classifier was named (--classifier), so classes are not counted.")
     note = f"{found.settings['long_chains']} chains, diagonal covariance, from standard normal noise."
@@ -66,6 +68,16 @@ def collapse_section(found: Findings) -> Section:
         Figure("cifar10_collapse", "Diversity of the chains as they go on.", draw_collapse(steps, ratios, found))
     ]
     return Section("Mode collapse", text, [Table("Long chains", header, rows, note)], figures)
+
+
+def class_verdict(steps: int, last: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> str:
+    """The classes of the last states beside those of others, in words."""
+    common = max(range(len(last["class_shares"])), key=lambda c: last["class_shares"][c])
+    others = ", ".join(f"{name} {one['class_entropy']:.2f}" for name, one in beside.items())
+    return (
+        f"The entropy of the classes after {steps:,} steps is {last['class_entropy']:.2f} ({others}); the commonest, "
+        f"{last['class_names'][common]}, has {100 * last['class_shares'][common]:.0f}% of the chains."
+    )
 
 
 def _numbers(one: Mapping[str, Any]) -> list[str]:
@@ -105,6 +117,6 @@ def _draw_shares(axis: Axes, shares: Mapping[str, Sequence[float]], names: Seque
         places = [c + (i - (len(shares) - 1) / 2) * width for c in range(len(names))]
         axis.bar(places, own, width=width, color=colour, label=name)
     axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
-    axis.set_ylabel("share", fontsize=9)
-    axis.legend(fontsize=8, frameon=False)
+    axis.set_ylabel("share of the images", fontsize=9)
+    axis.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shares))
     open_axes(axis, 7)

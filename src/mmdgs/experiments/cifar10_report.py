@@ -30,7 +30,7 @@ RISE = 0.02
 STYLES = {"diagonal": (BLUE, "o-"), "isotropic": (ORANGE, "o-"), "diagonal, uniform start": (BLUE, "s--")}
 CHAINS_SHOWN = 3  # in the paper's figure of chains
 COLUMNS = 5
-PANELS_A_ROW = 6
+PANELS_A_ROW = 7
 QUICK = "This is the quick version: so few images and so small a network show that everything runs, and nothing else."
 
 

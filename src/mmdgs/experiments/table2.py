@@ -55,7 +55,6 @@ class Table2Settings:
     batch_size: int = 500
     precision: str = "bf16"
     metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
-    size: int | None = None  # of the images; none: as they are
     reference_limit: int | None = None
 
     @property
@@ -68,7 +67,7 @@ FULL = Table2Settings()
 QUICK = Table2Settings(
     images=10, seeds=2, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2, krylov=(4,),
     fewer_levels=(), rate_factors=(0.5, 1.0, 2.0), tuning_images=4, fit_images=16, precision="float32",
-    metrics=("diversity",), size=16, reference_limit=500,
+    metrics=("diversity",), reference_limit=500,
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
@@ -97,7 +96,7 @@ def run(context: Context) -> Outcome:
     settings = QUICK if context.quick else FULL
     settings = replace(settings, images=context.images or settings.images, seeds=context.seeds or settings.seeds)
     model = many_level_model(context)
-    references = References(DATA, context.data_dir, settings.size, settings.reference_limit)
+    references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     judge = Judge.of(context, settings.metrics, references)
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
     tuning = tuned(cells, judge, settings)
@@ -147,6 +146,8 @@ def many_level_model(context: Context) -> Pretrained:
             f"--model must be a model of many noise levels, and {context.model} was trained at {model.levels[0]} "
             "alone; single-level models are for `mmdgs reproduce cifar10`"
         )
+    if len(model.shape) != 3 or model.shape[0] != 3:
+        raise UsageError(f"--model must be a model of colour images, and {context.model} is one of {model.shape}")
     return model
 
 
