@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from mmdgs.experiments.experiment import Context
@@ -13,10 +14,10 @@ from mmdgs.models import Model, ModelConfig
 from mmdgs.training import Recipe, train_model
 
 
-def trained_here(context: Context, name: str, recipe: Recipe) -> Model:
-    """The model of a recipe, trained or taken from the workspace."""
-    asked: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
-    asked.pop("data_dir")  # where the files are does not matter
+def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str, Any] | None = None) -> Model:
+    """The model of a recipe, trained or taken from the workspace; it is known there by `asked`, else by the recipe."""
+    if asked is None:  # where the files are does not matter
+        asked = {key: value for key, value in recipe.to_dict().items() if key != "data_dir"}
 
     def compute() -> Part:
         with tempfile.TemporaryDirectory() as folder:

@@ -57,7 +57,7 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
         *(quick_note() if quick else verdicts(by, settings)),
     ]
     note = (
-        f"{settings['images']:,} images a seed, {settings['seeds']} seeds (mean ± 95% interval, Student's t), of "
+        f"{settings['images']:,} images a seed, {_seeds(settings['seeds'])}, of "
         f"{settings['model']}, {settings['precision']}. A product with the Jacobian counts as two evaluations. "
         "Diversity: the distance of an image to its nearest other, over that of data. The paper's FIDs are of 50,000 "
         "images and do not compare with those of fewer. " + _open(by)
@@ -70,6 +70,10 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
 
 def quick_note() -> list[str]:
     return ["This is the quick version: so few images show that everything runs, and nothing about the samplers."]
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds (mean ± 95% interval, Student's t)"
 
 
 def _open(by: Cells) -> str:
