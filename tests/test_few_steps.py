@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from fakes import fake_known, fake_script
-from nets import random_images, tiny_pipeline
-from PIL import Image
+from image_experiments import picture_folder, use_fake_inception
+from nets import tiny_pipeline
 
 from mmdgs import cli
-from mmdgs.experiments import Context, Workspace, conclude, few_steps
-from mmdgs.metrics import inception_file
+from mmdgs.experiments import Context, Workspace, conclude, few_steps, sampler_cells
 from mmdgs.pretrained import from_pretrained
 from mmdgs.samplers import run_plan
 from mmdgs.sampling import make_plan
@@ -27,14 +24,8 @@ TINY = few_steps.FewStepSettings(steps=(3, 5), images=6, fit_images=4, precision
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A tiny pipeline, a folder of images in the place of CIFAR-10, and a fake Inception."""
     tiny_pipeline(in_channels=3, out_channels=3, sample_size=8).save_pretrained(tmp_path / "model")
-    for i, image in enumerate(random_images(12, (3, 8, 8))):
-        file = tmp_path / "images" / "train" / f"{i:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
-    shutil.copytree(tmp_path / "images" / "train", tmp_path / "images" / "test")
-    monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("MMDGS_INCEPTION", str(fake_script(tmp_path / "fake.pt")))
-    monkeypatch.setattr(inception_file, "KNOWN", fake_known())
+    picture_folder(tmp_path / "images")
+    use_fake_inception(tmp_path, monkeypatch)
     monkeypatch.setattr(few_steps, "DATA", str(tmp_path / "images"))
     monkeypatch.setattr(few_steps, "FULL", TINY)
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
@@ -60,7 +51,7 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert "Isotropic is below small variance" in text
     assert "Diagonal, Rademacher is below isotropic" in text
     assert "Diagonal, lattice is below diagonal, Rademacher" in text
-    monkeypatch.setattr(few_steps, "generate", None)  # nothing is sampled again
+    monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     again = Context(Workspace(tmp_path / "out", resume=True), torch.device("cpu"), model=prepared.model)
     assert few_steps.run(again).records["samplers"] == records["samplers"]
 
@@ -81,4 +72,6 @@ def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
-    assert "--model is for few-steps, probes and ocm, not for fig1" in " ".join(result.output.split())
+    assert "--model is for few-steps, probes, ocm, cifar10, table2 and celeba, not for fig1" in " ".join(
+        result.output.split()
+    )

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli, losses
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report
+from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report, small_models
 from mmdgs.models import Model
 from mmdgs.pretrained import from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded
@@ -294,8 +294,8 @@ def test_the_experiment_compares_and_resumes_without_work(
         assert costs[ocm_report.ISOTROPIC] == {"forwards": 1, "products": 0}
     assert (tmp_path / "out" / "ocm.png").is_file()
     assert "The head is nearer to the diagonal than 1 product at" in page.read_text()
-    for name in ("train_model", "compare_diagonals"):
-        monkeypatch.setattr(ocm, name, None)
+    monkeypatch.setattr(small_models, "train_model", None)
+    monkeypatch.setattr(ocm, "compare_diagonals", None)
     assert ocm.run(context()).records["levels"] == found
 
 
@@ -304,7 +304,7 @@ def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch
     train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
     monkeypatch.setitem(ocm.DATA, (1, 8, 8), str(pictures))
     monkeypatch.setattr(ocm, "QUICK", TINY)
-    monkeypatch.setattr(ocm, "train_model", None)  # none is trained
+    monkeypatch.setattr(small_models, "train_model", None)  # none is trained
     words = ["--quick", "--device", "cpu", "--model", denoiser, "--head", tmp_path / "head", "--out", tmp_path / "out"]
     assert "OCM head" in command("reproduce", "ocm", *words)
     result = run(cli.app, ["reproduce", "few-steps", "--head", "x", "--out", str(tmp_path / "no")])

@@ -27,8 +27,11 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
 
 WITH_DATASETS = ("table1", "fig2")
-WITH_MODEL = ("few-steps", "probes", "ocm")
+WITH_SEEDS = (*WITH_DATASETS, "table2")
+WITH_MODEL = ("few-steps", "probes", "ocm", "cifar10", "table2", "celeba")
 WITH_HEAD = ("ocm",)
+WITH_MANY = ("cifar10",)
+WITH_IMAGES = ("cifar10", "table2", "celeba")
 
 
 @app.command(
@@ -40,16 +43,24 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5; table2: 2")
+    ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Only this data set (mog, rings, roll); may be given again.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A pretrained model (few-steps, probes, ocm).", show_default="auto")
+        str | None, typer.Option(help=f"A pretrained model ({', '.join(WITH_MODEL)}).", show_default="auto")
     ] = None,
     head: Annotated[str | None, typer.Option(help="Its head (ocm).", show_default="trained here")] = None,
+    many: Annotated[str | None, typer.Option(help="A model of many levels beside it (cifar10).")] = None,
+    classifier: Annotated[str | None, typer.Option(help="A classifier, to count classes (cifar10).")] = None,
+    images: Annotated[
+        int | None,
+        typer.Option(min=2, help=f"Images a cell ({', '.join(WITH_IMAGES)}).", show_default="the experiment's own"),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -60,9 +71,12 @@ def reproduce(
         chosen = experiment(name)
         for option, given, where_it_goes in (
             ("--data", data, WITH_DATASETS),
-            ("--seeds", seeds, WITH_DATASETS),
+            ("--seeds", seeds, WITH_SEEDS),
             ("--model", model, WITH_MODEL),
             ("--head", head, WITH_HEAD),
+            ("--many", many, WITH_MANY),
+            ("--classifier", classifier, WITH_MANY),
+            ("--images", images, WITH_IMAGES),
         ):
             if given and name not in where_it_goes:
                 *rest, last = where_it_goes
@@ -76,7 +90,7 @@ def reproduce(
         files = None if data_dir is None else str(data_dir)
         context = Context(
             workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model,
-            head=head,
+            head=head, many=many, classifier=classifier, images=images,
         )  # fmt: skip
         _perform(chosen, context)
 

@@ -1,11 +1,25 @@
 """Experiments: one file per table or figure of the paper. They return records, and draw from them."""
 
 from mmdgs.errors import UsageError
-from mmdgs.experiments import demo, few_steps, fig1, fig2, many_levels, mnist, ocm, probes, table1, theory
+from mmdgs.experiments import (
+    celeba,
+    cifar10,
+    demo,
+    few_steps,
+    fig1,
+    fig2,
+    many_levels,
+    mnist,
+    ocm,
+    probes,
+    table1,
+    table2,
+    theory,
+)
 from mmdgs.experiments.experiment import Context, Experiment, Outcome, conclude
 from mmdgs.experiments.workspace import Workspace
 
-MODULES = (fig1, table1, fig2, theory, mnist, many_levels, few_steps, probes, ocm)
+MODULES = (fig1, table1, fig2, theory, mnist, many_levels, few_steps, probes, ocm, cifar10, table2, celeba)
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """What `mmdgs reproduce` knows, by name."""
 

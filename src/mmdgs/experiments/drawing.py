@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from matplotlib import colormaps
@@ -76,7 +76,13 @@ def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
 
 
 def picture(
-    axis: Axes, images: Tensor, title: str = "", *, low: float = 0.0, high: float = 1.0, cmap: str = "gray"
+    axis: Axes,
+    images: Tensor,
+    title: str = "",
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    cmap: str = "gray",
 ) -> AxesImage:
     """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
     colours = colormaps[cmap].with_extremes(bad="#8d99ab")
@@ -99,3 +105,28 @@ def bars(
     axis.set_yticks(position, names, fontsize=8)
     axis.invert_yaxis()
     open_axes(axis, 8)
+
+
+def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", gap: int = 1) -> None:
+    """Images uint8 (n, 1 or 3, H, W) as a mosaic without ticks, white between the tiles."""
+    canvas = tiled(images.float().expand(-1, 3, -1, -1) / 255, columns, gap=gap, fill=1.0)
+    axis.imshow(canvas.movedim(0, -1).numpy(), interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=8)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:
+    """A strip of images uint8 (n, C, H, W) for each label, one under the other; titles stand above the columns."""
+    canvas, axes = new_figure(len(rows), 1, 1.0)
+    most = max(len(images) for images in rows.values())
+    canvas.set_size_inches(1.9 + tile * most, tile * len(rows))
+    for (axis,), (label, images) in zip(axes, rows.items(), strict=True):
+        colour_picture(axis, images, len(images))
+        axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
+    width = next(iter(rows.values())).shape[3] + 1
+    axes[0][0].xaxis.tick_top()
+    axes[0][0].set_xticks([width * (i + 0.5) - 1 for i in range(len(titles))], titles, fontsize=8)
+    axes[0][0].tick_params(length=0)
+    return canvas

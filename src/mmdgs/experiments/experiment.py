@@ -28,6 +28,9 @@ class Context:
     data_dir: str | None = None  # where image files are; none: MMDGS_DATA or the cache
     model: str | None = None  # a pretrained model in place of the experiment's own
     head: str | None = None  # of that model: a folder that `mmdgs train --loss ocm` made
+    many: str | None = None  # a model of many noise levels beside one of a single level
+    classifier: str | None = None  # a model of classes, to count those of samples
+    images: int | None = None  # samples a cell, in place of the experiment's own number
     started: float = field(default_factory=time.perf_counter)
 
 

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
-from mmdgs.data import ImageSet, image_set, load_images, to_uint8
-from mmdgs.evaluation import evaluate
 from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
+from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.workspace import Part
-from mmdgs.metrics import load_inception
-from mmdgs.metrics.inception_file import Inception
 from mmdgs.pictures import tiled
-from mmdgs.pretrained import Pretrained, from_pretrained
-from mmdgs.sampling import FitData, Method, generate, isotropic_moments, make_plan
+from mmdgs.pretrained import from_pretrained
+from mmdgs.sampling import Method
 
 MODEL = "google/ddpm-cifar10-32"
 DATA = "cifar10"
@@ -65,11 +60,12 @@ def run(context: Context) -> Outcome:
     """Sample by every row and number of steps, and measure."""
     settings = QUICK if context.quick else FULL
     model = from_pretrained(context.model or MODEL, device=context.device)
-    inception = load_inception() if settings.measure == "fid" else None
-    cells = [
+    judge = Judge.of(context, [settings.measure], References(DATA, context.data_dir))
+    cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
+    wanted = [
         (row, steps) for row in ROWS for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
     ]
-    found = {cell: _cell(context, model, inception, *cell, settings) for cell in cells}
+    found = {cell: _cell(cells, judge, *cell, settings) for cell in wanted}
     records = [{"row": row, "steps": steps, **part.values} for (row, steps), part in found.items()]
     pictures = {cell: part.tensors["shown"] for cell, part in found.items()}
     sections = [_section(records, settings, model.source), _picture_section(pictures, settings)]
@@ -81,45 +77,12 @@ def method_of(row: str, steps: int) -> Method:
     return replace(ROWS[row][2], steps=(steps + 1) // 2 if row == "Heun" else steps)
 
 
-def _cell(
-    context: Context, model: Pretrained, inception: Inception | None, row: str, steps: int, settings: FewStepSettings
-) -> Part:
-    method = method_of(row, steps)
-    asked = {
-        "model": model.digest, "method": method.to_json(), "images": settings.images, "seed": context.seed,
-        "fit_images": settings.fit_images, "precision": settings.precision, "measure": settings.measure,
-    }  # fmt: skip
+def _cell(cells: Cells, judge: Judge, row: str, steps: int, settings: FewStepSettings) -> Part:
+    def judged(x: Tensor, label: str) -> dict[str, Any]:
+        return {"value": judge(x, label)[settings.measure]}
 
-    def compute() -> Part:
-        files = None if context.data_dir is None else Path(context.data_dir)
-        fit = FitData(DATA, settings.fit_images, files)
-        plan = make_plan(method, model, isotropic=lambda levels: isotropic_moments(model, levels, fit))
-        label = f"{row}, {steps} steps"
-        made = generate(
-            model, plan, settings.images, seed=context.seed, batch_size=settings.batch_size,
-            precision=settings.precision, fast=not context.quick, progress=label,
-        )  # fmt: skip
-        assert made.x is not None
-        x = to_uint8(made.x.clamp(0, 1))
-        value = _measure(context, x, inception, settings.measure, label)
-        cost = {"forwards": made.cost.forwards, "products": made.cost.products, "evaluations": made.cost.evaluations}
-        return Part({"value": value, "seconds": made.seconds, "repaired": made.repaired, **cost}, {"shown": x[:SHOWN]})
-
-    return context.workspace.part(f"{row}-{steps}".replace(" ", "_"), asked, compute)
-
-
-def _measure(context: Context, x: Tensor, inception: Inception | None, measure: str, label: str) -> float:
-    reference = _reference(DATA, context.data_dir)
-    found = evaluate(
-        image_set(x, label), reference, metrics=[measure], inception=inception, device=context.device, progress=None
-    ).values[measure]
-    return float(found) if measure == "fid" else float(found["ratio"])
-
-
-@lru_cache(maxsize=1)
-def _reference(name: str, data_dir: str | None) -> ImageSet:
-    """What samples are measured against: read for the first cell that needs it, and kept for the others."""
-    return load_images(name, "train", data_dir=data_dir)
+    name, method = f"{row}-{steps}", method_of(row, steps)
+    return cells.sampled(name, method, settings.images, cells.context.seed, judged, {"measure": settings.measure})
 
 
 def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, source: str) -> Section:

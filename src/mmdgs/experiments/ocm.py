@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,10 +13,10 @@ from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.ocm_report import HEAD, ISOTROPIC, section
+from mmdgs.experiments.small_models import trained_here
 from mmdgs.experiments.workspace import Part
-from mmdgs.files import to_json
 from mmdgs.metrics.comparison import compare_diagonals
-from mmdgs.models import VARIANCE_RATIO, Model, ModelConfig, load
+from mmdgs.models import VARIANCE_RATIO, Model, load
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.ocm import OcmMoments
@@ -27,7 +25,7 @@ from mmdgs.pretrained.pretrained import weights_digest
 from mmdgs.probes import Lattice
 from mmdgs.randomness import Streams
 from mmdgs.schedules import geometric
-from mmdgs.training import Recipe, TrainingSettings, train_model
+from mmdgs.training import Recipe, TrainingSettings
 
 MODEL = "mnist"
 DATA: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist", (3, 32, 32): "cifar10", (3, 64, 64): "celeba"}
@@ -122,22 +120,7 @@ def _trained(context: Context, model: Pretrained, settings: OcmSettings) -> Mode
         training=replace(settings.training, seed=context.seed),
     )
     asked = {"model": model.digest, "network": [settings.network, settings.width], "training": asdict(recipe.training)}
-
-    def compute() -> Part:
-        with tempfile.TemporaryDirectory() as folder:
-            head, trained = train_model(recipe, folder, device=context.device, progress="head")
-        values = {
-            "config": json.loads(to_json(head.config.to_json())),
-            "steps": len(trained.losses),
-            "minutes": trained.seconds / 60,
-        }
-        return Part(values, {name: value.cpu() for name, value in head.network.state_dict().items()})
-
-    part = context.workspace.part("head", asked, compute)
-    head = Model(ModelConfig.from_json(part.values["config"], "the head"))
-    head.network.load_state_dict(part.tensors)
-    head.network.requires_grad_(False).eval()
-    return head
+    return trained_here(context, "head", recipe, asked)
 
 
 def _images(context: Context, model: Pretrained, split: str, count: int) -> Tensor:

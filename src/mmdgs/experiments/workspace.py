@@ -35,10 +35,11 @@ class Part:
 
 
 class Workspace:
-    """An output folder that is ours to write in."""
+    """An output folder that is ours to write in; `resumed` says whether begun work is to be gone on with."""
 
     def __init__(self, out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.out = out
+        self.resumed = resume
         if overwrite and resume:
             raise UsageError("choose one of --overwrite (start anew) and --resume (keep finished parts)")
         if out.exists() and not out.is_dir():

@@ -1,0 +1,36 @@
+"""Small models that an experiment trains for itself, kept as a part: weights and configuration."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from mmdgs.experiments.experiment import Context
+from mmdgs.experiments.workspace import Part
+from mmdgs.files import to_json
+from mmdgs.models import Model, ModelConfig
+from mmdgs.training import Recipe, train_model
+
+
+def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str, Any] | None = None) -> Model:
+    """The model of a recipe, trained or taken from the workspace; it is known there by `asked`, else by the recipe."""
+    if asked is None:  # where the files are does not matter
+        asked = {key: value for key, value in recipe.to_dict().items() if key != "data_dir"}
+
+    def compute() -> Part:
+        with tempfile.TemporaryDirectory() as folder:
+            model, trained = train_model(recipe, folder, device=context.device, progress=f"training {name}")
+        values = {
+            "config": json.loads(to_json(model.config.to_json())),
+            "steps": len(trained.losses),
+            "minutes": trained.seconds / 60,
+        }
+        return Part(values, {key: value.cpu() for key, value in model.network.state_dict().items()})
+
+    part = context.workspace.part(name, asked, compute)
+    model = Model(ModelConfig.from_json(part.values["config"], name))
+    model.network.load_state_dict(part.tensors)
+    model.network.requires_grad_(False).eval()
+    return model.to(context.device)

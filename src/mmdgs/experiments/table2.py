@@ -1,0 +1,255 @@
+"""Table 2 of the paper: Langevin dynamics against pseudo-Gibbs on one network, and the other samplers beside them.
+
+All rows have the same network, the same number of images and the same noise. Cheap rows come first and every seed goes
+through all rows before the next begins, so that a run that is stopped has the most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mmdgs.cost import PRODUCT
+from mmdgs.errors import UsageError
+from mmdgs.experiments.experiment import Context, Experiment, Outcome
+from mmdgs.experiments.langevin_rates import best_rate, suggested_rate
+from mmdgs.experiments.sampler_cells import Cells, Judge, References
+from mmdgs.experiments.small_models import trained_here
+from mmdgs.experiments.table2_report import ROWS, image_section, table_section, tuning_section
+from mmdgs.experiments.workspace import Part
+from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.sampling import Method
+from mmdgs.sampling.methods import exploding_levels
+from mmdgs.schedules import Levels, geometric
+from mmdgs.training import Recipe, TrainingSettings
+
+DATA = "cifar10"
+SHOWN = 10
+SEED_STRIDE = 1_000
+"""Between the seeds of runs: a run takes its noise from its seed and the next one."""
+LARGEST_RATE = 1.5
+"""Few levels ask for large steps; those near 2 would only add noise."""
+
+
+@dataclass(frozen=True)
+class Table2Settings:
+    """Numbers of images, levels and steps; those of the paper where it has one."""
+
+    images: int = 10_000
+    seeds: int = 2
+    levels: int = 232
+    langevin_steps: int = 5
+    sweeps: int = 3
+    probes: int = 3
+    fewer_levels: tuple[int, ...] = (16,)  # of Gibbs, besides the paper's and those of Langevin's cost
+    heun: tuple[int, ...] = (18,)
+    steps: tuple[int, ...] = (25, 100)  # of DDIM and ancestral sampling without products
+    probed_steps: tuple[int, ...] = (25, 100)
+    krylov_steps: int = 5
+    krylov: tuple[int, ...] = (25,)
+    rate_factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)  # of the rate that NCSNv2's analysis suggests
+    tuning_images: int = 1_000
+    fit_images: int = 2_000
+    batch_size: int = 500
+    precision: str = "bf16"
+    metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
+    reference_limit: int | None = None
+
+    @property
+    def measure(self) -> str:
+        """The number that the samplers are compared by."""
+        return "fid" if "fid" in self.metrics else "diversity"
+
+
+FULL = Table2Settings()
+QUICK = Table2Settings(
+    images=10, seeds=2, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2, krylov=(4,),
+    fewer_levels=(), rate_factors=(0.5, 1.0, 2.0), tuning_images=4, fit_images=16, precision="float32",
+    metrics=("diversity",), reference_limit=500,
+)  # fmt: skip
+QUICK_RECIPE = Recipe(
+    data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
+    training=TrainingSettings(
+        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
+        validate_every=None,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the table with its number of levels or steps."""
+
+    row: str
+    steps: int
+    method: Method
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}, {self.steps}"
+
+
+def run(context: Context) -> Outcome:
+    """Tune Langevin's step, sample by every row and seed, and measure."""
+    settings = QUICK if context.quick else FULL
+    settings = replace(settings, images=context.images or settings.images, seeds=context.seeds or settings.seeds)
+    model = many_level_model(context)
+    references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
+    judge = Judge.of(context, settings.metrics, references)
+    cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
+    tuning = tuned(cells, judge, settings)
+    found: dict[tuple[str, int], list[Part]] = {}
+    for i in range(settings.seeds):
+        for cell in wanted(model, tuning["factor"], settings):
+            name, seed = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i
+            part = cells.sampled(name, cell.method, settings.images, seed, judge, {"judge": judge.key()})
+            found.setdefault((cell.row, cell.steps), []).append(part)
+    records = [
+        {"row": row, "steps": steps, "seeds": [part.values for part in parts]} for (row, steps), parts in found.items()
+    ]
+    pictures = {key: parts[0].tensors["shown"] for key, parts in found.items()}
+    equal = equal_cost_levels(settings)
+    paper = Table2Settings()
+    named = asdict(settings) | {
+        "model": model.source,
+        "equal_cost_levels": equal,
+        "measure": settings.measure,
+        "paper_evaluations": {
+            "Langevin": langevin_evaluations(paper.levels, paper),
+            "Gibbs": gibbs_evaluations(paper.levels, paper),
+        },
+    }
+    sections = [
+        table_section(records, named, quick=context.quick),
+        tuning_section(tuning, named),
+        image_section(pictures, quick=context.quick),
+    ]
+    return Outcome({"settings": named, "tuning": tuning, "samplers": records}, sections)
+
+
+def many_level_model(context: Context) -> Pretrained:
+    """The model that --model names; quick runs train a tiny one where none is named."""
+    if context.model is None and context.quick:
+        recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
+        return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+    if context.model is None:
+        raise UsageError(
+            "table2 needs a model of many noise levels: name one with --model, such as a folder of diffusers, "
+            "google/ddpm-cifar10-32 on the hub, or what `mmdgs train --data cifar10 --param edm --levels "
+            "geometric:232:50:0.01 --model unet-paper --out runs/many` makes"
+        )
+    model = from_pretrained(context.model, device=context.device)
+    if len(model.levels) == 1:
+        raise UsageError(
+            f"--model must be a model of many noise levels, and {context.model} was trained at {model.levels[0]} "
+            "alone; single-level models are for `mmdgs reproduce cifar10`"
+        )
+    if len(model.shape) != 3 or model.shape[0] != 3:
+        raise UsageError(f"--model must be a model of colour images, and {context.model} is one of {model.shape}")
+    return model
+
+
+def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
+    """What Algorithm 2 costs: a mean and its products for each sweep at each pair of levels, and the last mean."""
+    return settings.sweeps * (levels - 1) * (1 + PRODUCT * settings.probes) + 1
+
+
+def langevin_evaluations(levels: int, settings: Table2Settings) -> float:
+    """What Algorithm 1 costs: every step at every level, and the last mean."""
+    return settings.langevin_steps * levels + 1
+
+
+def equal_cost_levels(settings: Table2Settings) -> int:
+    """Levels at which Gibbs costs as much as Langevin with all of them, or as little more or less as can be."""
+    budget = langevin_evaluations(settings.levels, settings)
+    about = 1 + (budget - 1) / (settings.sweeps * (1 + PRODUCT * settings.probes))
+    return max(
+        2, min((math.floor(about), math.ceil(about)), key=lambda n: abs(gibbs_evaluations(n, settings) - budget))
+    )
+
+
+def path(model: Pretrained, count: int) -> Levels:
+    """Geometric levels between the ends of the model's variance-exploding ones."""
+    ends = exploding_levels(model)
+    return geometric(count, ends[0].sigma, ends[-1].sigma)
+
+
+def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[Cell]:
+    """All cells, the cheapest first."""
+    equal = equal_cost_levels(settings)
+    own = len(model.levels)
+
+    def along(row: str, method: Method, counts: tuple[int, ...]) -> list[Cell]:
+        counts = tuple(dict.fromkeys(min(n, own) for n in counts))
+        return [Cell(row, n, replace(method, steps=n)) for n in counts]
+
+    def langevin(count: int) -> Cell:
+        levels = path(model, count)
+        rate = min(LARGEST_RATE, factor * suggested_rate(levels, settings.langevin_steps))
+        return Cell("Langevin", count, Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate))
+
+    def gibbs(row: str, sampler: str, count: int) -> Cell:
+        method = Method(
+            sampler, path(model, count), covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps
+        )
+        return Cell(row, count, method)
+
+    counts = tuple(dict.fromkeys((*settings.fewer_levels, equal)))
+    return [
+        *(Cell("Heun", n, Method("heun", steps=n)) for n in settings.heun),
+        *along("DDIM", Method("ddim"), settings.steps),
+        *along("ancestral, small", Method("ancestral", covariance="small"), settings.steps),
+        *along("ancestral, large", Method("ancestral", covariance="large"), settings.steps),
+        *along("ancestral, isotropic", Method("ancestral", covariance="isotropic"), settings.steps),
+        *along(
+            "ancestral, diagonal",
+            Method("ancestral", covariance="diagonal", probes=settings.probes),
+            settings.probed_steps,
+        ),
+        Cell("consistent annealing", settings.levels, Method("consistent", path(model, settings.levels))),
+        *along(
+            "ancestral, Krylov",
+            Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps),
+            settings.krylov,
+        ),
+        *(gibbs("Gibbs (paper)", "gibbs", n) for n in counts),
+        *(gibbs("Gibbs, down first", "gibbs-down", n) for n in counts),
+        langevin(equal),
+        langevin(settings.levels),
+        gibbs("Gibbs (paper)", "gibbs", settings.levels),
+        gibbs("Gibbs, down first", "gibbs-down", settings.levels),
+    ]
+
+
+def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any]:
+    """The FID of few images at each multiple of the suggested rate; the best factor, and whether it lies inside."""
+    levels = path(cells.model, settings.levels)
+    suggested = suggested_rate(levels, settings.langevin_steps)
+    values: dict[float, float] = {}
+    judge = replace(judge, metrics=(settings.measure,))
+    rates = {factor: min(LARGEST_RATE, factor * suggested) for factor in settings.rate_factors}
+    for factor, rate in rates.items():
+        method = Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate)
+        name = f"tuning, {factor:g}"
+        seed = cells.context.seed + SEED_STRIDE // 2
+        part = cells.sampled(name, method, settings.tuning_images, seed, judge, {"judge": judge.key()})
+        values[factor] = part.values[settings.measure]
+    factor, inside = best_rate(values if settings.measure == "fid" else _off_data(values))
+    tried = [{"factor": f, "rate": rates[f], settings.measure: value} for f, value in values.items()]
+    return {"suggested": suggested, "factor": factor, "rate": rates[factor], "inside": inside, "tried": tried}
+
+
+def _off_data(diversities: Mapping[float, float]) -> dict[float, float]:
+    """How far a diversity is from the data's: for quick runs, which have no FID."""
+    return {factor: abs(value - 1) for factor, value in diversities.items()}
+
+
+EXPERIMENT = Experiment(
+    "table2",
+    "Langevin against Gibbs on one network, and all other samplers",
+    f"The paper's Table 2: FID, precision, recall and diversity of {len(ROWS)} samplers of one network (--model) over "
+    "seeds, at the paper's settings and at equal cost; FID against network evaluations.",
+    run,
+)

@@ -1,0 +1,30 @@
+"""What experiments on images need in tests: a folder in the place of a data set, and a fake Inception."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from fakes import fake_known, fake_script
+from nets import random_images
+from PIL import Image
+
+from mmdgs.metrics import inception_file
+
+
+def picture_folder(folder: Path, count: int = 12, shape: tuple[int, int, int] = (3, 8, 8)) -> Path:
+    """Random images as train/ and the same as test/."""
+    for i, image in enumerate(random_images(count, shape)):
+        file = folder / "train" / f"{i:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    shutil.copytree(folder / "train", folder / "test")
+    return folder
+
+
+def use_fake_inception(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six known features in the place of Inception's, and a cache of its own."""
+    monkeypatch.setenv("MMDGS_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("MMDGS_INCEPTION", str(fake_script(folder / "fake.pt")))
+    monkeypatch.setattr(inception_file, "KNOWN", fake_known())

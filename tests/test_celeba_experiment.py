@@ -1,0 +1,79 @@
+"""Faces as an experiment: quick from a zip, its verdict, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from image_experiments import picture_folder
+from nets import tiny_model
+from typer.testing import CliRunner
+
+from mmdgs import cli, save
+from mmdgs.errors import UsageError
+from mmdgs.experiments import Context, Workspace, celeba, sampler_cells
+from mmdgs.schedules import geometric
+
+TINY_RECIPE = replace(
+    celeba.QUICK_RECIPE, size=8, training=replace(celeba.QUICK_RECIPE.training, steps=2, batch_size=4)
+)
+
+
+@pytest.fixture
+def faces(tmp_path: Path) -> Path:
+    """A zip of random images."""
+    folder = picture_folder(tmp_path / "images")
+    return Path(shutil.make_archive(str(tmp_path / "faces"), "zip", folder))
+
+
+def test_quick_from_a_zip_and_resumed_without_work(
+    faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(celeba, "QUICK_RECIPE", TINY_RECIPE)
+    out = tmp_path / "out"
+    words = ["reproduce", "celeba", "--quick", "--data-dir", str(faces), "--out", str(out), "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, [*words, "--images", "4"])
+    assert result.exit_code == 0, result.output
+    records = json.loads((out / "records.json").read_text())
+    assert list(records["samplers"]) == [celeba.LANGEVIN, celeba.GIBBS, celeba.DOWN]
+    assert records["settings"]["images"] == 4
+    assert records["samplers"][celeba.GIBBS]["evaluations"] == 3 * 11 * 7 + 1
+    assert {f.stem for f in out.glob("*.png")} == {"celeba_langevin", "celeba_gibbs", "celeba_gibbs_down"}
+    monkeypatch.setattr(sampler_cells, "generate", None)
+    assert CliRunner().invoke(cli.app, [*words, "--images", "4", "--resume"]).exit_code == 0
+
+
+def test_both_algorithms_walk_the_same_levels_at_ncsnv2s_rate() -> None:
+    levels = geometric(500, 90.0, 0.01)
+    found = celeba.methods(levels, celeba.FULL)
+    assert all(method.levels == levels for method in found.values())
+    assert found[celeba.LANGEVIN].rate == pytest.approx(0.033, abs=5e-4)
+    assert found[celeba.GIBBS].covariance == "rademacher"
+
+
+def test_the_verdict() -> None:
+    records = {
+        celeba.LANGEVIN: {"fid": 20.0, "evaluations": 2_501},
+        celeba.GIBBS: {"fid": 21.0, "evaluations": 10_480},
+        celeba.DOWN: {"fid": 19.0, "evaluations": 10_480},
+    }
+    said = celeba.verdict(records)
+    assert "Gibbs has FID 21.00, not below Langevin's 20.00, at 4.2 times its cost" in said
+    assert "The lowest is Gibbs, down first" in said
+
+
+def test_bad_input_is_named(faces: Path, tmp_path: Path) -> None:
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), data_dir=str(faces))
+    with pytest.raises(UsageError, match="celeba needs a model of faces") as error:
+        celeba.run(context)
+    assert shlex.split(str(error.value).split("`")[1])[:2] == ["mmdgs", "train"]
+    save(tiny_model("score", (3, 8, 8), sigma=0.3), tmp_path / "one")
+    with pytest.raises(UsageError, match=r"must be a model of many noise levels, and .*one was trained at .*sigma=0.3"):
+        celeba.run(replace(context, model=str(tmp_path / "one")))
+    with pytest.raises(UsageError, match=r"there is no zip of faces .*gone\.zip"):
+        celeba.run(replace(context, quick=True, data_dir=str(tmp_path / "gone.zip")))

@@ -1,0 +1,198 @@
+"""Table 2 as an experiment: what rows cost, how Langevin is tuned, its verdicts, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from image_experiments import picture_folder, use_fake_inception
+from nets import tiny_model
+from pretrained_models import many_level_model
+from typer.testing import CliRunner
+
+from mmdgs import cli, save
+from mmdgs.errors import UsageError
+from mmdgs.experiments import Context, Workspace, conclude, sampler_cells, table2, table2_report
+from mmdgs.experiments.langevin_rates import best_rate, suggested_rate, variance_factor
+from mmdgs.experiments.sampler_cells import Cells, Judge, References
+from mmdgs.experiments.workspace import Part
+from mmdgs.noise import NoiseLevel
+from mmdgs.pretrained import Pretrained
+from mmdgs.randomness import Streams, randn
+from mmdgs.samplers import State
+from mmdgs.samplers.langevin import Langevin
+from mmdgs.sampling import Method, generation
+from mmdgs.schedules import geometric
+
+TINY = replace(
+    table2.QUICK, images=10, levels=6, tuning_images=4, fit_images=4, batch_size=10, reference_limit=None,
+    metrics=("fid", "is", "precision-recall", "diversity"), rate_factors=(0.5, 1.0, 1.5), krylov=(3,), steps=(3, 4),
+)  # fmt: skip
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A tiny network of five levels, a folder of images in the place of CIFAR-10, and a fake Inception."""
+    save(many_level_model((3, 8, 8)), tmp_path / "model")
+    monkeypatch.setattr(table2, "DATA", str(picture_folder(tmp_path / "images")))
+    monkeypatch.setattr(table2, "FULL", TINY)  # ten images: the Inception score wants as many
+    use_fake_inception(tmp_path, monkeypatch)
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_it_measures_every_row_and_resumes_without_work(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, _ = conclude(prepared, "t", "s", table2.run(prepared))
+    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    by = {(r["row"], r["steps"]): r["seeds"] for r in records["samplers"]}
+    assert {row for row, _ in by} == set(table2_report.ROWS)
+    assert all(len(seeds) == 2 and seeds[0]["fid"] != seeds[1]["fid"] for seeds in by.values())
+    assert all("is" in one["open"] for seeds in by.values() for one in seeds)  # the fake has no head
+    equal = table2.equal_cost_levels(TINY)
+    for row in ("Gibbs (paper)", "Gibbs, down first"):
+        for count in (equal, 6):
+            assert by[row, count][0]["evaluations"] == table2.gibbs_evaluations(count, TINY)
+    assert by["Langevin", 6][0]["evaluations"] == table2.langevin_evaluations(6, TINY)
+    assert by["Heun", 4][0]["evaluations"] == 7
+    assert ("DDIM", 3) in by
+    assert {f.name for f in (tmp_path / "out").glob("*.png")} == {"table2.png", "table2_images.png"}
+    assert not list((tmp_path / "out" / "parts").glob("*.npz"))
+    text = " ".join(page.read_text().split())
+    for words in ("At the paper&#39;s settings", "At equal cost", "paper: NCSNv2, Gibbs, 50,000 images", "4,852"):
+        assert words in text
+    monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
+    again = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True))
+    assert table2.run(again).records["samplers"] == records["samplers"]
+
+
+def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Pretrained.of(many_level_model((3, 8, 8)))
+    references = References(str(picture_folder(tmp_path / "images")))
+    device = torch.device("cpu")
+
+    def cell(folder: str, resume: bool = False) -> Part:
+        context = Context(Workspace(tmp_path / folder, resume=resume), device)
+        cells = Cells(context, model, references.name, 4, 2, "float32", 3)
+        return cells.sampled("a cell", Method("ddim"), 5, 0, Judge(("diversity",), references, device), {})
+
+    whole = cell("whole")
+    batch = generation._Engine.batch
+    made: list[tuple[int, int]] = []
+
+    def noting(self, first, stop, tick):  # type: ignore[no-untyped-def]
+        if (first, stop) == (2, 4) and len(made) == 1:
+            made.append((-1, -1))
+            raise KeyboardInterrupt
+        made.append((first, stop))
+        return batch(self, first, stop, tick)
+
+    monkeypatch.setattr(generation._Engine, "batch", noting)
+    with pytest.raises(KeyboardInterrupt):
+        cell("stopped")
+    found = cell("stopped", resume=True)
+    assert made == [(0, 2), (-1, -1), (2, 4), (4, 5)]
+    assert torch.equal(found.tensors["shown"], whole.tensors["shown"])
+    assert found.values["diversity"] == whole.values["diversity"]
+    assert found.values["evaluations"] == whole.values["evaluations"] == 5
+
+
+def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
+    settings = table2.Table2Settings()
+    levels = table2.equal_cost_levels(settings)
+    langevin = table2.langevin_evaluations(settings.levels, settings)
+    assert langevin == 1_161
+    assert table2.gibbs_evaluations(settings.levels, settings) == 4_852
+    one = table2.gibbs_evaluations(levels + 1, settings) - table2.gibbs_evaluations(levels, settings)
+    assert abs(table2.gibbs_evaluations(levels, settings) - langevin) <= one / 2
+    assert one == 21
+
+
+def test_cells_come_cheapest_first() -> None:
+    model = Pretrained.of(many_level_model((3, 8, 8)))
+    cells = table2.wanted(model, 1.0, table2.Table2Settings())
+    assert [cell.row for cell in cells[-3:]] == ["Langevin", "Gibbs (paper)", "Gibbs, down first"]
+    assert all(len(cell.method.levels or ()) == 232 for cell in cells[-3:])
+    assert {cell.steps for cell in cells if cell.row == "DDIM"} == {5}  # no more than the model has
+
+
+# --- Langevin's step size ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("levels", "published"), [((232, 50.0, 0.01), 0.062), ((500, 90.0, 0.01), 0.033)])
+def test_the_suggested_rates_are_those_of_ncsnv2(levels: tuple[int, float, float], published: float) -> None:
+    assert suggested_rate(geometric(*levels), 5) == pytest.approx(published, abs=5e-4)
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.1, 1), (0.3, 5)])
+def test_the_variance_after_langevin_steps(rate: float, steps: int) -> None:
+    """Where the data are a point at zero the denoiser is zero; chains start with the variance of the level above."""
+    gamma, level, chains = 1.5, NoiseLevel(sigma=0.2), 40_000
+    streams = Streams(0, chains)
+    state = State(gamma * level.sigma * randn((chains, 1), torch.zeros(0, dtype=torch.float64), streams))
+    kernel = Langevin(lambda x_t, _: torch.zeros_like(x_t), rate)
+    for _ in range(steps):
+        state, _ = kernel.step(state, level, level, generator=streams)
+    found = state.x.var().item() / level.sigma**2
+    assert found == pytest.approx(variance_factor(rate, gamma, steps), rel=5 * (2 / chains) ** 0.5)
+
+
+def test_a_minimum_at_the_edge_is_told() -> None:
+    assert best_rate({0.5: 3.0, 1.0: 2.0, 2.0: 4.0}) == (1.0, True)
+    assert best_rate({2.0: 1.0, 1.0: 2.0, 0.5: 4.0}) == (2.0, False)
+
+
+# --- what the report says ---------------------------------------------------------------------------------------
+
+
+def test_differences_are_judged_by_seeds() -> None:
+    assert table2_report.compared([1.0, 1.2], [3.0, 3.1]).startswith("lower by 1.95 ±")
+    assert table2_report.compared([4.0, 4.1], [3.0, 3.1]).startswith("higher by 1.00 ±")
+    assert table2_report.compared([1.0, 5.0], [2.0, 3.0]).startswith("not to be told apart: the difference is +0.50 ±")
+    assert "one seed" in table2_report.compared([1.0], [3.0])
+
+
+def test_verdicts_on_made_up_numbers() -> None:
+    def seeds(fid: float, evaluations: float = 100.0) -> list[dict[str, float]]:
+        return [{"fid": fid, "evaluations": evaluations}, {"fid": fid + 0.1, "evaluations": evaluations}]
+
+    by = {
+        ("Langevin", 232): seeds(12.0, 1_161),
+        ("Gibbs (paper)", 232): seeds(13.0, 4_852),
+        ("Gibbs (paper)", 56): seeds(14.0, 1_156),
+        ("Gibbs, down first", 232): seeds(9.0, 4_852),
+        ("Gibbs, down first", 56): seeds(8.0, 1_156),
+        ("ancestral, isotropic", 25): seeds(7.0),
+        ("ancestral, Krylov", 25): seeds(6.0),
+    }
+    said = " ".join(table2_report.verdicts(by, {"levels": 232, "equal_cost_levels": 56, "images": 10_000}))
+    assert "Gibbs with 232 levels has FID 13.05 at 4,852 evaluations, Langevin 12.05 at 1,161; Gibbs is higher" in said
+    assert "The best Gibbs variant is 'Gibbs, down first' with 56 levels, 8.05, below the paper's 10.75 (which" in said
+    assert "The lowest of all is 'ancestral, Krylov'" in said
+    assert "in 25 steps: Krylov is lowest, 6.05; isotropic 7.05." in said
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_one_level_is_refused(tmp_path: Path) -> None:
+    save(tiny_model("score", (3, 8, 8), sigma=0.3), tmp_path / "one")
+    words = ["reproduce", "table2", "--model", str(tmp_path / "one"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "must be a model of many noise levels" in said
+    assert "sigma=0.3" in said
+
+
+def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"))
+    with pytest.raises(UsageError, match="name one with --model") as error:
+        table2.run(context)
+    command = str(error.value).split("`")[1]
+    assert shlex.split(command)[:2] == ["mmdgs", "train"]
