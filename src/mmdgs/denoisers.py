@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from mmdgs import fast
 from mmdgs.cost import spend
+from mmdgs.errors import first_line
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.programs import Pure
@@ -314,5 +315,5 @@ def raise_unless_compiler(error: Exception) -> None:
 
     if not isinstance(error, TorchDynamoException):
         raise error
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error)
     logger.warning("torch.compile failed (%s); going on without it", reason)

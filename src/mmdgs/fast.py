@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, first_line
 from mmdgs.programs import Program, Pure, make_program
 
 logger = logging.getLogger("mmdgs")
@@ -123,8 +123,8 @@ class _Shelf:
                 raise
             except Exception as error:  # whatever a tracer or a compiler may meet in anybody's network
                 self.refused.add(key)
-                reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-                logger.warning("no fast path for %s (%s); going on without", type(pure.network).__name__, reason)
+                name = type(pure.network).__name__
+                logger.warning("no fast path for %s (%s); going on without", name, first_line(error))
                 return None
             made.append(program)
         return program(x, pure.numbers, v)

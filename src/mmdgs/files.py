@@ -140,6 +140,17 @@ def output_folder(folder: Path) -> Iterator[None]:
                 remove_if_empty(folder)
 
 
+def holds_nothing(folder: Path, overwrite: bool) -> bool:
+    """Whether an output folder is absent or empty; a file in its place, and what must stay, are refused."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"the output {folder} is a file; give a folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return True
+    if not overwrite:
+        raise UsageError(f"the output folder {folder} is not empty; use --overwrite, or another folder")
+    return False
+
+
 def remove_if_empty(folder: Path) -> None:
     """Remove a folder that holds nothing, or a lock alone."""
     if folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:

@@ -17,13 +17,13 @@ from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import suggested_rate
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.small_models import trained_here
+from mmdgs.experiments.small_models import QUICK_TRAINING, trained_here
 from mmdgs.experiments.table2 import path
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels
-from mmdgs.training import Recipe, TrainingSettings
+from mmdgs.training import Recipe
 
 DATA = "celeba"
 LANGEVIN, GIBBS, DOWN = "Langevin (Algorithm 1)", "Gibbs (Algorithm 2)", "Gibbs, down first"
@@ -55,10 +55,7 @@ QUICK = CelebaSettings(
 )
 QUICK_RECIPE = Recipe(
     size=16, limit=1_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
-    training=TrainingSettings(
-        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
-        validate_every=None,
-    ),
+    training=QUICK_TRAINING,
 )  # fmt: skip
 
 

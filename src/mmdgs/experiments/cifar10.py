@@ -19,7 +19,7 @@ from mmdgs.experiments.cifar10_report import Findings, chain_section, fid_sectio
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.sampler_cells import Cells, Judge, References, file_name
 from mmdgs.experiments.single_level_chains import CURVES, DATA, DIAGONAL, Chains
-from mmdgs.experiments.small_models import trained_here
+from mmdgs.experiments.small_models import QUICK_TRAINING, trained_here
 from mmdgs.experiments.table2 import path
 from mmdgs.experiments.workspace import Part
 from mmdgs.models import Model, load
@@ -29,7 +29,7 @@ from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.sampling import Method
-from mmdgs.training import Recipe, TrainingSettings
+from mmdgs.training import Recipe
 
 MODEL = "cifar10-score"
 SIGMA = 0.3
@@ -72,10 +72,7 @@ QUICK = Cifar10Settings(
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="score", sigma=SIGMA,
-    training=TrainingSettings(
-        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
-        validate_every=None,
-    ),
+    training=QUICK_TRAINING,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
 from mmdgs.pictures import tiled
@@ -48,6 +49,14 @@ def open_axes(axis: Axes, labels: int) -> None:
     """Axes without a frame above and to the right, tick labels of this size."""
     axis.tick_params(labelsize=labels)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def plain_logs(axis: Axes) -> None:
+    """Logarithmic axes with ticks at 1, 2 and 5, written as plain numbers."""
+    for line in (axis.xaxis, axis.yaxis):
+        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        line.set_major_formatter(lambda value, _: f"{value:,g}")
+        line.set_minor_locator(NullLocator())
 
 
 def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
-from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes
+from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes, plain_logs
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
@@ -161,10 +160,7 @@ def _draw(records: Sequence[dict[str, Any]], what: str) -> Canvas:
             axis.loglog(*points, style, color=colour, markersize=4, linewidth=1.3, label=row)
         axis.set_xlabel(label, fontsize=9)
         axis.set_ylabel(what, fontsize=9)
-        for line in (axis.xaxis, axis.yaxis):
-            line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            line.set_major_formatter(lambda value, _: f"{value:g}")
-            line.set_minor_locator(NullLocator())
+        plain_logs(axis)
         open_axes(axis, 8)
     axes[0][1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return canvas

@@ -11,7 +11,13 @@ from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import Part
 from mmdgs.files import to_json
 from mmdgs.models import Model, ModelConfig
-from mmdgs.training import Recipe, train_model
+from mmdgs.training import Recipe, TrainingSettings, train_model
+
+QUICK_TRAINING = TrainingSettings(
+    steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
+    validate_every=None,
+)  # fmt: skip
+"""Half a minute of a tiny network, after which pictures are no longer noise."""
 
 
 def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str, Any] | None = None) -> Model:

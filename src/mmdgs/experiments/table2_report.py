@@ -8,10 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
-from mmdgs.experiments.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, image_rows, new_figure, open_axes
+from mmdgs.experiments.drawing import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    image_rows,
+    new_figure,
+    open_axes,
+    plain_logs,
+)
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.table1 import interval
 
@@ -188,10 +198,7 @@ def draw_cost(records: Records, measure: str, what: str) -> Canvas:
             axis.loglog(*zip(*own, strict=True), style, color=colour, markersize=5, linewidth=1.3, label=row)
     axis.set_xlabel(PLURAL, fontsize=9)
     axis.set_ylabel(what, fontsize=9)
-    for line in (axis.xaxis, axis.yaxis):
-        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        line.set_major_formatter(lambda value, _: f"{value:,g}")
-        line.set_minor_locator(NullLocator())
+    plain_logs(axis)
     open_axes(axis, 8)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return canvas

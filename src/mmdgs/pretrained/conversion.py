@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import folder_written_atomically, read_file, tensors_to_bytes, write_atomically
+from mmdgs.files import folder_written_atomically, holds_nothing, read_file, tensors_to_bytes, write_atomically
 from mmdgs.models import CONFIG
 from mmdgs.models.card import LICENCE
 from mmdgs.pretrained import diffusion
@@ -47,12 +47,8 @@ def convert(source: Path, out: Path, *, ema: bool = True, size: int | None = Non
 
 def _require_writable(out: Path, overwrite: bool) -> None:
     """Refuse to write over anything, unless it is a model and that was asked for."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"the output {out} is a file; give a folder")
-    if not out.exists() or not any(out.iterdir()):
+    if holds_nothing(out, overwrite):
         return
-    if not overwrite:
-        raise UsageError(f"the output folder {out} is not empty; use --overwrite, or another folder")
     if not any((out / name).is_file() for name in MODELS):
         raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.denoisers import explain_mismatch
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, first_line
 from mmdgs.files import read_json
 from mmdgs.models import CONFIG, check_finite
 from mmdgs.noise import AnyLevel, NoiseLevel
@@ -207,7 +207,7 @@ def read_network(folder: Path) -> nn.Module:
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True
         )
     except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise UsageError(f"diffusers cannot load the network in {folder}: {reason}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from mmdgs.errors import UsageError
-from mmdgs.files import folder_written_atomically
+from mmdgs.files import folder_written_atomically, holds_nothing
 from mmdgs.models import CARD, CONFIG, INDEX, SHARDS, WEIGHTS, load
 from mmdgs.networks.registry import nearest
 
@@ -47,12 +47,8 @@ def export(
 
 def _require_writable(out: Path, overwrite: bool) -> None:
     """Refuse to write over anything, unless it is a model alone (no training run) and that was asked for."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"the output {out} is a file; give a folder")
-    if not out.exists() or not any(out.iterdir()):
+    if holds_nothing(out, overwrite):
         return
-    if not overwrite:
-        raise UsageError(f"the output folder {out} is not empty; use --overwrite, or another folder")
     other = [path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in OURS)]
     if other:
         raise UsageError(f"{out} holds more than a model (such as {other[0]}), which is not removed; choose another")

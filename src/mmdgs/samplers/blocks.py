@@ -28,6 +28,7 @@ from mmdgs.denoisers import (
     ScoreDenoiser,
     VelocityDenoiser,
 )
+from mmdgs.errors import first_line
 from mmdgs.linalg import checks_deferred, closed_form
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments, LearnedMoments
 from mmdgs.randomness import Tape
@@ -153,7 +154,7 @@ def prepared(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         logger.warning("steps cannot be recorded as a CUDA graph (%s); taking them one by one", reason)
         return None
 
