@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from nets import tiny_pipeline
 
 from mmdgs import cli
 from mmdgs.experiments import Context, Workspace, conclude, few_steps, sampler_cells
+from mmdgs.models import VARIANCE_RATIO
 from mmdgs.pretrained import from_pretrained
 from mmdgs.samplers import run_plan
 from mmdgs.sampling import make_plan
+from mmdgs.training import Recipe, TrainingSettings, train_model
 
 pytest.importorskip("diffusers")
 TINY = few_steps.FewStepSettings(steps=(3, 5), images=6, fit_images=4, precision="float32")
@@ -38,7 +41,7 @@ def test_it_measures_every_row_and_resumes_without_work(
     page, _ = conclude(prepared, "t", "s", few_steps.run(prepared))
     records = json.loads((tmp_path / "out" / "records.json").read_text())
     by = {(r["row"], r["steps"]): r for r in records["samplers"]}
-    assert {row for row, _ in by} == set(few_steps.ROWS)
+    assert {row for row, _ in by} == set(few_steps.ROWS) - {few_steps.LEARNED}
     assert ("Krylov", 3) in by
     assert ("Krylov", 5) not in by
     assert all(r["value"] > 0 for r in by.values())
@@ -54,6 +57,24 @@ def test_it_measures_every_row_and_resumes_without_work(
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     again = Context(Workspace(tmp_path / "out", resume=True), torch.device("cpu"), model=prepared.model)
     assert few_steps.run(again).records["samplers"] == records["samplers"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_head_adds_its_row_to_a_run_that_was_made_without(prepared: Context, tmp_path: Path) -> None:
+    first = few_steps.run(prepared).records["samplers"]
+    recipe = Recipe(
+        data=str(tmp_path / "images"), size=8, model="unet-tiny", param=VARIANCE_RATIO,
+        denoiser=prepared.model,
+        training=TrainingSettings(steps=2, batch_size=4, checkpoint_every=None, validate_every=None),
+    )  # fmt: skip
+    train_model(recipe, tmp_path / "head", progress=None)
+    resumed = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True), head=str(tmp_path / "head"))
+    page, _ = conclude(resumed, "t", "s", few_steps.run(resumed))
+    records = json.loads((tmp_path / "out" / "records.json").read_text())["samplers"]
+    learned = [r for r in records if r["row"] == few_steps.LEARNED]
+    assert [r for r in records if r["row"] != few_steps.LEARNED] == first
+    assert [(r["steps"], r["products"]) for r in learned] == [(3, 0), (5, 0)]
+    assert "Diagonal, learned is below isotropic" in page.read_text()
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 10])

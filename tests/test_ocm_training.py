@@ -307,9 +307,9 @@ def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(small_models, "train_model", None)  # none is trained
     words = ["--quick", "--device", "cpu", "--model", denoiser, "--head", tmp_path / "head", "--out", tmp_path / "out"]
     assert "OCM head" in command("reproduce", "ocm", *words)
-    result = run(cli.app, ["reproduce", "few-steps", "--head", "x", "--out", str(tmp_path / "no")])
+    result = run(cli.app, ["reproduce", "probes", "--head", "x", "--out", str(tmp_path / "no")])
     assert result.exit_code == 2
-    assert "--head is for ocm" in result.output
+    assert "--head is for few-steps and ocm, not for probes" in " ".join(result.output.split())
 
 
 def test_levels_are_spread_over_their_logarithm() -> None:

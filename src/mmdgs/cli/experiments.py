@@ -29,7 +29,7 @@ from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace,
 WITH_DATASETS = ("table1", "fig2")
 WITH_SEEDS = (*WITH_DATASETS, "table2")
 WITH_MODEL = ("few-steps", "probes", "ocm", "cifar10", "table2", "celeba")
-WITH_HEAD = ("ocm",)
+WITH_HEAD = ("few-steps", "ocm")
 WITH_MANY = ("cifar10",)
 WITH_IMAGES = ("cifar10", "table2", "celeba")
 
@@ -54,7 +54,9 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help=f"A pretrained model ({', '.join(WITH_MODEL)}).", show_default="auto")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Its head (ocm).", show_default="trained here")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Its head (few-steps, ocm).", show_default="none; ocm: trained here")
+    ] = None,
     many: Annotated[str | None, typer.Option(help="A model of many levels beside it (cifar10).")] = None,
     classifier: Annotated[str | None, typer.Option(help="A classifier, to count classes (cifar10).")] = None,
     images: Annotated[

@@ -5,20 +5,20 @@ One network, one number of images, the same noise for every sampler; only the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, new_figure, open_axes, plain_logs
+from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, RED, new_figure, open_axes, plain_logs
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.workspace import Part
 from mmdgs.pictures import tiled
-from mmdgs.pretrained import from_pretrained
+from mmdgs.pretrained import from_pretrained, load_head
 from mmdgs.sampling import Method
 
 MODEL = "google/ddpm-cifar10-32"
@@ -31,11 +31,14 @@ ROWS: dict[str, tuple[str, str, Method]] = {
     "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
     "diagonal, Rademacher": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="rademacher", probes=3)),
     "diagonal, lattice": (COLOURS["diagonal"], "s--", Method("ancestral", covariance="lattice", probes=3)),
+    "diagonal, learned": (RED, "o-", Method("ancestral", covariance="ocm")),
     "Krylov": (COLOURS["full"], "o-", Method("ancestral", covariance="krylov", krylov_steps=5)),
     "DDIM": (GREEN, "o-", Method("ddim")),
     "Heun": (GREEN, "s--", Method("heun")),
 }
 """Rows of the table: how each is drawn, and what it is."""
+LEARNED = "diagonal, learned"
+"""The row that needs a head, and is left out where none is given."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,12 @@ def run(context: Context) -> Outcome:
     model = from_pretrained(context.model or MODEL, device=context.device)
     judge = Judge.of(context, [settings.measure], References(DATA, context.data_dir))
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
+    head = None if context.head is None else load_head(context.head, model)
     wanted = [
-        (row, steps) for row in ROWS for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
+        (row, steps)
+        for row in ROWS
+        if row != LEARNED or head is not None
+        for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
     ]
     found = {cell: _cell(cells, judge, *cell, settings) for cell in wanted}
     records = [{"row": row, "steps": steps, **part.values} for (row, steps), part in found.items()]
@@ -71,21 +78,23 @@ def run(context: Context) -> Outcome:
     return Outcome({"settings": asdict(settings) | {"model": model.source}, "samplers": records}, sections)
 
 
-def method_of(row: str, steps: int) -> Method:
+def method_of(row: str, steps: int, head: str | None = None) -> Method:
     """A row's sampler with so many evaluations of the mean: Heun has two a step, and one in the last."""
-    return replace(ROWS[row][2], steps=(steps + 1) // 2 if row == "Heun" else steps)
+    asked = replace(ROWS[row][2], steps=(steps + 1) // 2 if row == "Heun" else steps)
+    return replace(asked, head=head) if row == LEARNED else asked
 
 
 def _cell(cells: Cells, judge: Judge, row: str, steps: int, settings: FewStepSettings) -> Part:
     def judged(x: Tensor, label: str) -> dict[str, Any]:
         return {"value": judge(x, label)[settings.measure]}
 
-    name, method = f"{row}-{steps}", method_of(row, steps)
+    name, method = f"{row}-{steps}", method_of(row, steps, cells.context.head)
     return cells.sampled(name, method, settings.images, cells.context.seed, judged, {"measure": settings.measure})
 
 
 def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, source: str) -> Section:
     by = {(r["row"], r["steps"]): r for r in records}
+    names = _names(by)
     what = "FID" if settings.measure == "fid" else "diversity, relative to data's"
     header = [
         "sampler",
@@ -93,7 +102,7 @@ def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, sourc
         *(f"evaluations, {n}" for n in settings.steps),
     ]
     rows = []
-    for row in ROWS:
+    for row in names:
         own = [by.get((row, n)) for n in settings.steps]
         rows.append(
             [
@@ -110,7 +119,8 @@ def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, sourc
     text = [
         "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance (estimated "
         "once), and with the covariance of the network's own Jacobian: its diagonal by 3 probes (the paper's, or on "
-        "lattices), or whole by Krylov products. DDIM and Heun have no noise of their own.",
+        "lattices) or by a head that has learned it, or whole by Krylov products. DDIM and Heun have no noise of their "
+        "own.",
         *(_verdicts(by, settings) if settings.measure == "fid" else [
             "This is the quick version: so few images show that everything runs, and nothing about the samplers."
         ]),
@@ -122,8 +132,14 @@ def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, sourc
     )
 
 
+def _names(cells: Iterable[tuple[str, int]]) -> list[str]:
+    """The rows that were made, in the table's order."""
+    made = {row for row, _ in cells}
+    return [row for row in ROWS if row in made]
+
+
 def _lowest(by: Mapping[tuple[str, int], dict[str, Any]], steps: Sequence[int]) -> list[tuple[int, int]]:
-    names = list(ROWS)
+    names = _names(by)
     return [
         (min((i for i, row in enumerate(names) if (row, n) in by), key=lambda i: by[names[i], n]["value"]), 1 + j)
         for j, n in enumerate(steps)
@@ -137,6 +153,7 @@ def _verdicts(by: Mapping[tuple[str, int], dict[str, Any]], settings: FewStepSet
         ("isotropic", ("small variance", "large variance")),
         ("diagonal, Rademacher", ("isotropic",)),
         ("diagonal, lattice", ("isotropic", "diagonal, Rademacher")),
+        *(((LEARNED, ("isotropic", "diagonal, lattice")),) if LEARNED in _names(by) else ()),
     ):
         for other in worse:
             pairs = [(n, by[better, n]["value"], by[other, n]["value"]) for n in settings.steps]
@@ -154,7 +171,8 @@ def _draw(records: Sequence[dict[str, Any]], what: str) -> Canvas:
     for axis, key, label in zip(
         axes[0], ("steps", "evaluations"), ("steps", "evaluations of the network"), strict=True
     ):
-        for row, (colour, style, _) in ROWS.items():
+        for row in _names((r["row"], r["steps"]) for r in records):
+            colour, style, _ = ROWS[row]
             own = [r for r in records if r["row"] == row]
             points = ([r[key] for r in own], [r["value"] for r in own])
             axis.loglog(*points, style, color=colour, markersize=4, linewidth=1.3, label=row)
@@ -167,10 +185,10 @@ def _draw(records: Sequence[dict[str, Any]], what: str) -> Canvas:
 
 
 def _picture_section(pictures: Mapping[tuple[str, int], Tensor], settings: FewStepSettings) -> Section:
-    rows, columns = len(ROWS), len(settings.steps)
-    canvas, axes = new_figure(rows, columns, 1.0)
-    canvas.set_size_inches(0.9 + 2.6 * columns, 0.62 * rows + 0.3)
-    for i, row in enumerate(ROWS):
+    names, columns = _names(pictures), len(settings.steps)
+    canvas, axes = new_figure(len(names), columns, 1.0)
+    canvas.set_size_inches(0.9 + 2.6 * columns, 0.62 * len(names) + 0.3)
+    for i, row in enumerate(names):
         for j, steps in enumerate(settings.steps):
             axis = axes[i][j]
             axis.set(xticks=[], yticks=[])
@@ -190,6 +208,7 @@ def _picture_section(pictures: Mapping[tuple[str, int], Tensor], settings: FewSt
 EXPERIMENT = Experiment(
     "few-steps",
     "Few-step sampling of a pretrained diffusion model",
-    "Ancestral sampling with fixed, isotropic, diagonal and full covariances, DDIM and Heun: FID against steps.",
+    "Ancestral sampling with fixed, isotropic, diagonal and full covariances, DDIM and Heun: FID against steps "
+    "(--model, --head).",
     run,
 )
