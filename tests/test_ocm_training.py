@@ -292,6 +292,8 @@ def test_the_experiment_compares_and_resumes_without_work(
         assert costs[ocm_report.HEAD] == {"forwards": 2, "products": 0}
         assert costs["10 products"] == {"forwards": 1, "products": 10}
         assert costs[ocm_report.ISOTROPIC] == {"forwards": 1, "products": 0}
+        by = record["estimators"]
+        assert by["3 products"]["error"] != by["3 products, lattice"]["error"]  # the paper's signs, not the default
     assert (tmp_path / "out" / "ocm.png").is_file()
     assert "The head is nearer to the diagonal than 1 product at" in page.read_text()
     monkeypatch.setattr(small_models, "train_model", None)

@@ -31,7 +31,7 @@ WITH_SEEDS = (*WITH_DATASETS, "table2")
 WITH_MODEL = ("few-steps", "probes", "ocm", "cifar10", "table2", "celeba")
 WITH_HEAD = ("few-steps", "ocm")
 WITH_MANY = ("cifar10",)
-WITH_IMAGES = ("cifar10", "table2", "celeba")
+WITH_IMAGES = ("ocm", "cifar10", "table2", "celeba")
 
 
 @app.command(

@@ -22,7 +22,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.ocm import OcmMoments
 from mmdgs.pretrained import Pretrained, from_pretrained, load_head
 from mmdgs.pretrained.pretrained import weights_digest
-from mmdgs.probes import Lattice
+from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.schedules import geometric
 from mmdgs.training import Recipe, TrainingSettings
@@ -33,9 +33,9 @@ DATA: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist", (3, 32, 32): "cifar10"
 SEED = 40
 
 PROBED: dict[str, Callable[[Pretrained], Moments]] = {
-    "1 product": lambda model: DiagonalMoments(model, probes=1),
-    "3 products": lambda model: DiagonalMoments(model, probes=3),
-    "10 products": lambda model: DiagonalMoments(model, probes=10),
+    "1 product": lambda model: DiagonalMoments(model, probes=1, design=Rademacher()),
+    "3 products": lambda model: DiagonalMoments(model, probes=3, design=Rademacher()),
+    "10 products": lambda model: DiagonalMoments(model, probes=10, design=Rademacher()),
     "3 products, lattice": lambda model: DiagonalMoments(model, probes=3, design=Lattice()),
 }
 """Probed diagonals by the names of ocm_report.STYLES."""
@@ -75,6 +75,7 @@ QUICK = OcmSettings(
 def run(context: Context) -> Outcome:
     """Compare at every level, with the head given or with one trained here."""
     settings = QUICK if context.quick else FULL.get(context.device.type, FULL["cpu"])
+    settings = replace(settings, images=context.images or settings.images)
     model = from_pretrained(context.model or MODEL, device=context.device)
     if model.shape not in DATA:
         raise UsageError(f"no images are known for a model of {model.shape}; known: {list(DATA)}")
