@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import tiny_model
 from PIL import Image
 from pretrained_models import LEVELS, SHAPE, exact, many_level_model
 from torch import Tensor
@@ -394,6 +395,16 @@ def folder(tmp_path: Path) -> Path:
 def words(model: Path, out: Path, *more: str) -> list[str]:
     common = ["--sampler", "gibbs", "--sweeps", "2", "--probes", "1", "-n", "24", "--batch-size", "4", "--seed", "3"]
     return ["sample", str(model), *common, "--device", "cpu", "--out", str(out), *more]
+
+
+@pytest.mark.parametrize(("many", "expected"), [(True, "gibbs-down"), (False, "gibbs")])
+def test_the_sampler_where_none_is_named(many: bool, expected: str, folder: Path, tmp_path: Path) -> None:
+    model = folder if many else mmdgs.save(tiny_model(), tmp_path / "one")
+    chosen = ["--steps", "2", "--probes", "1", "-n", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    result = run(cli.app, ["sample", str(model), *chosen])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out" / "samples.json").read_text())
+    assert record["settings"]["method"]["sampler"] == expected
 
 
 def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) -> None:

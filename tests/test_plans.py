@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -107,6 +108,36 @@ def test_the_papers_order_of_gibbs_sweeps_keeps_a_bias_that_falls_as_sweeps_grow
     assert excess(240, 1) == pytest.approx(excess(60, 1), rel=0.3)
     assert excess(60, 8) < 0.4 * excess(60, 1)
     assert abs(excess(60, 1, noise_first=False)) < 0.03
+
+
+class Point:
+    """The denoiser of data that are the one point 0."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        return 0 * x_t
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda d, q, levels: samplers.gibbs_plan(d, q, levels, sweeps=3), 1.159),
+        (lambda d, q, levels: samplers.langevin_plan(d, levels, steps=5, rate=0.062), 1.126),
+        (lambda d, q, levels: samplers.gibbs_plan(d, q, levels, sweeps=3, noise_first=False), 1.0),
+        (lambda d, q, levels: samplers.consistent_plan(d, levels), 1.0),
+    ],
+    ids=["gibbs", "langevin", "gibbs-down", "consistent"],
+)
+def test_how_much_noise_a_state_has_beyond_its_level_at_the_papers_settings(make: Callable, expected: float) -> None:
+    """A sweep at (t, s) takes an excess e - 1 of variance to q^2 (e - 1), q = (sigma_s / sigma_t)^2; a step of Langevin
+    takes e to (1 - r)^2 e + 2 r; each level makes it 1 / q times as large. The fixed points are in docs/samplers.md."""
+    levels = mmdgs.schedules.geometric(232, 50, 0.01)
+    plan = make(Point(), mmdgs.DiagonalMoments(Point(), probes=1, floor=1e-12), levels)
+    chains = 1_000
+    start = plan.noise((16,), chains, generator=mmdgs.Streams(0, chains))
+    x = samplers.run_plan(
+        replace(plan, steps=plan.steps[:-1]), start, seed=1, progress=None
+    ).state.x  # all but the last mean
+    assert (x.double().square().mean() / levels[-1].sigma ** 2).item() == pytest.approx(expected, abs=0.04)
 
 
 HIGH = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 SCALE = 3
 GRID = ".png"
 LEARNED = "learned"
+ONE_LEVEL, MANY_LEVELS = "gibbs", "gibbs-down"
+"""Samplers where none is named. The paper's order over many levels overdoes the contrast of networks that are told the
+level (docs/samplers.md)."""
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others at the end, where one of them has a batch more."""
@@ -73,7 +76,10 @@ def sample(
         Path, typer.Option("--out", "-o", help="A picture of all (.png), arrays (.npz), or a folder for PNG files.")
     ] = Path("samples.png"),
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
-    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "gibbs",
+    sampler: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(SAMPLERS)}.", show_default=f"{ONE_LEVEL}; over many levels {MANY_LEVELS}"),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Noise levels that are used; sweeps of a model of one level.", show_default="all, 20"),
@@ -127,7 +133,8 @@ def sample(
         check_precision(precision)
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
-            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip, last_noise, head
+            sampler or ONE_LEVEL, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
+            last_noise, head,
         )  # fmt: skip
         where = device_named(device)
         fit = _fit_data(method, data, data_dir, fit_images, where)
@@ -136,6 +143,8 @@ def sample(
         try:
             found, own = _loaded(model, raw=raw, size=size)
             _check_shape(found, out)
+            if sampler is None and len(found.levels) > 1:
+                method = replace(method, sampler=MANY_LEVELS)
             with accelerator.main_process_first():  # one fits variances, the others find them
                 plan, settings = _plan(found.to(where), own, method, fit)
             result = generate(
