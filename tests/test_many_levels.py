@@ -26,7 +26,7 @@ from mmdgs.schedules import edm, geometric, variance_preserving_cosine, variance
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 from mmdgs.training.energies import CompiledEnergy
-from mmdgs.training.levels import DRAWS, level_draw
+from mmdgs.training.levels import DRAWS, jittered, level_draw
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 ROWS = [
@@ -157,10 +157,11 @@ def test_a_preconditioned_network_has_the_error_of_its_own_target(conditional: t
     torch.testing.assert_close(found, (raw - (x - skip * y) / out).flatten(1).square().sum(1), **TIGHT)
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.4])
 @pytest.mark.parametrize("level", ROWS, ids=str)
-def test_preconditioning_alone_denoises_a_gaussian(level: NoiseLevel) -> None:
-    # With data N(0, d^2) there is nothing left for the network to do.
-    gaussian = GaussianMixture([1.0], torch.zeros(1, 3, dtype=torch.float64), 0.7)
+def test_preconditioning_alone_denoises_a_gaussian(level: NoiseLevel, mean: float) -> None:
+    # With data N(m, d^2) there is nothing left for the network to do.
+    gaussian = GaussianMixture([1.0], torch.full((1, 3), mean, dtype=torch.float64), 0.7)
     x_t = points(gaussian, (3,), level, rows=5)
     seen = []
 
@@ -168,17 +169,17 @@ def test_preconditioning_alone_denoises_a_gaussian(level: NoiseLevel) -> None:
         seen.append(x)
         return torch.zeros_like(x)
 
-    found = mmdgs.edm_denoiser(zero, data_std=0.7)(x_t, level)
+    found = mmdgs.edm_denoiser(zero, data_std=0.7, data_mean=mean)(x_t, level)
     torch.testing.assert_close(found, gaussian.posterior(x_t, level).mean, **TIGHT)
     spread = math.sqrt(level.alpha**2 * 0.49 + level.sigma**2)
-    torch.testing.assert_close(seen[0], x_t / spread, **TIGHT)  # of variance 1
+    torch.testing.assert_close(seen[0], (x_t - level.alpha * mean) / spread, **TIGHT)  # of mean 0 and variance 1
 
 
 # --- draws ------------------------------------------------------------------------------------------------------
 
 
-def drawn(name: str, levels: tuple[NoiseLevel, ...], rows: int = 20_000) -> NoiseLevels:
-    found = level_draw(levels, name)(torch.zeros(rows, 3, 1, dtype=torch.float64), Streams(5, rows))
+def drawn(name: str, levels: tuple[NoiseLevel, ...], rows: int = 20_000, data_std: float = 0.5) -> NoiseLevels:
+    found = level_draw(levels, name, data_std)(torch.zeros(rows, 3, 1, dtype=torch.float64), Streams(5, rows))
     assert isinstance(found, NoiseLevels)
     assert found.alpha.shape == found.sigma.shape == (rows, 1, 1)
     return found
@@ -194,12 +195,13 @@ def test_the_uniform_draw_is_uniform_over_the_levels(levels: tuple[NoiseLevel, .
     assert sum((count - expected) ** 2 / expected for count in counts) < 6 + 5 * math.sqrt(12)  # chi-squared
 
 
+@pytest.mark.parametrize("data_std", [0.5, 0.25])
 @pytest.mark.parametrize("levels", [geometric(7, 80, 0.002), variance_preserving_cosine()], ids=["VE", "VP"])
-def test_the_lognormal_draw_is_edms(levels: tuple[NoiseLevel, ...]) -> None:
-    found = drawn("lognormal", levels)
+def test_the_lognormal_draw_is_edms(levels: tuple[NoiseLevel, ...], data_std: float) -> None:
+    found = drawn("lognormal", levels, data_std=data_std)
     logs = (found.sigma / found.alpha).log().flatten()
     error = 1.2 / math.sqrt(len(logs))
-    assert abs(logs.mean() + 1.2) < 5 * error
+    assert abs(logs.mean() - math.log(data_std / 0.5) + 1.2) < 5 * error  # EDM's data have 0.5
     assert abs(logs.std() - 1.2) < 5 * error / math.sqrt(2)
     total = found.alpha**2 + found.sigma**2 if levels[0].alpha < 1 else found.alpha
     torch.testing.assert_close(total, torch.ones_like(total), **TIGHT)
@@ -238,6 +240,32 @@ def test_an_examples_level_is_from_its_own_stream(name: str) -> None:
         parts = [draw(x[:4], first), draw(x[4:], rest)]
         assert torch.equal(together.sigma, torch.cat([part.sigma for part in parts]))
     assert together.sigma.std() > 0
+
+
+def test_what_a_denoiser_is_told_is_off_by_up_to_the_jitter() -> None:
+    rows = 20_000
+    x, level = torch.zeros(rows, 3, dtype=torch.float64), NoiseLevel(alpha=0.8, sigma=2.0)
+    told = jittered(level, 0.2, x, Streams(0, rows))
+    logs = (told.sigma / 2).log()
+    assert torch.equal(told.alpha, torch.full_like(told.alpha, 0.8))
+    assert -0.2 <= logs.min() < -0.199
+    assert 0.199 < logs.max() <= 0.2
+    assert abs(logs.mean()) < 5 * 0.2 / math.sqrt(3 * rows)
+    rest = jittered(NoiseLevels.of([level] * 6, x[:6]), 0.2, x[:6], Streams(0, 6, first_row=4))
+    assert torch.equal(told.sigma[4:10], rest.sigma)  # from an example's own stream
+
+
+def test_the_noise_is_the_levels_and_the_denoiser_hears_what_it_is_told() -> None:
+    x, heard = torch.zeros(4, 3, dtype=torch.float64), []
+
+    def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        heard.append(level)
+        return x_t
+
+    level, told = NoiseLevel(sigma=2.0), NoiseLevel(sigma=1.5)
+    found = losses.dsm(denoiser, x, level, generator=seeded(0), told=told)
+    assert heard == [told]
+    torch.testing.assert_close(found, losses.dsm(denoiser, x, level, generator=seeded(0)), **TIGHT)
 
 
 def test_one_level_is_not_drawn() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.metrics import frechet_distance
+from mmdgs.models import Model
 from mmdgs.randomness import Streams, seeded
 from mmdgs.schedules import geometric, variance_preserving_linear
 from mmdgs.training import (
@@ -44,7 +46,7 @@ from mmdgs.training import (
 from mmdgs.training.examples import batch_order
 from mmdgs.training.folder import RunFolder
 from mmdgs.training.job import loss_of, new_model
-from mmdgs.training.levels import level_draw
+from mmdgs.training.levels import jittered, level_draw
 from mmdgs.training.recipe import make_recipe, parse_override
 from mmdgs.training.sets import read_sets
 
@@ -156,6 +158,11 @@ RECIPES = {
         "{levels: 'edm:18', level_draw: log}",
         "unknown level_draw 'log'; choose one of uniform, lognormal, mixed",
     ),
+    "too much jitter": (
+        "{levels: 'edm:18', level_jitter: 1.5}",
+        "level_jitter must be at least 0 and below 1, got 1.5",
+    ),
+    "jitter of one level": ("{sigma: 1.0, level_jitter: 0.1}", "level_jitter is for the loss 'dsm' at many levels"),
     "a draw of one level": ("{sigma: 1.0, level_draw: lognormal}", "level_draw is for many levels"),
     "a weighting of heads": ("{param: mean-std, weighting: edm}", "weighting is for the loss 'dsm', and this is 'kl'"),
     "levels of a classifier": ("{param: classes, levels: 'edm:18'}", "a classifier has no noise levels"),
@@ -351,18 +358,44 @@ def test_what_goes_with_many_levels_unless_said() -> None:
     assert (Recipe(sigma=0.5).weighting, Recipe(sigma=0.5).level_draw) == (None, None)
 
 
-@pytest.mark.parametrize(("weighting", "draw"), [("ncsnv2", "uniform"), ("edm", "lognormal")])
-def test_a_recipes_weighting_and_draw_are_those_of_its_loss(weighting: str, draw: str, recipe: Recipe, tmp_path: Path):
-    recipe = dataclasses.replace(at_many_levels(recipe), weighting=weighting, level_draw=draw)
+@pytest.mark.parametrize(
+    ("weighting", "draw", "jitter"), [("ncsnv2", "uniform", None), ("edm", "lognormal", None), ("edm", "uniform", 0.3)]
+)
+def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
+    weighting: str, draw: str, jitter: float | None, recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = dataclasses.replace(at_many_levels(recipe), weighting=weighting, level_draw=draw, level_jitter=jitter)
     recipe = with_settings(recipe, steps=1, learning_rate=1e-12, warmup=0, ema=None)
     train_model(recipe, tmp_path, progress=None)
     model, streams = mmdgs.load(tmp_path), Streams(1, 8)
     sets = read_sets(recipe, torch.device("cpu"))
     x = sets.train.take(next(batch_order(len(sets.train), 8, 0)), streams)
-    levels = level_draw(model.levels, draw)(x, streams)
-    weigh = mmdgs.losses.WEIGHTINGS[weighting]
-    expected = mmdgs.losses.dsm(model.denoiser, x, levels, generator=streams, weighting=weigh).mean().item()
+    data_std = model.config.data_std
+    levels = level_draw(model.levels, draw, data_std)(x, streams)
+    told = jittered(levels, 0.3, x, streams) if jitter else None
+    weigh = functools.partial(mmdgs.losses.edm_weighting, data_std=data_std)
+    weigh = weigh if weighting == "edm" else mmdgs.losses.WEIGHTINGS[weighting]
+    expected = mmdgs.losses.dsm(model.denoiser, x, levels, generator=streams, weighting=weigh, told=told).mean().item()
     assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]
+
+
+def test_a_preconditioned_network_is_told_the_datas_mean_and_deviation(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = with_settings(at_many_levels(recipe), steps=1)
+    model, _ = train_model(recipe, tmp_path / "first", progress=None)
+    images = read_sets(recipe, torch.device("cpu")).train
+    x = images.take(torch.arange(len(images)), None)
+    assert model.config.data_mean == pytest.approx(x.mean().item(), abs=5e-4)
+    assert model.config.data_std == pytest.approx(x.std().item(), abs=5e-4)
+    assert (model.denoiser.data_mean, model.denoiser.data_std) == (model.config.data_mean, model.config.data_std)
+    assert mmdgs.load(tmp_path / "first").denoiser.data_std == model.denoiser.data_std
+    # A run that starts from it keeps what its weights are relative to, whatever its own data.
+    folder = mmdgs.save(Model(dataclasses.replace(model.config, data_std=0.7), model.network), tmp_path / "other")
+    second, _ = train_model(dataclasses.replace(recipe, init=str(folder)), tmp_path / "second", progress=None)
+    assert (second.config.data_mean, second.config.data_std) == (model.config.data_mean, 0.7)
+    plain, _ = train_model(
+        dataclasses.replace(recipe, param="noise", weighting=None), tmp_path / "noise", progress=None
+    )
+    assert (plain.config.data_mean, plain.config.data_std) == (0.0, 0.5)
 
 
 # --- misuse -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from mmdgs.models.config import (
     CLASSES,
     DENOISERS,
+    EDM,
     MEAN_STD,
     PARAMS,
     VARIANCE_RATIO,
@@ -28,6 +29,7 @@ __all__ = [
     "CLASSES",
     "CONFIG",
     "DENOISERS",
+    "EDM",
     "HUB_FILES",
     "INDEX",
     "MEAN_STD",

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from mmdgs import losses
 from mmdgs.data import spread
-from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
+from mmdgs.denoisers import DATA_STD, Compiled, Denoiser, EnergyDenoiser, takes_level
 from mmdgs.environment import device_name
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
-from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
+from mmdgs.models import CLASSES, DENOISERS, EDM, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.pretrained import Pretrained
@@ -32,7 +32,7 @@ from mmdgs.training.engine import Trainer
 from mmdgs.training.examples import Examples
 from mmdgs.training.folder import BEST, WATCH, RunFolder
 from mmdgs.training.heads import frozen_denoiser, new_head, ocm_loss_of
-from mmdgs.training.levels import level_draw
+from mmdgs.training.levels import jittered, level_draw
 from mmdgs.training.origin import Origin, start_from
 from mmdgs.training.recipe import Recipe
 from mmdgs.training.sets import Sets, read_sets
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 RECIPE_FILE = "recipe.yaml"
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+SCALE_EXAMPLES = 2_000
+"""Examples for the data's mean and standard deviation."""
+SMALLEST_STD = 0.001
 FEW_EXAMPLES = 2_000
 """For that of a model that is kept as the best so far, which may be kept often."""
 FREE_TO_CHANGE = {
@@ -53,11 +56,16 @@ FREE_TO_CHANGE = {
 
 
 def loss_of(
-    model: Model, *, weighting: str | None = None, draw: str | None = None, compiled: bool = False
+    model: Model,
+    *,
+    weighting: str | None = None,
+    draw: str | None = None,
+    jitter: float | None = None,
+    compiled: bool = False,
 ) -> PerExampleLoss:
     """The loss that goes with a model's parametrisation, its network through torch.compile if asked.
 
-    `weighting` (losses.WEIGHTINGS) and `draw` (levels.DRAWS) are for the denoisers' loss, and for many levels.
+    `weighting` (losses.WEIGHTINGS), `draw` (levels.DRAWS) and `jitter` are for denoisers, and for many levels.
     """
     network = model.network
     if model.config.param == CLASSES:
@@ -66,13 +74,22 @@ def loss_of(
             return functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
 
         return cross_entropy
-    drawn = level_draw(model.levels, draw)
+    data_std = model.config.data_std
+    drawn = level_draw(model.levels, draw, data_std)
     if model.config.param == MEAN_STD:
         moments = LearnedMoments(Compiled(network) if compiled else network)
         return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
     denoiser = _compiled(model) if compiled else model.denoiser
     weigh = losses.WEIGHTINGS[weighting or "score"]
-    return lambda x, generator: losses.dsm(denoiser, x, drawn(x, generator), generator=generator, weighting=weigh)
+    if weigh is losses.edm_weighting:
+        weigh = functools.partial(losses.edm_weighting, data_std=data_std)
+
+    def dsm(x: Tensor, generator: Generator) -> Tensor:
+        level = drawn(x, generator)
+        told = jittered(level, jitter, x, generator) if jitter else None
+        return losses.dsm(denoiser, x, level, generator=generator, weighting=weigh, told=told)
+
+    return dsm
 
 
 def _compiled(model: Model) -> Denoiser:
@@ -80,8 +97,10 @@ def _compiled(model: Model) -> Denoiser:
     return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
 
 
-def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
-    """The untrained model of a recipe, for data of this shape."""
+def new_model(
+    recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = (), scale: tuple[float, float] = (0.0, DATA_STD)
+) -> Model:
+    """The untrained model of a recipe, for data of this shape; `scale` is their mean and standard deviation."""
     network, options = preset(recipe.model)
     levels = parse_levels(recipe.levels) if recipe.levels is not None else ()
     if levels:
@@ -98,6 +117,8 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
         alphas=() if set(alphas) <= {1.0} else tuple(alphas),
         classes=classes if recipe.param == CLASSES else (),
         trained_on=recipe.data,
+        data_mean=scale[0],
+        data_std=scale[1],
     )
     if (len(shape) == 3) == (network == "mlp"):
         raise UsageError(
@@ -107,6 +128,12 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
     if levels and not takes_level(model.network):
         raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
     return model
+
+
+def data_scale(examples: Examples) -> tuple[float, float]:
+    """The mean and the standard deviation of all numbers of some examples, to three digits."""
+    x = examples.take(spread(len(examples), SCALE_EXAMPLES), None).cpu().double()
+    return round(x.mean().item(), 3), max(round(x.std().item(), 3), SMALLEST_STD)
 
 
 def placed(model: Model, device: torch.device) -> Model:
@@ -173,7 +200,8 @@ def train_model(
 def _start(recipe: Recipe, sets: Sets, denoiser: Pretrained | None, begun: RunFolder | None) -> tuple[Model, Origin]:
     """The model a run starts with, and where it comes from. One that was begun has its weights in its checkpoint."""
     if denoiser is None:
-        model = new_model(recipe, sets.shape, sets.classes)
+        scale = data_scale(sets.train) if recipe.param == EDM else (0.0, DATA_STD)
+        model = new_model(recipe, sets.shape, sets.classes, scale)
     else:
         model = new_head(recipe, denoiser, sets.shape, sets.train)
     if begun is not None:
@@ -209,7 +237,9 @@ class _Job:
         compiled = self.device.type == "cuda" if recipe.compile is None else recipe.compile
         loss: Callable[..., PerExampleLoss]
         if denoiser is None:
-            loss = functools.partial(loss_of, self.model, weighting=recipe.weighting, draw=recipe.level_draw)
+            loss = functools.partial(
+                loss_of, self.model, weighting=recipe.weighting, draw=recipe.level_draw, jitter=recipe.level_jitter
+            )
         else:
             loss = functools.partial(ocm_loss_of, self.model, denoiser, recipe)
         judged = watch is not None and watch.judged_by is not None

@@ -53,6 +53,7 @@ class Recipe:
     levels: str | None = None  # in place of sigma: many levels, such as geometric:232:50:0.01
     weighting: str | None = None  # of the levels in the loss dsm; none: the one that goes with the parametrisation
     level_draw: str | None = None  # how an example's level is drawn from many; none: uniform
+    level_jitter: float | None = None  # the level that a network of many is told is off by up to this, in log sigma
     denoiser: str | None = (
         None  # of the loss ocm: the model whose variances are learned, anything from_pretrained takes
     )
@@ -109,6 +110,10 @@ class Recipe:
             if value is not None and value not in choices:
                 like = nearest(value, choices)
                 raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
+        if self.level_jitter is not None and not 0 <= self.level_jitter < 1:
+            raise UsageError(f"level_jitter must be at least 0 and below 1, got {self.level_jitter}")
+        if self.level_jitter is not None and (self.loss != "dsm" or self.levels is None):
+            raise UsageError("level_jitter is for the loss 'dsm' at many levels: leave it out, or give levels")
         if self.weighting is not None and self.loss != "dsm":
             raise UsageError(f"weighting is for the loss 'dsm', and this is {self.loss!r}: leave it out")
         if self.levels is None:
