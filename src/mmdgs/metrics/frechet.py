@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
 ROUNDING = 1e-14
 """Of the largest eigenvalue: what eigenvalues that are zero come out as."""
 
