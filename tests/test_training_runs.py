@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -31,7 +30,6 @@ from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.metrics import frechet_distance
-from mmdgs.models import Model
 from mmdgs.randomness import Streams, seeded
 from mmdgs.schedules import geometric, variance_preserving_linear
 from mmdgs.training import (
@@ -370,32 +368,11 @@ def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
     model, streams = mmdgs.load(tmp_path), Streams(1, 8)
     sets = read_sets(recipe, torch.device("cpu"))
     x = sets.train.take(next(batch_order(len(sets.train), 8, 0)), streams)
-    data_std = model.config.data_std
-    levels = level_draw(model.levels, draw, data_std)(x, streams)
+    levels = level_draw(model.levels, draw)(x, streams)
     told = jittered(levels, 0.3, x, streams) if jitter else None
-    weigh = functools.partial(mmdgs.losses.edm_weighting, data_std=data_std)
-    weigh = weigh if weighting == "edm" else mmdgs.losses.WEIGHTINGS[weighting]
+    weigh = mmdgs.losses.WEIGHTINGS[weighting]
     expected = mmdgs.losses.dsm(model.denoiser, x, levels, generator=streams, weighting=weigh, told=told).mean().item()
     assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]
-
-
-def test_a_preconditioned_network_is_told_the_datas_mean_and_deviation(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = with_settings(at_many_levels(recipe), steps=1)
-    model, _ = train_model(recipe, tmp_path / "first", progress=None)
-    images = read_sets(recipe, torch.device("cpu")).train
-    x = images.take(torch.arange(len(images)), None)
-    assert model.config.data_mean == pytest.approx(x.mean().item(), abs=5e-4)
-    assert model.config.data_std == pytest.approx(x.std().item(), abs=5e-4)
-    assert (model.denoiser.data_mean, model.denoiser.data_std) == (model.config.data_mean, model.config.data_std)
-    assert mmdgs.load(tmp_path / "first").denoiser.data_std == model.denoiser.data_std
-    # A run that starts from it keeps what its weights are relative to, whatever its own data.
-    folder = mmdgs.save(Model(dataclasses.replace(model.config, data_std=0.7), model.network), tmp_path / "other")
-    second, _ = train_model(dataclasses.replace(recipe, init=str(folder)), tmp_path / "second", progress=None)
-    assert (second.config.data_mean, second.config.data_std) == (model.config.data_mean, 0.7)
-    plain, _ = train_model(
-        dataclasses.replace(recipe, param="noise", weighting=None), tmp_path / "noise", progress=None
-    )
-    assert (plain.config.data_mean, plain.config.data_std) == (0.0, 0.5)
 
 
 # --- misuse -----------------------------------------------------------------------------------------------------

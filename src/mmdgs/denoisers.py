@@ -212,21 +212,15 @@ class VelocityDenoiser(_NetworkDenoiser):
 
 @dataclass(frozen=True)
 class EdmDenoiser(_NetworkDenoiser):
-    """D = m + alpha d^2 / c^2 y + sigma d / c F(y / c),  y = x_t - alpha m,  c^2 = sigma^2 + alpha^2 d^2.
-
-    m and d are the data's mean and standard deviation: F then sees and gives numbers of mean 0 and size 1.
-    """
+    """D = alpha d^2 / c^2 x_t + sigma d / c F(x_t / c), c^2 = sigma^2 + alpha^2 d^2."""
 
     data_std: float = DATA_STD
-    data_mean: float = 0.0
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         variance = level.sigma**2 + (level.alpha * self.data_std) ** 2
         c = variance**0.5
-        y = x_t - level.alpha * self.data_mean if self.data_mean else x_t
-        out = self.predict(y / c, level)
-        found = (level.alpha * self.data_std**2 / variance) * y + (level.sigma * self.data_std / c) * out
-        return found + self.data_mean if self.data_mean else found
+        out = self.predict(x_t / c, level)
+        return (level.alpha * self.data_std**2 / variance) * x_t + (level.sigma * self.data_std / c) * out
 
 
 def energy_denoiser(f: Network) -> EnergyDenoiser:
@@ -254,9 +248,9 @@ def velocity_denoiser(v: Network) -> VelocityDenoiser:
     return VelocityDenoiser(v, takes_level(v))
 
 
-def edm_denoiser(network: Network, *, data_std: float = DATA_STD, data_mean: float = 0.0) -> EdmDenoiser:
+def edm_denoiser(network: Network, *, data_std: float = DATA_STD) -> EdmDenoiser:
     """The denoiser of a network that is preconditioned as in EDM: the one to train at many levels."""
-    return EdmDenoiser(network, takes_level(network), data_std, data_mean)
+    return EdmDenoiser(network, takes_level(network), data_std)
 
 
 def pure_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Pure | None:

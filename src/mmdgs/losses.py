@@ -8,8 +8,8 @@ denoiser's error x - D(x_t), in which every parametrisation is the same, the usu
     noise     2 sigma^2                        ||eps - e||^2            Ho et al. (2020), their simple loss
     edm       2 sigma^2 (1 + (r / d)^2)        w ||D - x||^2            Karras et al. (2022), table 1
 
-where s* = -e / sigma, eps = -sigma s, and w = (r^2 + d^2) / (r d)^2 with r = sigma / alpha and d the data's
-standard deviation, 0.5 unless it is said. All are sums over the numbers of an example, not means.
+where s* = -e / sigma, eps = -sigma s, and w = (r^2 + d^2) / (r d)^2 with r = sigma / alpha and d = 0.5, the data's
+standard deviation. All are sums over the numbers of an example, not means.
 
 `ocm` is for another network, beside a denoiser that stays as it is: see ocm.py.
 """
@@ -47,9 +47,9 @@ def noise_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
     return 2 * level.sigma**2
 
 
-def edm_weighting(level: NoiseLevel | NoiseLevels, data_std: float = DATA_STD) -> float | Tensor:
+def edm_weighting(level: NoiseLevel | NoiseLevels) -> float | Tensor:
     """Such that a network in `edm_denoiser` has errors that count alike at all levels (Karras et al., 2022)."""
-    return 2 * level.sigma**2 * (1 + (level.sigma / level.alpha / data_std) ** 2)
+    return 2 * level.sigma**2 * (1 + (level.sigma / level.alpha / DATA_STD) ** 2)
 
 
 WEIGHTINGS: dict[str, Weighting] = {

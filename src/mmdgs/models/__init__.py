@@ -3,7 +3,6 @@
 from mmdgs.models.config import (
     CLASSES,
     DENOISERS,
-    EDM,
     MEAN_STD,
     PARAMS,
     VARIANCE_RATIO,
@@ -29,7 +28,6 @@ __all__ = [
     "CLASSES",
     "CONFIG",
     "DENOISERS",
-    "EDM",
     "HUB_FILES",
     "INDEX",
     "MEAN_STD",

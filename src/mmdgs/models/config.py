@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmdgs.denoisers import (
-    DATA_STD,
     Denoiser,
     Network,
     clean_denoiser,
@@ -46,8 +45,6 @@ KINDS: dict[str, tuple[type, ...]] = {
     "head": (dict,),
     "trained_images": (int, type(None)),
     "runs": (list,),
-    "data_mean": (float, int),
-    "data_std": (float, int),
 }
 """What each key of config.json holds."""
 
@@ -69,7 +66,6 @@ def _squared_error(network: Network) -> Denoiser:
     return energy_denoiser(SquaredErrorEnergy(network))
 
 
-EDM = "edm"
 DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
     "energy": energy_denoiser,
     "energy-squared": _squared_error,
@@ -77,7 +73,7 @@ DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
     "noise": noise_denoiser,
     "clean": clean_denoiser,
     "velocity": velocity_denoiser,
-    EDM: edm_denoiser,
+    "edm": edm_denoiser,
 }
 """What a network's output can mean, where it gives E[x | x_t]."""
 
@@ -136,8 +132,6 @@ class ModelConfig:
     head: dict[str, Any] = field(default_factory=dict)  # of variance ratios: for which denoiser, and their scale
     trained_images: int | None = None  # seen in training, over all runs; none: not known
     runs: tuple[dict[str, Any], ...] = ()  # of training, in order: command, steps, images, where it started
-    data_mean: float = 0.0  # of the parametrisation edm: what its network's inputs and outputs are relative to
-    data_std: float = DATA_STD
 
     def __post_init__(self) -> None:
         check_param(self.param)
@@ -165,10 +159,6 @@ class ModelConfig:
             raise UsageError(f"runs must be a list of objects, one for each run of training, got {list(self.runs)}")
         if len(self.interval) != 2 or not self.interval[0] < self.interval[1]:
             raise UsageError(f"interval must be two numbers, the smaller first, got {list(self.interval)}")
-        if not (math.isfinite(self.data_mean) and 0 < self.data_std < math.inf):
-            raise UsageError(
-                f"data_mean must be finite and data_std positive, got {self.data_mean} and {self.data_std}"
-            )
         if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
 
@@ -193,12 +183,6 @@ class ModelConfig:
         return tuple(
             NoiseLevel(alpha=a, sigma=s) for a, s in zip(self.alphas or repeat(1.0), self.sigmas, strict=False)
         )
-
-    def denoiser(self, network: Network) -> Denoiser:
-        """The denoiser of a network with this output, one of DENOISERS."""
-        if self.param == EDM:
-            return edm_denoiser(network, data_std=self.data_std, data_mean=self.data_mean)
-        return DENOISERS[self.param](network)
 
     @property
     def inputs(self) -> int:

@@ -70,7 +70,7 @@ class Model:
                 f"a model with parametrisation {self.config.param!r} is no denoiser; "
                 "use model.posterior() for one with mean and std heads, mmdgs.load_head for one of variance ratios"
             )
-        return self.config.denoiser(network)
+        return DENOISERS[self.config.param](network)
 
     def head_of(self, network: Network) -> RatioHead:
         """A network (this model's, or the same compiled) as a head for OcmMoments."""

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from mmdgs import losses
 from mmdgs.data import spread
-from mmdgs.denoisers import DATA_STD, Compiled, Denoiser, EnergyDenoiser, takes_level
+from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
 from mmdgs.environment import device_name
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
-from mmdgs.models import CLASSES, DENOISERS, EDM, MEAN_STD, Model, ModelConfig
+from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.pretrained import Pretrained
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 RECIPE_FILE = "recipe.yaml"
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
-SCALE_EXAMPLES = 2_000
-"""Examples for the data's mean and standard deviation."""
-SMALLEST_STD = 0.001
 FEW_EXAMPLES = 2_000
 """For that of a model that is kept as the best so far, which may be kept often."""
 FREE_TO_CHANGE = {
@@ -74,15 +71,12 @@ def loss_of(
             return functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
 
         return cross_entropy
-    data_std = model.config.data_std
-    drawn = level_draw(model.levels, draw, data_std)
+    drawn = level_draw(model.levels, draw)
     if model.config.param == MEAN_STD:
         moments = LearnedMoments(Compiled(network) if compiled else network)
         return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
     denoiser = _compiled(model) if compiled else model.denoiser
     weigh = losses.WEIGHTINGS[weighting or "score"]
-    if weigh is losses.edm_weighting:
-        weigh = functools.partial(losses.edm_weighting, data_std=data_std)
 
     def dsm(x: Tensor, generator: Generator) -> Tensor:
         level = drawn(x, generator)
@@ -97,10 +91,8 @@ def _compiled(model: Model) -> Denoiser:
     return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
 
 
-def new_model(
-    recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = (), scale: tuple[float, float] = (0.0, DATA_STD)
-) -> Model:
-    """The untrained model of a recipe, for data of this shape; `scale` is their mean and standard deviation."""
+def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
+    """The untrained model of a recipe, for data of this shape."""
     network, options = preset(recipe.model)
     levels = parse_levels(recipe.levels) if recipe.levels is not None else ()
     if levels:
@@ -117,8 +109,6 @@ def new_model(
         alphas=() if set(alphas) <= {1.0} else tuple(alphas),
         classes=classes if recipe.param == CLASSES else (),
         trained_on=recipe.data,
-        data_mean=scale[0],
-        data_std=scale[1],
     )
     if (len(shape) == 3) == (network == "mlp"):
         raise UsageError(
@@ -128,12 +118,6 @@ def new_model(
     if levels and not takes_level(model.network):
         raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
     return model
-
-
-def data_scale(examples: Examples) -> tuple[float, float]:
-    """The mean and the standard deviation of all numbers of some examples, to three digits."""
-    x = examples.take(spread(len(examples), SCALE_EXAMPLES), None).cpu().double()
-    return round(x.mean().item(), 3), max(round(x.std().item(), 3), SMALLEST_STD)
 
 
 def placed(model: Model, device: torch.device) -> Model:
@@ -200,8 +184,7 @@ def train_model(
 def _start(recipe: Recipe, sets: Sets, denoiser: Pretrained | None, begun: RunFolder | None) -> tuple[Model, Origin]:
     """The model a run starts with, and where it comes from. One that was begun has its weights in its checkpoint."""
     if denoiser is None:
-        scale = data_scale(sets.train) if recipe.param == EDM else (0.0, DATA_STD)
-        model = new_model(recipe, sets.shape, sets.classes, scale)
+        model = new_model(recipe, sets.shape, sets.classes)
     else:
         model = new_head(recipe, denoiser, sets.shape, sets.train)
     if begun is not None:

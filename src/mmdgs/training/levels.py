@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mmdgs.denoisers import DATA_STD
 from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.randomness import Generator, randn, uniforms
@@ -20,13 +19,13 @@ LevelDraw = Callable[[Tensor, Generator], NoiseLevel | NoiseLevels]
 """(batch (B, ...), generator) -> the level of all rows, or one for each."""
 
 LOG_MEAN, LOG_STD = -1.2, 1.2
-"""Of log(sigma / alpha) in EDM's training, for data of standard deviation 0.5 (Karras et al., 2022, table 1)."""
+"""Of log(sigma / alpha) in EDM's training (Karras et al., 2022, table 1)."""
 
 
 class UniformDraw:
     """One of some levels for each row, each as likely as any other."""
 
-    def __init__(self, levels: Sequence[NoiseLevel], data_std: float = DATA_STD) -> None:
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         self.count = len(levels)
         self.table = torch.tensor([[level.alpha, level.sigma] for level in levels], dtype=torch.float64)
 
@@ -44,8 +43,7 @@ class LogNormalDraw:
     Not one of the levels but any between their ends, with their kind of alpha: 1, or variance preserving.
     """
 
-    def __init__(self, levels: Sequence[NoiseLevel], data_std: float = DATA_STD) -> None:
-        self.mean = LOG_MEAN + math.log(data_std / DATA_STD)
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         self.preserving = all(abs(level.alpha**2 + level.sigma**2 - 1) < 1e-6 for level in levels)
         if not self.preserving and any(level.alpha != 1 for level in levels):
             raise UsageError("the log-normal draw needs levels with alpha = 1 or alpha^2 + sigma^2 = 1; use uniform")
@@ -54,7 +52,7 @@ class LogNormalDraw:
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
         normal = randn((len(x), 1), x, generator).reshape(-1, *[1] * (x.ndim - 1))
-        ratio = (self.mean + LOG_STD * normal).clamp(*self.ends).exp()
+        ratio = (LOG_MEAN + LOG_STD * normal).clamp(*self.ends).exp()
         alpha = (1 + ratio**2).rsqrt() if self.preserving else torch.ones_like(ratio)
         return NoiseLevels(alpha=alpha, sigma=alpha * ratio)
 
@@ -66,8 +64,8 @@ class MixedDraw:
     hundred), where samplers that visit every level, as Gibbs and Langevin do, need a denoiser too.
     """
 
-    def __init__(self, levels: Sequence[NoiseLevel], data_std: float = DATA_STD) -> None:
-        self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels, data_std)
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
+        self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels)
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
         one, other = self.uniform(x, generator), self.lognormal(x, generator)
@@ -77,7 +75,7 @@ class MixedDraw:
         )
 
 
-DRAWS: dict[str, Callable[[Sequence[NoiseLevel], float], LevelDraw]] = {
+DRAWS: dict[str, Callable[[Sequence[NoiseLevel]], LevelDraw]] = {
     "uniform": UniformDraw,
     "lognormal": LogNormalDraw,
     "mixed": MixedDraw,
@@ -85,10 +83,10 @@ DRAWS: dict[str, Callable[[Sequence[NoiseLevel], float], LevelDraw]] = {
 """The draws by name, for recipes."""
 
 
-def level_draw(levels: Sequence[NoiseLevel], name: str | None = None, data_std: float = DATA_STD) -> LevelDraw:
+def level_draw(levels: Sequence[NoiseLevel], name: str | None = None) -> LevelDraw:
     """How to draw a level for each row; of one level there is nothing to draw."""
     if len(levels) > 1:
-        return DRAWS[name or "uniform"](levels, data_std)
+        return DRAWS[name or "uniform"](levels)
     (only,) = levels
     return lambda x, generator: only
 

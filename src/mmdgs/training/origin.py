@@ -30,17 +30,14 @@ class Origin:
     images: int | None = 0
     weights: str = ""  # the digest's first digits
     head: dict[str, Any] = field(default_factory=dict)  # an earlier head's scale, which its outputs are relative to
-    data: tuple[float, ...] = ()  # the mean and standard deviation that an earlier network's inputs are relative to
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Origin:
-        return cls(**{**content, **{name: tuple(content.get(name, ())) for name in ("runs", "data")}})
+        return cls(**{**content, "runs": tuple(content.get("runs", ()))})
 
     def taken_over(self, model: Model) -> Model:
         """The model with what its outputs are relative to, where that was the earlier model's."""
-        taken: dict[str, Any] = {"head": self.head} if self.head else {}
-        taken |= dict(zip(("data_mean", "data_std"), self.data, strict=False))
-        return Model(dataclasses.replace(model.config, **taken), model.network) if taken else model
+        return Model(dataclasses.replace(model.config, head=self.head), model.network) if self.head else model
 
     def after(self, model: Model, record: dict[str, Any]) -> Model:
         """The model with this run's record after those before, and the images seen in all of them."""
@@ -66,7 +63,6 @@ def start_from(source: str, model: Model) -> Origin:
         images=earlier.config.trained_images,
         weights=weights_digest(tensors, source)[:SHOWN_DIGITS],
         head=earlier.config.head,
-        data=(earlier.config.data_mean, earlier.config.data_std),
     )
 
 
