@@ -121,7 +121,14 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
 def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "mmdgs", "reproduce", "table1", "--quick", "--data", "rings", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # As in a terminal, also where the tests run in the background of a shell, which ignores it for its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 300
     while not (out / "parts" / "rings-energy.json").exists() and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
