@@ -71,6 +71,41 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert table2.run(again).records["samplers"] == records["samplers"]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="0 minutes were over before the first row"):
+        table2.run(replace(prepared, minutes=0.0))
+
+    def resumed(minutes: float | None) -> tuple[dict, str]:
+        context = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True), minutes=minutes)
+        page, _ = conclude(context, "t", "s", table2.run(context))
+        return json.loads((tmp_path / "out" / "records.json").read_text()), " ".join(page.read_text().split())
+
+    sampled, made = Cells.sampled, []
+
+    def noting(self: Cells, name: str, *rest: object) -> Part:
+        made.append(name)
+        return sampled(self, name, *rest)
+
+    monkeypatch.setattr(Cells, "sampled", noting)
+    monkeypatch.setattr(Context, "time_is_up", property(lambda _: len(made) >= 5))  # after the tuning and two rows
+    records, text = resumed(1.0)
+    assert len(records["samplers"]) == 2
+    assert "Not run yet, and begun by --resume: " in text
+    assert "No row of Gibbs has run yet." in text
+    monkeypatch.undo()
+    monkeypatch.setattr(table2, "DATA", str(tmp_path / "images"))
+    monkeypatch.setattr(table2, "FULL", TINY)
+    use_fake_inception(tmp_path, monkeypatch)
+    whole, text = resumed(None)
+    assert whole["settings"]["left"] == []
+    assert "Not run yet" not in text
+    assert whole["samplers"][: len(records["samplers"])] != []
+    assert {r["row"] for r in whole["samplers"]} == set(table2_report.ROWS)
+
+
 def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Pretrained.of(many_level_model((3, 8, 8)))
     references = References(str(picture_folder(tmp_path / "images")))

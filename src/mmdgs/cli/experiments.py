@@ -31,6 +31,7 @@ WITH_SEEDS = (*WITH_DATASETS, "table2")
 WITH_MODEL = ("few-steps", "probes", "ocm", "cifar10", "table2", "celeba")
 WITH_HEAD = ("few-steps", "ocm")
 WITH_MANY = ("cifar10",)
+WITH_MINUTES = ("table2",)
 WITH_IMAGES = ("ocm", "cifar10", "table2", "celeba")
 
 
@@ -63,6 +64,9 @@ def reproduce(
         int | None,
         typer.Option(min=2, help=f"Images a cell ({', '.join(WITH_IMAGES)}).", show_default="the experiment's own"),
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no new row after so long; --resume does the rest (table2).")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -79,8 +83,9 @@ def reproduce(
             ("--many", many, WITH_MANY),
             ("--classifier", classifier, WITH_MANY),
             ("--images", images, WITH_IMAGES),
+            ("--minutes", minutes, WITH_MINUTES),
         ):
-            if given and name not in where_it_goes:
+            if given is not None and name not in where_it_goes:
                 *rest, last = where_it_goes
                 names = f"{', '.join(rest)} and {last}" if rest else last
                 raise UsageError(f"{option} is for {names}, not for {name}")
@@ -92,7 +97,7 @@ def reproduce(
         files = None if data_dir is None else str(data_dir)
         context = Context(
             workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model,
-            head=head, many=many, classifier=classifier, images=images,
+            head=head, many=many, classifier=classifier, images=images, minutes=minutes,
         )  # fmt: skip
         _perform(chosen, context)
 

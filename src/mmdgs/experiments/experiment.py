@@ -31,7 +31,12 @@ class Context:
     many: str | None = None  # a model of many noise levels beside one of a single level
     classifier: str | None = None  # a model of classes, to count those of samples
     images: int | None = None  # samples a cell, in place of the experiment's own number
+    minutes: float | None = None  # after which no new cell is begun
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def time_is_up(self) -> bool:
+        return self.minutes is not None and time.perf_counter() - self.started > 60 * self.minutes
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,10 @@ class Cells:
             "fit_images": self.fit_images, "precision": self.precision,
         }  # fmt: skip
 
+    def has(self, name: str, method: Method, images: int, seed: int, judge_key: Mapping[str, Any]) -> bool:
+        """Whether a cell is finished."""
+        return self.context.workspace.has(file_name(name), {**self.asked(method, images, seed), **judge_key})
+
     def sampled(
         self,
         name: str,

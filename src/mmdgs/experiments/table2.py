@@ -101,11 +101,20 @@ def run(context: Context) -> Outcome:
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
     tuning = tuned(cells, judge, settings)
     found: dict[tuple[str, int], list[Part]] = {}
+    left: list[str] = []
     for i in range(settings.seeds):
         for cell in wanted(model, tuning["factor"], settings):
-            name, seed = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i
-            part = cells.sampled(name, cell.method, settings.images, seed, judge, {"judge": judge.key()})
+            name, seed, key = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i, {"judge": judge.key()}
+            if context.time_is_up and not cells.has(name, cell.method, settings.images, seed, key):
+                left.append(name)
+                continue
+            part = cells.sampled(name, cell.method, settings.images, seed, judge, key)
             found.setdefault((cell.row, cell.steps), []).append(part)
+    if not found:
+        raise UsageError(
+            f"the {context.minutes:g} minutes were over before the first row: Langevin's step size is tuned, and "
+            "--resume goes on from there"
+        )
     records = [
         {"row": row, "steps": steps, "seeds": [part.values for part in parts]} for (row, steps), parts in found.items()
     ]
@@ -116,6 +125,7 @@ def run(context: Context) -> Outcome:
         "model": model.source,
         "equal_cost_levels": equal,
         "measure": settings.measure,
+        "left": left,
         "paper_evaluations": {
             "Langevin": langevin_evaluations(paper.levels, paper),
             "Gibbs": gibbs_evaluations(paper.levels, paper),

@@ -65,6 +65,7 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
         "Here both run on one network with the same noise, and beside them what else samples it; Gibbs also with so "
         "few levels that it costs what Langevin costs.",
         *(quick_note() if quick else verdicts(by, settings)),
+        *([f"Not run yet, and begun by --resume: {'; '.join(settings['left'])}."] if settings["left"] else []),
     ]
     note = (
         f"{settings['images']:,} images a seed, {_seeds(settings['seeds'])}, of "
@@ -128,8 +129,8 @@ def mean(seeds: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> str:
-    """Which of two is lower, by seeds paired: runs of one seed begin from the same noise."""
-    differences = [a - b for a, b in zip(first, second, strict=True)]
+    """Which of two is lower, by seeds paired, as far as both have run: runs of one seed begin from the same noise."""
+    differences = [a - b for a, b in zip(first, second, strict=False)]
     off, half = interval(differences)
     if math.isnan(half):
         return f"{'lower' if off < 0 else 'higher'} by {abs(off):.2f}, from one seed, which has no interval"
@@ -141,7 +142,7 @@ def compared(first: Sequence[float], second: Sequence[float]) -> str:
 def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
     """What the paper says, and whether it came out."""
     levels, equal = settings["levels"], settings["equal_cost_levels"]
-    langevin = by[LANGEVIN, levels]
+    langevin = by.get((LANGEVIN, levels))
     said = []
     for title, row, count in (
         ("At the paper's settings", GIBBS, levels),
@@ -149,7 +150,9 @@ def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
         ("Where the first sweep of a pair only goes down, at the paper's settings", DOWN, levels),
         ("The same at equal cost", DOWN, equal),
     ):
-        ours = by[row, count]
+        ours = by.get((row, count))
+        if ours is None or langevin is None:
+            continue
         found = compared([one["fid"] for one in ours], [one["fid"] for one in langevin])
         said.append(
             f"{title}: Gibbs with {count} levels has FID {mean(ours, 'fid'):.2f} at {ours[0]['evaluations']:,.0f} "
@@ -160,6 +163,8 @@ def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
 
 def _best_gibbs(by: Cells, settings: Mapping[str, Any]) -> str:
     own = {key: mean(seeds, "fid") for key, seeds in by.items() if key[0] in (GIBBS, DOWN)}
+    if not own:
+        return "No row of Gibbs has run yet."
     row, levels = min(own, key=own.__getitem__)
     fid, theirs = own[row, levels], PAPER["Gibbs"][1]
     overall = min(by, key=lambda key: mean(by[key], "fid"))

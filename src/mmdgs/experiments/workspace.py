@@ -73,6 +73,10 @@ class Workspace:
         self._json(self._file(name, "json"), whole)
         return Part(part.values, load_tensors(content))
 
+    def has(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Whether a part is finished with these settings."""
+        return self._load(name, json.loads(json.dumps(settings))) is not None
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file into the folder; numbers that are not finite become null."""
         return self._json(self.out / name, _finite(content))
