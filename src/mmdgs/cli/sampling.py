@@ -34,9 +34,8 @@ from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pictures import image_grid, png
 from mmdgs.precision import check_precision
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.pretrained import Pretrained, from_pretrained, head_digest
 from mmdgs.pretrained.loading import CHECKPOINTS, SETTINGS, is_ours
-from mmdgs.pretrained.pretrained import weights_digest
 from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.sampling import (
     FitData,
@@ -258,8 +257,8 @@ def _plan(found: Pretrained, own: Model | None, method: Method, fit: FitData | N
         return own.isotropic_posterior() if own is not None and known else isotropic_moments(found, levels, fit)
 
     plan = make_plan(method, found, isotropic=isotropic)
-    if method.head is not None:  # a head that was trained anew gives other samples
-        settings["head"] = weights_digest(load(method.head).network.state_dict(), method.head)
+    if method.head is not None:
+        settings["head"] = head_digest(method.head)
     return plan, {"method": resolved(method, found).to_json(), **settings}
 
 

@@ -25,20 +25,20 @@ MODEL = "google/ddpm-cifar10-32"
 DATA = "cifar10"
 SHOWN = 5
 
+LEARNED = "diagonal, learned"
+"""The row that needs a head, and is left out where none is given."""
 ROWS: dict[str, tuple[str, str, Method]] = {
     "small variance": (GREY, "o-", Method("ancestral", covariance="small")),
     "large variance": (GREY, "s--", Method("ancestral", covariance="large")),
     "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
     "diagonal, Rademacher": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="rademacher", probes=3)),
     "diagonal, lattice": (COLOURS["diagonal"], "s--", Method("ancestral", covariance="lattice", probes=3)),
-    "diagonal, learned": (RED, "o-", Method("ancestral", covariance="ocm")),
+    LEARNED: (RED, "o-", Method("ancestral", covariance="ocm")),
     "Krylov": (COLOURS["full"], "o-", Method("ancestral", covariance="krylov", krylov_steps=5)),
     "DDIM": (GREEN, "o-", Method("ddim")),
     "Heun": (GREEN, "s--", Method("heun")),
 }
 """Rows of the table: how each is drawn, and what it is."""
-LEARNED = "diagonal, learned"
-"""The row that needs a head, and is left out where none is given."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,12 @@ def run(context: Context) -> Outcome:
     model = from_pretrained(context.model or MODEL, device=context.device)
     judge = Judge.of(context, [settings.measure], References(DATA, context.data_dir))
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
-    head = None if context.head is None else load_head(context.head, model)
+    if context.head is not None:
+        load_head(context.head, model)  # refused before the work
     wanted = [
         (row, steps)
         for row in ROWS
-        if row != LEARNED or head is not None
+        if row != LEARNED or context.head is not None
         for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
     ]
     found = {cell: _cell(cells, judge, *cell, settings) for cell in wanted}

@@ -20,8 +20,7 @@ from mmdgs.models import VARIANCE_RATIO, Model, load
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.ocm import OcmMoments
-from mmdgs.pretrained import Pretrained, from_pretrained, load_head
-from mmdgs.pretrained.pretrained import weights_digest
+from mmdgs.pretrained import Pretrained, from_pretrained, head_digest, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.schedules import geometric
@@ -137,7 +136,7 @@ def _level(
 ) -> dict[str, Any]:
     """Every estimator at one level: error, fit and cost."""
     asked = {
-        "model": model.digest, "head": weights_digest(head.network.state_dict(), "the head"), "seed": context.seed,
+        "model": model.digest, "head": head_digest(head), "seed": context.seed,
         "level": [level.alpha, level.sigma], "images": settings.images, "fit_images": settings.fit_images,
         "reference_probes": settings.reference_probes, "data": DATA[model.shape],
     }  # fmt: skip

@@ -23,8 +23,8 @@ from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import PARTS, Part
 from mmdgs.metrics import load_inception
 from mmdgs.metrics.inception_file import Inception
-from mmdgs.models import Model, load
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import Model
+from mmdgs.pretrained import Pretrained, head_digest
 from mmdgs.pretrained.pretrained import weights_digest
 from mmdgs.sampling import FitData, Method, generate, isotropic_moments, make_plan
 
@@ -127,7 +127,7 @@ class Cells:
         """What the images of a cell depend on; a head by its weights, wherever it is kept."""
         named = method.to_json()
         if method.head is not None:
-            named["head"] = weights_digest(load(method.head).network.state_dict(), method.head)
+            named["head"] = head_digest(method.head)
         return {
             "model": self.model.digest, "method": named, "images": images, "seed": seed,
             "fit_images": self.fit_images, "precision": self.precision,

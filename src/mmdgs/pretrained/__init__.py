@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mmdgs.pretrained.heads import load_head
+from mmdgs.pretrained.heads import head_digest, load_head
 from mmdgs.pretrained.loading import from_pretrained
 from mmdgs.pretrained.pretrained import Pretrained
 
 if TYPE_CHECKING:
     from mmdgs.pretrained.scheduler import MomentScheduler
 
-__all__ = ["MomentScheduler", "Pretrained", "from_pretrained", "load_head"]
+__all__ = ["MomentScheduler", "Pretrained", "from_pretrained", "head_digest", "load_head"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,11 +10,17 @@ import torch
 from mmdgs.errors import UsageError
 from mmdgs.models import VARIANCE_RATIO, Model, load
 from mmdgs.ocm import RatioHead
-from mmdgs.pretrained.pretrained import Pretrained
+from mmdgs.pretrained.pretrained import Pretrained, weights_digest
 
 logger = logging.getLogger("mmdgs")
 
 SHOWN_DIGITS = 12
+
+
+def head_digest(source: str | Path | Model) -> str:
+    """The digest of a head's weights: one that was trained anew gives other samples."""
+    model = source if isinstance(source, Model) else load(source)
+    return weights_digest(model.network.state_dict(), "the head" if isinstance(source, Model) else source)
 
 
 def load_head(source: str | Path | Model, denoiser: Pretrained, *, strict: bool = True) -> RatioHead:
