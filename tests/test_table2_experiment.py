@@ -58,6 +58,7 @@ def test_it_measures_every_row_and_resumes_without_work(
     for row in ("Gibbs (paper)", "Gibbs, down first"):
         for count in (equal, 6):
             assert by[row, count][0]["evaluations"] == table2.gibbs_evaluations(count, TINY)
+    assert by["Gibbs, isotropic", 6][0]["evaluations"] == TINY.sweeps * 5 + 1
     assert by["Langevin", 6][0]["evaluations"] == table2.langevin_evaluations(6, TINY)
     assert by["Heun", 4][0]["evaluations"] == 7
     assert ("DDIM", 3) in by

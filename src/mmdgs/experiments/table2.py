@@ -17,7 +17,7 @@ from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import best_rate, suggested_rate
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.small_models import trained_here
-from mmdgs.experiments.table2_report import ROWS, image_section, table_section, tuning_section
+from mmdgs.experiments.table2_report import ISOTROPIC, ROWS, image_section, table_section, tuning_section
 from mmdgs.experiments.workspace import Part
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.sampling import Method
@@ -206,6 +206,10 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
         )
         return Cell(row, count, method)
 
+    def isotropic_gibbs(count: int) -> Cell:
+        method = Method("gibbs-down", path(model, count), covariance="isotropic", sweeps=settings.sweeps)
+        return Cell(ISOTROPIC, count, method)
+
     counts = tuple(dict.fromkeys((*settings.fewer_levels, equal)))
     return [
         *(Cell("Heun", n, Method("heun", steps=n)) for n in settings.heun),
@@ -218,6 +222,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
             Method("ancestral", covariance="diagonal", probes=settings.probes),
             settings.probed_steps,
         ),
+        *(isotropic_gibbs(n) for n in counts),
         Cell("consistent annealing", settings.levels, Method("consistent", path(model, settings.levels))),
         *along(
             "ancestral, Krylov",
@@ -227,6 +232,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
         *(gibbs("Gibbs (paper)", "gibbs", n) for n in counts),
         *(gibbs("Gibbs, down first", "gibbs-down", n) for n in counts),
         langevin(equal),
+        isotropic_gibbs(settings.levels),
         langevin(settings.levels),
         gibbs("Gibbs (paper)", "gibbs", settings.levels),
         gibbs("Gibbs, down first", "gibbs-down", settings.levels),
