@@ -7,14 +7,18 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from image_experiments import picture_folder, use_fake_inception
 from nets import lively, tiny_model
+from PIL import Image
 from pretrained_models import many_level_model
+from shared import SHARED
 from typer.testing import CliRunner
 
-from mmdgs import cli, save
+from mmdgs import cli, load, save
+from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
 from mmdgs.experiments import Context, Workspace, cifar10, conclude, sampler_cells, single_level_chains
 from mmdgs.experiments.cifar10_collapse import class_verdict, collapse_verdict
@@ -29,6 +33,7 @@ from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import Gibbs, State
 
 SHAPE = (3, 12, 12)
+CIFAR10_FILES = SHARED / "data" / "cifar10"
 TINY = replace(
     cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=2,
     fit_images=4, batch_size=3, reference_limit=None, metrics=("fid", "diversity"),
@@ -227,3 +232,28 @@ def test_without_a_model_it_says_how_to_train_one(
     training = recipe.training
     assert (recipe.data, recipe.param, recipe.sigma, recipe.model) == ("cifar10", "score", 0.3, "unet-paper")
     assert (training.epochs, training.steps, training.batch_size, training.learning_rate) == (1_000, None, 100, 1e-4)
+
+
+# --- the classifier that ships --------------------------------------------------------------------------------------
+
+
+def test_it_is_taken_where_none_is_named_and_images_have_its_size(prepared: Context) -> None:
+    unnamed = replace(prepared, classifier=None)
+    assert cifar10._classifier(unnamed, SHAPE) is None
+    found = cifar10._classifier(unnamed, (3, 32, 32))
+    assert found is not None
+    assert found.config.classes[3] == "cat"
+    named = cifar10._classifier(prepared, (3, 32, 32))
+    assert named is not None
+    assert named.config.classes == ("cat", "dog")
+
+
+@pytest.mark.skipif(not CIFAR10_FILES.is_dir(), reason="no shared/data/cifar10 beside this repository")
+def test_it_knows_four_of_five_images_and_counts_classes_right() -> None:
+    sheet = np.asarray(Image.open(CIFAR10_FILES / "test.webp").convert("RGB"))[:, : 20 * 32]  # every fifth image
+    tiles = sheet.reshape(100, 32, 20, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
+    labels = torch.from_numpy(np.load(CIFAR10_FILES / "labels.npz")["test"].reshape(100, 100)[:, :20].reshape(-1))
+    with torch.no_grad():
+        found = load("cifar10-classifier").network(midpoints(torch.from_numpy(tiles.copy()))).argmax(1)
+    assert (found == labels).double().mean() > 0.79
+    assert (torch.bincount(found, minlength=10) - 200).abs().max() < 40

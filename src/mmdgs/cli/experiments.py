@@ -59,7 +59,10 @@ def reproduce(
         str | None, typer.Option(help="Its head (few-steps, ocm).", show_default="none; ocm: trained here")
     ] = None,
     many: Annotated[str | None, typer.Option(help="A model of many levels beside it (cifar10).")] = None,
-    classifier: Annotated[str | None, typer.Option(help="A classifier, to count classes (cifar10).")] = None,
+    classifier: Annotated[
+        str | None,
+        typer.Option(help="A classifier, to count classes (cifar10).", show_default="cifar10-classifier at 32x32"),
+    ] = None,
     images: Annotated[
         int | None,
         typer.Option(min=2, help=f"Images a cell ({', '.join(WITH_IMAGES)}).", show_default="the experiment's own"),

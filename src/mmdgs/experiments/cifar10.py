@@ -32,6 +32,7 @@ from mmdgs.sampling import Method
 from mmdgs.training import Recipe
 
 MODEL = "cifar10-score"
+CLASSIFIER = "cifar10-classifier"
 SIGMA = 0.3
 TRAIN = (
     f"mmdgs train --data cifar10 --model unet-paper --param score --sigma {SIGMA:g} --epochs 1000 --batch-size 100 "
@@ -83,7 +84,7 @@ def run(context: Context) -> Outcome:
     model = single_level_model(context)
     many = _many_model(context, model)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
-    judge_network = _classifier(context)
+    judge_network = _classifier(context, model.shape)
     judge = Judge.of(context, settings.metrics, references, judge_network)
     of_long = Judge.of(context, ("diversity",), references, judge_network)
     chains = Chains(
@@ -138,8 +139,10 @@ def single_level_model(context: Context) -> Pretrained:
     return model
 
 
-def _classifier(context: Context) -> Model | None:
-    return None if context.classifier is None else load(context.classifier, device=context.device)
+def _classifier(context: Context, shape: tuple[int, ...]) -> Model | None:
+    """The classifier that --classifier names, or the one that ships, for images of its size."""
+    name = context.classifier or (CLASSIFIER if shape == (3, 32, 32) else None)
+    return None if name is None else load(name, device=context.device)
 
 
 def _judged(chains: Chains, judge: Judge, row: str, steps: int, x: Tensor) -> dict[str, Any]:

@@ -180,6 +180,7 @@ SHIPPED = {
     "mnist-kl": "mnist-kl",
     "mnist-classifier": "mnist-classifier",
     "cifar10": "cifar10",
+    "cifar10-classifier": "cifar10-classifier",
     "cifar10-score": "cifar10-score",
     "celeba": "celeba",
 }
