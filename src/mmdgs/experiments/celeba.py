@@ -17,7 +17,7 @@ from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import suggested_rate
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.small_models import QUICK_TRAINING, trained_here
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, tiny_model
 from mmdgs.experiments.table2 import path
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.sampling import Method
@@ -61,8 +61,7 @@ QUICK_RECIPE = Recipe(
 
 def run(context: Context) -> Outcome:
     """Sample faces by both algorithms, and measure."""
-    settings = QUICK if context.quick else FULL
-    settings = replace(settings, images=context.images or settings.images)
+    settings = context.sized(FULL, QUICK)
     model = face_model(context)
     name, folder = faces(context)
     references = References(name, folder, model.shape[1], settings.reference_limit)
@@ -99,20 +98,13 @@ def face_model(context: Context) -> Pretrained:
     if context.model is None and context.quick:
         name, folder = faces(context)
         recipe = replace(QUICK_RECIPE, data=name, data_dir=folder)
-        return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+        return tiny_model(context, recipe)
     if context.model is None:
         raise UsageError(
             f"celeba needs a model of faces at many noise levels: train one with `{TRAIN}` and name it with --model, "
             "or name an NCSNv2 checkpoint of CelebA"
         )
-    model = from_pretrained(context.model, device=context.device)
-    if len(model.levels) == 1:
-        raise UsageError(
-            f"--model must be a model of many noise levels, and {context.model} was trained at {model.levels[0]} alone"
-        )
-    if len(model.shape) != 3 or model.shape[0] != 3:
-        raise UsageError(f"--model must be a model of colour images, and {context.model} is one of {model.shape}")
-    return model
+    return check_model(from_pretrained(context.model, device=context.device), context.model)
 
 
 def methods(levels: Levels, settings: CelebaSettings) -> dict[str, Method]:

@@ -19,7 +19,7 @@ from mmdgs.experiments.cifar10_report import Findings, chain_section, fid_sectio
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.sampler_cells import Cells, Judge, References, file_name
 from mmdgs.experiments.single_level_chains import CURVES, DATA, DIAGONAL, Chains
-from mmdgs.experiments.small_models import QUICK_TRAINING, trained_here
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_colours, tiny_model
 from mmdgs.experiments.table2 import path
 from mmdgs.experiments.workspace import Part
 from mmdgs.models import Model, load
@@ -79,8 +79,7 @@ QUICK_RECIPE = Recipe(
 
 def run(context: Context) -> Outcome:
     """Maps, chains, their FID and their collapse."""
-    settings = QUICK if context.quick else FULL
-    settings = replace(settings, images=context.images or settings.images)
+    settings = context.sized(FULL, QUICK)
     model = single_level_model(context)
     many = _many_model(context, model)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
@@ -119,7 +118,7 @@ def single_level_model(context: Context) -> Pretrained:
     """The model that --model names, or the one that ships; quick runs train a tiny one."""
     if context.model is None and context.quick:
         recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-        return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+        return tiny_model(context, recipe)
     try:
         model = from_pretrained(context.model or MODEL, device=context.device)
     except UsageError as error:
@@ -134,8 +133,7 @@ def single_level_model(context: Context) -> Pretrained:
             f"--model must be a model of one noise level, and {model.source} has {len(model.levels)}: train one with "
             f"`{TRAIN}`; models of many levels are for `mmdgs reproduce table2`, or go to --many"
         )
-    if len(model.shape) != 3 or model.shape[0] != 3:
-        raise UsageError(f"--model must be a model of colour images, and {model.source} is one of {model.shape}")
+    check_colours(model, model.source)
     return model
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from mmdgs.environment import environment
 from mmdgs.experiments.report import Report, Section
 from mmdgs.experiments.workspace import Workspace
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Context:
     images: int | None = None  # samples a cell, in place of the experiment's own number
     minutes: float | None = None  # after which no new cell is begun
     started: float = field(default_factory=time.perf_counter)
+
+    def sized(self, full: Settings, quick: Settings) -> Settings:
+        """An experiment's settings, full or quick, with the number of images where one is asked for."""
+        chosen = quick if self.quick else full
+        return chosen if self.images is None else replace(chosen, images=self.images)  # type: ignore[type-var]
 
     @property
     def time_is_up(self) -> bool:

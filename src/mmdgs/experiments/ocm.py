@@ -73,8 +73,7 @@ QUICK = OcmSettings(
 
 def run(context: Context) -> Outcome:
     """Compare at every level, with the head given or with one trained here."""
-    settings = QUICK if context.quick else FULL.get(context.device.type, FULL["cpu"])
-    settings = replace(settings, images=context.images or settings.images)
+    settings = context.sized(FULL.get(context.device.type, FULL["cpu"]), QUICK)
     model = from_pretrained(context.model or MODEL, device=context.device)
     if model.shape not in DATA:
         raise UsageError(f"no images are known for a model of {model.shape}; known: {list(DATA)}")

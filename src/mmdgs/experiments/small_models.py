@@ -1,4 +1,4 @@
-"""Small models that an experiment trains for itself, kept as a part: weights and configuration."""
+"""The models of experiments: small ones that are trained there and kept as a part, and checks of those given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import Part
 from mmdgs.files import to_json
 from mmdgs.models import Model, ModelConfig
+from mmdgs.pretrained import Pretrained
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 QUICK_TRAINING = TrainingSettings(
@@ -40,3 +42,24 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
     model.network.load_state_dict(part.tensors)
     model.network.requires_grad_(False).eval()
     return model.to(context.device)
+
+
+def tiny_model(context: Context, recipe: Recipe) -> Pretrained:
+    """The model of a quick run for which none is named."""
+    return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+
+
+def check_colours(model: Pretrained, name: str) -> None:
+    """Refuse a model that --model names where it is not one of colour images."""
+    if len(model.shape) != 3 or model.shape[0] != 3:
+        raise UsageError(f"--model must be a model of colour images, and {name} is one of {model.shape}")
+
+
+def check_model(model: Pretrained, name: str, advice: str = "") -> Pretrained:
+    """A model that --model names, refused where it is not one of colour images at many noise levels."""
+    if len(model.levels) == 1:
+        raise UsageError(
+            f"--model must be a model of many noise levels, and {name} was trained at {model.levels[0]} alone{advice}"
+        )
+    check_colours(model, name)
+    return model

@@ -16,14 +16,23 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import best_rate, suggested_rate
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.small_models import trained_here
-from mmdgs.experiments.table2_report import ISOTROPIC, ROWS, image_section, table_section, tuning_section
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, tiny_model
+from mmdgs.experiments.table2_report import (
+    DOWN,
+    GIBBS,
+    ISOTROPIC,
+    LANGEVIN,
+    ROWS,
+    image_section,
+    table_section,
+    tuning_section,
+)
 from mmdgs.experiments.workspace import Part
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels, geometric
-from mmdgs.training import Recipe, TrainingSettings
+from mmdgs.training import Recipe
 
 DATA = "cifar10"
 SHOWN = 10
@@ -71,10 +80,7 @@ QUICK = Table2Settings(
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
-    training=TrainingSettings(
-        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95, checkpoint_every=None,
-        validate_every=None,
-    ),
+    training=QUICK_TRAINING,
 )  # fmt: skip
 
 
@@ -93,8 +99,8 @@ class Cell:
 
 def run(context: Context) -> Outcome:
     """Tune Langevin's step, sample by every row and seed, and measure."""
-    settings = QUICK if context.quick else FULL
-    settings = replace(settings, images=context.images or settings.images, seeds=context.seeds or settings.seeds)
+    settings = context.sized(FULL, QUICK)
+    settings = replace(settings, seeds=context.seeds or settings.seeds)
     model = many_level_model(context)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     judge = Judge.of(context, settings.metrics, references)
@@ -102,9 +108,10 @@ def run(context: Context) -> Outcome:
     tuning = tuned(cells, judge, settings)
     found: dict[tuple[str, int], list[Part]] = {}
     left: list[str] = []
+    rows, key = wanted(model, tuning["factor"], settings), {"judge": judge.key()}
     for i in range(settings.seeds):
-        for cell in wanted(model, tuning["factor"], settings):
-            name, seed, key = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i, {"judge": judge.key()}
+        for cell in rows:
+            name, seed = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i
             if context.time_is_up and not cells.has(name, cell.method, settings.images, seed, key):
                 left.append(name)
                 continue
@@ -143,7 +150,7 @@ def many_level_model(context: Context) -> Pretrained:
     """The model that --model names; quick runs train a tiny one where none is named."""
     if context.model is None and context.quick:
         recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-        return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+        return tiny_model(context, recipe)
     if context.model is None:
         raise UsageError(
             "table2 needs a model of many noise levels: name one with --model, such as a folder of diffusers, "
@@ -151,14 +158,7 @@ def many_level_model(context: Context) -> Pretrained:
             "geometric:232:50:0.01 --model unet-paper --out runs/many` makes"
         )
     model = from_pretrained(context.model, device=context.device)
-    if len(model.levels) == 1:
-        raise UsageError(
-            f"--model must be a model of many noise levels, and {context.model} was trained at {model.levels[0]} "
-            "alone; single-level models are for `mmdgs reproduce cifar10`"
-        )
-    if len(model.shape) != 3 or model.shape[0] != 3:
-        raise UsageError(f"--model must be a model of colour images, and {context.model} is one of {model.shape}")
-    return model
+    return check_model(model, context.model, "; single-level models are for `mmdgs reproduce cifar10`")
 
 
 def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
@@ -198,17 +198,17 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
     def langevin(count: int) -> Cell:
         levels = path(model, count)
         rate = min(LARGEST_RATE, factor * suggested_rate(levels, settings.langevin_steps))
-        return Cell("Langevin", count, Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate))
+        return Cell(LANGEVIN, count, Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate))
 
-    def gibbs(row: str, sampler: str, count: int) -> Cell:
-        method = Method(
-            sampler, path(model, count), covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps
-        )
-        return Cell(row, count, method)
+    probed = Method("gibbs", covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps)
+    kinds = {
+        GIBBS: probed,
+        DOWN: replace(probed, sampler="gibbs-down"),
+        ISOTROPIC: Method("gibbs-down", covariance="isotropic", sweeps=settings.sweeps),
+    }
 
-    def isotropic_gibbs(count: int) -> Cell:
-        method = Method("gibbs-down", path(model, count), covariance="isotropic", sweeps=settings.sweeps)
-        return Cell(ISOTROPIC, count, method)
+    def gibbs(row: str, count: int) -> Cell:
+        return Cell(row, count, replace(kinds[row], levels=path(model, count)))
 
     counts = tuple(dict.fromkeys((*settings.fewer_levels, equal)))
     return [
@@ -222,20 +222,20 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
             Method("ancestral", covariance="diagonal", probes=settings.probes),
             settings.probed_steps,
         ),
-        *(isotropic_gibbs(n) for n in counts),
+        *(gibbs(ISOTROPIC, n) for n in counts),
         Cell("consistent annealing", settings.levels, Method("consistent", path(model, settings.levels))),
         *along(
             "ancestral, Krylov",
             Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps),
             settings.krylov,
         ),
-        *(gibbs("Gibbs (paper)", "gibbs", n) for n in counts),
-        *(gibbs("Gibbs, down first", "gibbs-down", n) for n in counts),
+        *(gibbs(GIBBS, n) for n in counts),
+        *(gibbs(DOWN, n) for n in counts),
         langevin(equal),
-        isotropic_gibbs(settings.levels),
+        gibbs(ISOTROPIC, settings.levels),
         langevin(settings.levels),
-        gibbs("Gibbs (paper)", "gibbs", settings.levels),
-        gibbs("Gibbs, down first", "gibbs-down", settings.levels),
+        gibbs(GIBBS, settings.levels),
+        gibbs(DOWN, settings.levels),
     ]
 
 
