@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_experiments import picture_folder, use_fake_inception
+from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import lively, tiny_model
 from PIL import Image
 from pretrained_models import many_level_model
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from mmdgs import cli, load, save
 from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, cifar10, conclude, sampler_cells, single_level_chains
+from mmdgs.experiments import Context, Workspace, cifar10, sampler_cells, single_level_chains
 from mmdgs.experiments.cifar10_collapse import class_verdict, collapse_verdict
 from mmdgs.experiments.cifar10_report import fid_verdict, minimum
 from mmdgs.experiments.single_level_chains import DIAGONAL, UNIFORM, Chains
@@ -70,8 +70,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_it_measures_and_draws_all_and_resumes_without_work(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, _ = conclude(prepared, "t", "s", cifar10.run(prepared))
-    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    records, text = concluded(cifar10, prepared)
     assert {row: list(one) for row, one in records["curves"].items()} == {
         row: ["1", "2", "3"] for row in cifar10.CURVES
     }
@@ -82,7 +81,6 @@ def test_it_measures_and_draws_all_and_resumes_without_work(
     assert set(records["maps"]["errors"]) == {"Rademacher, 1", "Rademacher, 10", "lattice, 3", "one variance for all"}
     pictures = {"cifar10_maps", "cifar10_chains", "cifar10_25_chains", "cifar10_fid", "cifar10_collapse"}
     assert {f.stem for f in (tmp_path / "out").glob("*.png")} == pictures
-    text = page.read_text()
     for row in ("Diagonal", "Isotropic", "Diagonal, uniform start"):
         assert f"{row}: the FID is lowest after" in text
     assert "many levels have" in text
@@ -97,8 +95,8 @@ def test_more_images_reuse_the_blocks_that_are_there(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = replace(prepared, images=4, many=None, classifier=None)
-    page, _ = conclude(few, "t", "s", cifar10.run(few))
-    assert "No model of many levels was named" in page.read_text()
+    _, text = concluded(cifar10, few)
+    assert "No model of many levels was named" in text
     rows: list[int] = []
     run_plan = single_level_chains.run_plan
 

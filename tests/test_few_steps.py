@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from image_experiments import picture_folder, use_fake_inception
+from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import tiny_pipeline
 
 from mmdgs import cli
-from mmdgs.experiments import Context, Workspace, conclude, few_steps, sampler_cells
+from mmdgs.experiments import Context, Workspace, few_steps, sampler_cells
 from mmdgs.models import VARIANCE_RATIO
 from mmdgs.pretrained import from_pretrained
 from mmdgs.samplers import run_plan
@@ -38,8 +37,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_it_measures_every_row_and_resumes_without_work(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, _ = conclude(prepared, "t", "s", few_steps.run(prepared))
-    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    records, text = concluded(few_steps, prepared)
     by = {(r["row"], r["steps"]): r for r in records["samplers"]}
     assert {row for row, _ in by} == set(few_steps.ROWS) - {few_steps.LEARNED}
     assert ("Krylov", 3) in by
@@ -50,7 +48,6 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert by["diagonal, Rademacher", 5]["value"] != by["diagonal, lattice", 5]["value"]
     assert by["isotropic", 5]["evaluations"] == by["DDIM", 5]["evaluations"] == by["Heun", 5]["evaluations"] == 5
     assert (tmp_path / "cache" / "isotropic").is_dir() or (tmp_path / "model" / "isotropic.json").is_file()
-    text = page.read_text()
     assert "Isotropic is below small variance" in text
     assert "Diagonal, Rademacher is below isotropic" in text
     assert "Diagonal, lattice is below diagonal, Rademacher" in text
@@ -69,12 +66,12 @@ def test_a_head_adds_its_row_to_a_run_that_was_made_without(prepared: Context, t
     )  # fmt: skip
     train_model(recipe, tmp_path / "head", progress=None)
     resumed = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True), head=str(tmp_path / "head"))
-    page, _ = conclude(resumed, "t", "s", few_steps.run(resumed))
-    records = json.loads((tmp_path / "out" / "records.json").read_text())["samplers"]
+    found, text = concluded(few_steps, resumed)
+    records = found["samplers"]
     learned = [r for r in records if r["row"] == few_steps.LEARNED]
     assert [r for r in records if r["row"] != few_steps.LEARNED] == first
     assert [(r["steps"], r["products"]) for r in learned] == [(3, 0), (5, 0)]
-    assert "Diagonal, learned is below isotropic" in page.read_text()
+    assert "Diagonal, learned is below isotropic" in text
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 10])

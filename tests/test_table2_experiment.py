@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from image_experiments import picture_folder, use_fake_inception
+from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import tiny_model
 from pretrained_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, sampler_cells, table2, table2_report
+from mmdgs.experiments import Context, Workspace, sampler_cells, table2, table2_report
 from mmdgs.experiments.langevin_rates import best_rate, suggested_rate, variance_factor
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.workspace import Part
@@ -48,8 +47,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_it_measures_every_row_and_resumes_without_work(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, _ = conclude(prepared, "t", "s", table2.run(prepared))
-    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    records, text = concluded(table2, prepared)
     by = {(r["row"], r["steps"]): r["seeds"] for r in records["samplers"]}
     assert {row for row, _ in by} == set(table2_report.ROWS)
     assert all(len(seeds) == 2 and seeds[0]["fid"] != seeds[1]["fid"] for seeds in by.values())
@@ -64,7 +62,7 @@ def test_it_measures_every_row_and_resumes_without_work(
     assert ("DDIM", 3) in by
     assert {f.name for f in (tmp_path / "out").glob("*.png")} == {"table2.png", "table2_images.png"}
     assert not list((tmp_path / "out" / "parts").glob("*.npz"))
-    text = " ".join(page.read_text().split())
+    text = " ".join(text.split())
     for words in ("At the paper&#39;s settings", "At equal cost", "paper: NCSNv2, Gibbs, 50,000 images", "4,852"):
         assert words in text
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
@@ -81,8 +79,8 @@ def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
 
     def resumed(minutes: float | None) -> tuple[dict, str]:
         context = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True), minutes=minutes)
-        page, _ = conclude(context, "t", "s", table2.run(context))
-        return json.loads((tmp_path / "out" / "records.json").read_text()), " ".join(page.read_text().split())
+        records, text = concluded(table2, context)
+        return records, " ".join(text.split())
 
     sampled, made = Cells.sampled, []
 
