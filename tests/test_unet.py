@@ -7,8 +7,10 @@ import re
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from nets import lively, tiny_unet
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import mmdgs
 from mmdgs import losses
@@ -380,6 +382,34 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_the_log_says_so(caplog) -> No
     check_the_same(energy, CompiledEnergy(energy, network, backend=broken), network)
     assert len(said(caplog)) == 3  # once for the value, once for the gradients
     assert all("torch.compile failed" in line and "going on without it" in line for line in said(caplog))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 12)])
+def test_enlarging_is_written_out_where_it_is_compiled(size, monkeypatch) -> None:
+    network = tiny_unet(multipliers=[1, 1, 2])
+    x = torch.randn(2, 1, *size, generator=seeded(0))
+    plain = network(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(network(x), plain, rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_network_keeps_its_maps_with_the_channels_last() -> None:
+    # A map in another layout is moved in memory before a convolution and after it: a tenth of the time on a GPU.
+    network = tiny_unet(multipliers=[1, 2]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    moved: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and "convolution" in str(node.target):
+                # Of a gradient of two maps side by side each has half: channels last, with gaps.
+                maps = [arg.meta["val"] for arg in node.args[:2] if isinstance(arg, torch.fx.Node)]
+                strides = [at.stride() for at in maps if at.shape[1] > 1 and at.shape[2] > 3 and at.stride(1) != 1]
+                moved.extend(f"{node.target}: {stride}" for stride in strides)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(network, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    compiled(images()).sum().backward()
+    assert not moved
 
 
 def test_compiled_heads_are_called_as_the_network_is() -> None:

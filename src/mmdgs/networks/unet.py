@@ -73,7 +73,8 @@ class Attention(nn.Module):
     """x + self-attention over the pixels, one head.
 
     Written out, not torch's fused kernel: that one cannot be differentiated twice, as an energy's training and
-    a covariance need, and at some hundred pixels it would gain nothing.
+    a covariance need, and at some hundred pixels it would gain nothing. Products have the channels last, as a GPU's
+    convolutions have them in memory: nothing is moved there.
     """
 
     def __init__(self, channels: int) -> None:
@@ -83,9 +84,9 @@ class Attention(nn.Module):
         self.out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, embedding: Tensor | None) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).flatten(2).chunk(3, dim=1)  # (B, C, pixels)
-        weights = (q.mT @ k * q.shape[1] ** -0.5).softmax(dim=-1)
-        return x + self.out((v @ weights.mT).reshape(x.shape))
+        q, k, v = self.qkv(self.norm(x)).flatten(2).mT.chunk(3, dim=2)  # (B, pixels, C)
+        weights = (q @ k.mT * q.shape[2] ** -0.5).softmax(dim=-1)
+        return x + self.out((weights @ v).mT.reshape(x.shape))
 
 
 BRANCHES = (ResidualBlock, Attention)
@@ -108,7 +109,12 @@ class _Up(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor, like: Tensor) -> Tensor:
-        return self.conv(functional.interpolate(x, size=like.shape[-2:], mode="nearest"))
+        (height, width), size = x.shape[-2:], like.shape[-2:]
+        if torch.compiler.is_compiling() and size == (2 * height, 2 * width):
+            # The same, but its derivative is a sum, where a compiler makes that of torch's own a scatter with atomics.
+            last = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(-1, -1, 2, -1, 2, -1)  # (B, H, 2, W, 2, C)
+            return self.conv(last.reshape(len(x), *size, -1).permute(0, 3, 1, 2))
+        return self.conv(functional.interpolate(x, size=size, mode="nearest"))
 
 
 class LevelEmbedding(nn.Module):
