@@ -339,15 +339,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize("levels", ["one level", "many levels"])
-def test_a_run_in_two_halves_is_the_run_in_one(layout: torch.memory_format, levels: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("levels", "optimiser"), [("one level", "adam"), ("one level", "muon"), ("many levels", "adam")]
+)
+def test_a_run_in_two_halves_is_the_run_in_one(
+    layout: torch.memory_format, levels: str, optimiser: str, tmp_path: Path
+) -> None:
     def model() -> Model:
-        found = tiny_model(options={**tiny_model().config.options, "dropout": 0.2, "multipliers": [1, 1]})
+        options = {"dropout": 0.2, "multipliers": [1, 1]} | ({"width": 32} if optimiser == "muon" else {})
+        found = tiny_model(options={**tiny_model().config.options, **options})
         found = many_levels() if levels == "many levels" else found
         found.network.to(memory_format=layout)
         return found
 
-    common = {"ema": 0.9, "checkpoint_every": 100, "clip": 1.0}
+    common = {"ema": 0.9, "checkpoint_every": 100, "clip": 1.0, "optimiser": optimiser}
     whole, one = fit(model(), steps=9, **common)
     for steps in (4, 9):
         folder = RunFolder(tmp_path, {"a": 1})
@@ -520,6 +525,7 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
     [
         ({"steps": None}, "say when training ends: steps, epochs or minutes"),
         ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
+        ({"optimiser": "sgd"}, "optimiser must be one of adam, muon, got 'sgd'"),
         ({"ema": 1.0}, "ema must lie between 0 and 1, got 1.0"),
         ({"warmup": -1}, "warmup must not be negative, got -1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, or none, got 0"),

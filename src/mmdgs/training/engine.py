@@ -1,4 +1,4 @@
-"""The training loop: Adam on a per-example loss, for every loss, size and number of processes.
+"""The training loop: Adam or Muon on a per-example loss, for every loss, size and number of processes.
 
 Data order, noise and dropout masks are functions of the seed alone: a row of the global batch has its own random
 stream, so the losses are the same whatever number of processes shares the batch and however it is cut to fit in
@@ -28,7 +28,7 @@ from mmdgs.training.average import Average
 from mmdgs.training.contract import PerExampleLoss, Trained, Validation, Watch
 from mmdgs.training.examples import Examples, TensorExamples, batch_order
 from mmdgs.training.folder import Checkpoint, RunFolder
-from mmdgs.training.optimiser import load_optimiser, optimiser_tensors
+from mmdgs.training.optimiser import load_optimisers, make_optimisers, optimiser_tensors
 from mmdgs.training.settings import FLUSH_EVERY, FLUSH_SECONDS, TrainingSettings
 from mmdgs.training.shares import Shares
 
@@ -84,8 +84,7 @@ class Trainer:
         if settings.split > 1:
             self.shares.cut(settings.split)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        fused = self.device.type in ("cpu", "cuda")
-        self.optimiser = torch.optim.Adam(self.parameters, lr=settings.learning_rate, fused=fused)
+        self.optimisers = make_optimisers(settings.optimiser, self.parameters, settings.learning_rate)
         self.average = Average(network, settings.ema, keep_start=runs_before > 0)
         self.drops = uses_dropout(network)
         module = _LossModule(network, loss)
@@ -113,8 +112,9 @@ class Trainer:
             while end is None or self.step < end:
                 stop_if_asked()
                 fraction = max(fraction, self.step / end if end else 0.0)
-                for group in self.optimiser.param_groups:
-                    group["lr"] = self.settings.rate(self.step, fraction)
+                rate = self.settings.rate(self.step, fraction)
+                for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
+                    group["lr"] = rate
                 recent.append(self._step(next(order)))
                 self.step += 1
                 bar.update()
@@ -175,14 +175,15 @@ class Trainer:
                 self._split_further(error)
         if self.settings.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         with torch.no_grad():
             self.average.update(self.step)
         return value
 
     def _gradients(self, indices: Tensor) -> Tensor:
         """The gradients of the mean loss over these examples, part by part."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients()
         total = torch.zeros((), device=self.device)
         parts = list(zip(self.shares.parts, self.shares.generators, strict=True))
         for number, (part, generator) in enumerate(parts):
@@ -194,6 +195,10 @@ class Trainer:
                 value.backward()
             total += value.detach()
         return total
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _loss(self, function: Callable[[Any, Generator], Tensor], batch: Any, generator: Generator) -> Tensor:
         """The loss of each example, in the precision asked for and with dropout masks of the examples' own."""
@@ -217,7 +222,7 @@ class Trainer:
             raise UsageError(
                 f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
             ) from error
-        self.optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients()
         self.shares.cut(parts)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -322,7 +327,7 @@ class Trainer:
                 "positions": self.shares.positions,
                 "split": len(self.shares.parts),
             }
-            groups = {"network": dict(self.network.state_dict()), "optimiser": optimiser_tensors(self.optimiser)}
+            groups = {"network": dict(self.network.state_dict()), "optimiser": optimiser_tensors(self.optimisers)}
             if self.average.decay is not None:
                 groups["average"] = self.average.tensors()
             self.folder.save(Checkpoint(state, groups))
@@ -337,7 +342,7 @@ class Trainer:
         self.network.load_state_dict({k: v.to(self.device) for k, v in tensors["network"].items()})
         with torch.no_grad():
             self.average.load(tensors.get("average", {}))
-        load_optimiser(self.optimiser, tensors["optimiser"])
+        load_optimisers(self.optimisers, tensors["optimiser"])
         self.step, self.seconds_before = state["step"], state["seconds"]
         self.best = math.inf if state["best"] is None else state["best"]
         self.validations = [(step, value) for step, value in state["validations"]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mmdgs.errors import UsageError
 from mmdgs.precision import check_precision
+from mmdgs.training.optimiser import check_optimiser
 
 FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
 """Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
@@ -25,6 +26,7 @@ class TrainingSettings:
     epochs: float | None = None
     minutes: float | None = None
     batch_size: int = 100
+    optimiser: str = "adam"  # or muon
     learning_rate: float = 1e-4
     warmup: int = 0  # steps of linear growth of the learning rate
     decay: bool = False  # cosine decay of the learning rate to zero
@@ -55,6 +57,7 @@ class TrainingSettings:
         if self.watch is not None and self.watch < 2:
             raise UsageError(f"watch must be at least 2 samples, or 0 for none, got {self.watch}")
         check_precision(self.precision)
+        check_optimiser(self.optimiser)
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UsageError("say when training ends: steps, epochs or minutes")
 
