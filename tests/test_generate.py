@@ -397,10 +397,23 @@ def words(model: Path, out: Path, *more: str) -> list[str]:
     return ["sample", str(model), *common, "--device", "cpu", "--out", str(out), *more]
 
 
-@pytest.mark.parametrize(("many", "expected"), [(True, "gibbs-down"), (False, "gibbs")])
-def test_the_sampler_where_none_is_named(many: bool, expected: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("many", "more", "expected"),
+    [
+        (True, [], "heun"),
+        (True, ["--churn", "0.1"], "heun"),
+        (True, ["--probes", "1"], "gibbs-down"),
+        (True, ["--sweeps", "1"], "gibbs-down"),
+        (True, ["--covariance", "lattice"], "gibbs-down"),
+        (False, ["--probes", "1"], "gibbs"),
+        (False, [], "gibbs"),
+    ],
+)
+def test_the_sampler_where_none_is_named(
+    many: bool, more: list[str], expected: str, folder: Path, tmp_path: Path
+) -> None:
     model = folder if many else mmdgs.save(tiny_model(), tmp_path / "one")
-    chosen = ["--steps", "2", "--probes", "1", "-n", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    chosen = ["--steps", "2", *more, "-n", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     result = run(cli.app, ["sample", str(model), *chosen])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "out" / "samples.json").read_text())
@@ -412,7 +425,7 @@ def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) 
     assert result.exit_code == 0, result.output
     assert re.search(r"24 images: 9 forwards and 8 Jacobian products each, [\d.]+ seconds", said(result))
     model = mmdgs.from_pretrained(str(folder))
-    plan = make_plan(Method(sweeps=2, probes=1), model)
+    plan = make_plan(Method("gibbs", sweeps=2, probes=1), model)
     generate(model, plan, 24, out=tmp_path / "library", seed=3, batch_size=4, progress=None)
     assert images_in(tmp_path / "out") == images_in(tmp_path / "library")
     record = json.loads((tmp_path / "out" / "samples.json").read_text())

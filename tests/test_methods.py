@@ -39,27 +39,27 @@ def diagonal(model: Pretrained, probes: int = 3) -> mmdgs.DiagonalMoments:
 
 Written = Callable[[Pretrained], Plan]
 PLANS: dict[str, tuple[Method, Written]] = {
-    "gibbs": (Method(), lambda m: samplers.gibbs_plan(m, diagonal(m), LEVELS, sweeps=3)),
+    "gibbs": (Method("gibbs"), lambda m: samplers.gibbs_plan(m, diagonal(m), LEVELS, sweeps=3)),
     "gibbs, settings": (
         Method("gibbs", covariance="full", sweeps=2, steps=4),
         lambda m: samplers.gibbs_plan(m, mmdgs.FullMoments(m), schedules.subsampled(LEVELS, 4), sweeps=2),
     ),
     "gibbs, clipped": (
-        Method(probes=1, clip=True),
+        Method("gibbs", probes=1, clip=True),
         lambda m: samplers.gibbs_plan(clipped(m), ClippedMoments(diagonal(m, 1), CLIPPED), LEVELS, sweeps=3),
     ),
     "gibbs, rademacher": (
-        Method(covariance="rademacher", probes=2),
+        Method("gibbs", covariance="rademacher", probes=2),
         lambda m: samplers.gibbs_plan(
             m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Rademacher()), LEVELS, sweeps=3
         ),
     ),
     "gibbs, lattice": (
-        Method(covariance="lattice", probes=2),
+        Method("gibbs", covariance="lattice", probes=2),
         lambda m: samplers.gibbs_plan(m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Lattice()), LEVELS, sweeps=3),
     ),
     "gibbs, krylov": (
-        Method(covariance="krylov", krylov_steps=2),
+        Method("gibbs", covariance="krylov", krylov_steps=2),
         lambda m: samplers.gibbs_plan(m, mmdgs.KrylovMoments(m, steps=2), LEVELS, sweeps=3),
     ),
     "gibbs-down": (
@@ -150,11 +150,11 @@ def test_variance_preserving_models_are_annealed_along_ncsnv2s_levels() -> None:
         assert resolved(Method(name, steps=10), model).levels == schedules.geometric(10, 100.0, 0.02)
     unit = of_levels(DDPM, interval=(0.0, 1.0))
     largest, smallest = (level.sigma / level.alpha for level in (DDPM[0], DDPM[-1]))
-    assert resolved(Method(), unit).levels == schedules.geometric(232, 50.0, smallest)
+    assert resolved(Method("gibbs"), unit).levels == schedules.geometric(232, 50.0, smallest)
     wide = of_levels(DDPM, interval=(0.0, 9.0))
-    assert resolved(Method(), wide).levels == schedules.geometric(232, largest, 0.09)
+    assert resolved(Method("gibbs"), wide).levels == schedules.geometric(232, largest, 0.09)
     few = schedules.variance_preserving_linear(40, 1e-3, 0.5)
-    assert len(resolved(Method(), of_levels(few)).levels) == 40
+    assert len(resolved(Method("gibbs"), of_levels(few)).levels) == 40
 
 
 def test_trained_levels_are_taken_as_diffusers_takes_them() -> None:
@@ -249,8 +249,8 @@ REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
         {"sampler": "gibs"},
         "unknown sampler 'gibs' (did you mean 'gibbs'?); choose one of gibbs",
     ),
-    "unknown covariance": (MANY, {"covariance": "diag"}, "'gibbs' has no covariance 'diag' (did you mean 'diagonal'?)"),
-    "a fixed variance": (MANY, {"covariance": "small"}, "'gibbs' has no covariance 'small'; choose one of diagonal"),
+    "unknown covariance": (MANY, {"covariance": "diag"}, "'gibbs-down' has no covariance 'diag' (did you mean 'diagonal'?)"),
+    "a fixed variance": (MANY, {"covariance": "small"}, "'gibbs-down' has no covariance 'small'; choose one of diagonal"),
     "covariance": (MANY, {"sampler": "ddim", "covariance": "full"}, "'ddim' takes no covariance; it takes clip, eta"),
     "probes": (MANY, {"covariance": "full", "probes": 3}, "the covariance 'full' takes no probes"),
     "krylov steps": (MANY, {"krylov_steps": 3}, "the covariance 'diagonal' takes no krylov-steps"),

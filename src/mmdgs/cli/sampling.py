@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 SCALE = 3
 GRID = ".png"
 LEARNED = "learned"
-ONE_LEVEL, MANY_LEVELS = "gibbs", "gibbs-down"
-"""Samplers where none is named. The paper's order over many levels overdoes the contrast of networks that are told the
-level (docs/samplers.md)."""
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others at the end, where one of them has a batch more."""
@@ -77,7 +74,7 @@ def sample(
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
     sampler: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(SAMPLERS)}.", show_default=f"{ONE_LEVEL}; over many levels {MANY_LEVELS}"),
+        typer.Option(help=f"{', '.join(SAMPLERS)}.", show_default="gibbs; over many levels heun"),
     ] = None,
     steps: Annotated[
         int | None,
@@ -132,7 +129,7 @@ def sample(
         check_precision(precision)
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
-            sampler or ONE_LEVEL, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
+            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
             last_noise, head,
         )  # fmt: skip
         where = device_named(device)
@@ -142,8 +139,6 @@ def sample(
         try:
             found, own = _loaded(model, raw=raw, size=size)
             _check_shape(found, out)
-            if sampler is None and len(found.levels) > 1:
-                method = replace(method, sampler=MANY_LEVELS)
             with accelerator.main_process_first():  # one fits variances, the others find them
                 plan, settings = _plan(found.to(where), own, method, fit)
             result = generate(
@@ -267,7 +262,7 @@ def _learned(model: Model, method: Method) -> Method:
     param = model.config.param
     if param != MEAN_STD or method.covariance not in (None, LEARNED):
         raise UsageError(f"a model with parametrisation {param!r} has no {method.covariance} posterior")
-    wanted = Method(steps=CHAIN_STEPS if method.steps is None else method.steps, covariance=LEARNED)
+    wanted = Method("gibbs", steps=CHAIN_STEPS if method.steps is None else method.steps, covariance=LEARNED)
     for key, value in vars(method).items():
         if value is not None and value != getattr(wanted, key):
             raise UsageError(f"a model with parametrisation {param!r} takes no {key.replace('_', '-')}; it takes steps")

@@ -6,6 +6,9 @@ A model of one level has Gibbs chains at that level. For the samplers of a model
     gibbs, gibbs-down, langevin, consistent  its own where they are variance exploding, else `exploding_levels`
     heun                                     EDM's, within the model's range
 
+Where no sampler is named: Gibbs chains of a model of one level; of one of many `gibbs-down` where the settings are of
+Gibbs sampling (a covariance, sweeps ...), else `heun`, which costs 35 evaluations an image in place of thousands.
+
 `steps` is how many levels are used, and `levels` stands in place of all this. A denoiser answers at any level by its
 ratio sigma / alpha, so a variance-preserving model may well be sampled along a variance-exploding path.
 """
@@ -42,7 +45,7 @@ CLIPPED_INTERVAL = (-1.0, 1.0)
 class Method:
     """A sampler by name, with its settings; None stands for the sampler's own choice (`resolved` fills it in)."""
 
-    sampler: str = "gibbs"
+    sampler: str | None = None
     levels: Levels | None = None
     steps: int | None = None  # levels that are used; of a single-level chain, its sweeps
     covariance: str | None = None
@@ -57,7 +60,7 @@ class Method:
     head: str | None = None  # of the covariance ocm: the folder of its head
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
+        if self.sampler is not None and self.sampler not in SAMPLERS:
             like = nearest(self.sampler, SAMPLERS)
             raise UsageError(f"unknown sampler {self.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
 
@@ -185,6 +188,8 @@ SAMPLERS: dict[str, Sampler] = {
     ),
 }
 """Samplers by the names they have on the command line."""
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
+"""Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
 CHAIN = Sampler(
     {"covariance": "diagonal", "clip": None},
@@ -232,21 +237,22 @@ Isotropic = Callable[[Levels], Moments]
 
 def resolved(method: Method, pretrained: Pretrained) -> Method:
     """The method with every setting that applies filled in, levels included; what does not apply is refused."""
-    sampler = _sampler(method, pretrained)
+    chosen_name = method.sampler or own_choice(method, pretrained)
+    sampler = _sampler(chosen_name, pretrained)
     values = dict(sampler.defaults)
-    name = f"the sampler {method.sampler!r}"
+    name = f"the sampler {chosen_name!r}"
     if "covariance" in values:
         covariance = method.covariance or values["covariance"]
-        values |= {"covariance": covariance, **_covariance_defaults(covariance, method.sampler)}
+        values |= {"covariance": covariance, **_covariance_defaults(covariance, chosen_name)}
         name += f" with the covariance {covariance!r}"
-    if method.sampler == "ancestral" and values["covariance"] not in FIXED:
+    if chosen_name == "ancestral" and values["covariance"] not in FIXED:
         values["last_noise"] = LAST_NOISE
     given = {key: value for key, value in vars(method).items() if value is not None}
     for key in given:
         if key not in values and key not in ("sampler", "levels", "steps"):
             takes = ", ".join(sorted([*values, "levels", "steps"])).replace("_", "-")
             raise UsageError(f"{name} takes no {key.replace('_', '-')}; it takes {takes}")
-    values |= given
+    values |= given | {"sampler": chosen_name}
     if "clip" in values and values["clip"] is None:
         values["clip"] = sampler.clips and pretrained.interval == CLIPPED_INTERVAL
     single = sampler is CHAIN
@@ -262,12 +268,23 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
     return Method(**values)
 
 
-def _sampler(method: Method, pretrained: Pretrained) -> Sampler:
+def own_choice(method: Method, pretrained: Pretrained) -> str:
+    """The sampler where none is named.
+
+    The paper's order of Gibbs over many levels overdoes the contrast of networks that are told the level
+    (docs/samplers.md), so it is not chosen by itself.
+    """
+    if len(pretrained.levels) == 1:
+        return "gibbs"
+    return "gibbs-down" if any(getattr(method, key) is not None for key in OF_GIBBS) else "heun"
+
+
+def _sampler(name: str, pretrained: Pretrained) -> Sampler:
     if len(pretrained.levels) > 1:
-        return SAMPLERS[method.sampler]
-    if method.sampler != "gibbs":
+        return SAMPLERS[name]
+    if name != "gibbs":
         raise UsageError(
-            f"the sampler {method.sampler!r} needs a model of many noise levels, and this one was trained at "
+            f"the sampler {name!r} needs a model of many noise levels, and this one was trained at "
             f"{pretrained.levels[0]} alone: use gibbs"
         )
     return CHAIN
@@ -300,6 +317,9 @@ def make_plan(method: Method, pretrained: Pretrained, *, isotropic: Isotropic | 
         denoiser = ClippedDenoiser(denoiser, pretrained.interval)
         moments = None if moments is None else ClippedMoments(moments, pretrained.interval)
     try:
-        return _sampler(method, pretrained).plan(Ingredients(denoiser, moments, levels, vars(method), pretrained))
+        assert method.sampler is not None, "it was resolved"
+        return _sampler(method.sampler, pretrained).plan(
+            Ingredients(denoiser, moments, levels, vars(method), pretrained)
+        )
     except ValueError as error:
         raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error
