@@ -7,14 +7,12 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import lively, tiny_model
-from PIL import Image
 from pretrained_models import many_level_model
-from shared import SHARED
+from shared import cifar10_test_images, needs_cifar10_files
 from typer.testing import CliRunner
 
 from mmdgs import cli, load, save
@@ -33,7 +31,6 @@ from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import Gibbs, State
 
 SHAPE = (3, 12, 12)
-CIFAR10_FILES = SHARED / "data" / "cifar10"
 TINY = replace(
     cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=2,
     fit_images=4, batch_size=3, reference_limit=None, metrics=("fid", "diversity"),
@@ -246,12 +243,10 @@ def test_it_is_taken_where_none_is_named_and_images_have_its_size(prepared: Cont
     assert named.config.classes == ("cat", "dog")
 
 
-@pytest.mark.skipif(not CIFAR10_FILES.is_dir(), reason="no shared/data/cifar10 beside this repository")
+@needs_cifar10_files
 def test_it_knows_four_of_five_images_and_counts_classes_right() -> None:
-    sheet = np.asarray(Image.open(CIFAR10_FILES / "test.webp").convert("RGB"))[:, : 20 * 32]  # every fifth image
-    tiles = sheet.reshape(100, 32, 20, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
-    labels = torch.from_numpy(np.load(CIFAR10_FILES / "labels.npz")["test"].reshape(100, 100)[:, :20].reshape(-1))
+    images, labels = cifar10_test_images(rows=100, columns=20)
     with torch.no_grad():
-        found = load("cifar10-classifier").network(midpoints(torch.from_numpy(tiles.copy()))).argmax(1)
+        found = load("cifar10-classifier").network(midpoints(images)).argmax(1)
     assert (found == labels).double().mean() > 0.79
     assert (torch.bincount(found, minlength=10) - 200).abs().max() < 40

@@ -249,8 +249,16 @@ REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
         {"sampler": "gibs"},
         "unknown sampler 'gibs' (did you mean 'gibbs'?); choose one of gibbs",
     ),
-    "unknown covariance": (MANY, {"covariance": "diag"}, "'gibbs-down' has no covariance 'diag' (did you mean 'diagonal'?)"),
-    "a fixed variance": (MANY, {"covariance": "small"}, "'gibbs-down' has no covariance 'small'; choose one of diagonal"),
+    "unknown covariance": (
+        MANY,
+        {"covariance": "diag"},
+        "'gibbs-down' has no covariance 'diag' (did you mean 'diagonal'?)",
+    ),
+    "a fixed variance": (
+        MANY,
+        {"covariance": "small"},
+        "'gibbs-down' has no covariance 'small'; choose one of diagonal",
+    ),
     "covariance": (MANY, {"sampler": "ddim", "covariance": "full"}, "'ddim' takes no covariance; it takes clip, eta"),
     "probes": (MANY, {"covariance": "full", "probes": 3}, "the covariance 'full' takes no probes"),
     "krylov steps": (MANY, {"krylov_steps": 3}, "the covariance 'diagonal' takes no krylov-steps"),

@@ -1,0 +1,72 @@
+"""The CIFAR-10 model that ships: it denoises real images, knows its errors, and is sampled by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from shared import cifar10_test_images, needs_cifar10_files
+from torch import Tensor
+from typer.testing import CliRunner
+
+import mmdgs
+from mmdgs import cli
+from mmdgs.data import midpoints
+from mmdgs.models import Model
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, randn_like
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return mmdgs.load("cifar10")
+
+
+@pytest.fixture(scope="module")
+def x() -> Tensor:
+    """Test images in [0, 1], which the model has not seen."""
+    return midpoints(cifar10_test_images(rows=1, columns=16)[0])
+
+
+def denoised(model: Model, x: Tensor, sigma: float, told: float = 1.0) -> tuple[Tensor, Tensor]:
+    x_t = x + sigma * randn_like(x, Streams(0, len(x)))
+    with torch.no_grad():
+        return x_t, model.denoiser(x_t, NoiseLevel(sigma=told * sigma))
+
+
+@needs_cifar10_files
+@pytest.mark.parametrize(("sigma", "most"), [(0.02, 1.6e-4), (0.1, 1.5e-3), (0.3, 5.5e-3), (1.0, 2e-2), (8.0, 6e-2)])
+def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None:
+    error = (denoised(model, x, sigma)[1] - x).square().mean()
+    assert 0.5 * most < error < most
+
+
+@needs_cifar10_files
+def test_it_sees_by_itself_how_noisy_an_image_is(model: Model, x: Tensor) -> None:
+    # It was trained with level_jitter: samplers may be wrong about their noise.
+    right = (denoised(model, x, 0.3)[1] - x).square().mean()
+    wrong = (denoised(model, x, 0.3, told=1.1)[1] - x).square().mean()
+    assert wrong < 1.01 * right
+
+
+@needs_cifar10_files
+def test_it_knows_its_errors(model: Model, x: Tensor) -> None:
+    level = NoiseLevel(sigma=0.3)
+    x_t, mean = denoised(model, x[:6], level.sigma)
+    q = mmdgs.DiagonalMoments(model.denoiser, probes=3)(x_t, level, generator=Streams(1, len(x_t)))
+    torch.testing.assert_close(q.mean, mean, rtol=1e-4, atol=1e-4)
+    ratio = (mean - x[:6]).square().mean() / q.cov.diagonal().mean()
+    assert 0.8 < ratio < 1.25
+
+
+def test_it_is_sampled_by_its_name(tmp_path: Path) -> None:
+    words = ["sample", "cifar10", "-n", "2", "--steps", "4", "--device", "cpu", "--out", str(tmp_path / "two.png")]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, result.output
+    assert "2 images: 7 forwards and 0 Jacobian products each" in result.output
+    with Image.open(tmp_path / "two.png") as picture:
+        assert picture.mode == "RGB"
+        assert np.asarray(picture).std() > 20
