@@ -67,9 +67,10 @@ def test_the_verdict() -> None:
     assert "The lowest is Gibbs, down first" in said
 
 
-def test_bad_input_is_named(faces: Path, tmp_path: Path) -> None:
+def test_bad_input_is_named(faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), data_dir=str(faces))
-    with pytest.raises(UsageError, match="celeba needs a model of faces") as error:
+    monkeypatch.setattr(celeba, "MODEL", "no-such-model")
+    with pytest.raises(UsageError, match=r"no-such-model.* or train one with") as error:
         celeba.run(context)
     assert shlex.split(str(error.value).split("`")[1])[:2] == ["mmdgs", "train"]
     save(tiny_model("score", (3, 8, 8), sigma=0.3), tmp_path / "one")

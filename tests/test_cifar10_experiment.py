@@ -208,6 +208,18 @@ def test_the_model_of_many_levels_must_be_one(name: str, prepared: Context, tmp_
         cifar10.run(replace(prepared, many=str(tmp_path / name)))
 
 
+def test_the_model_of_many_levels_is_the_one_that_ships(prepared: Context) -> None:
+    def beside(shape: tuple[int, ...]) -> Pretrained:
+        return Pretrained.of(tiny_model("score", shape, sigma=0.3))
+
+    unnamed = replace(prepared, many=None)
+    found = cifar10._many_model(unnamed, beside((3, 32, 32)))
+    assert found is not None
+    assert found.source == "cifar10"
+    assert cifar10._many_model(unnamed, beside((3, 8, 8))) is None
+    assert cifar10._many_model(replace(unnamed, quick=True), beside((3, 32, 32))) is None
+
+
 def test_without_a_model_it_says_how_to_train_one(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

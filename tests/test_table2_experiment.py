@@ -224,9 +224,16 @@ def test_a_model_of_one_level_is_refused(tmp_path: Path) -> None:
     assert "sigma=0.3" in said
 
 
-def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_without_a_model_it_takes_the_one_that_ships(tmp_path: Path) -> None:
+    found = table2.many_level_model(Context(Workspace(tmp_path / "out"), torch.device("cpu")))
+    assert found.shape == (3, 32, 32)
+    assert len(found.levels) == 232
+
+
+def test_where_none_came_along_it_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table2, "MODEL", "no-such-model")
     context = Context(Workspace(tmp_path / "out"), torch.device("cpu"))
-    with pytest.raises(UsageError, match="name one with --model") as error:
+    with pytest.raises(UsageError, match=r"no-such-model.* or train one with .* and name it with --model") as error:
         table2.run(context)
     command = str(error.value).split("`")[1]
     assert shlex.split(command)[:2] == ["mmdgs", "train"]

@@ -17,15 +17,15 @@ from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import suggested_rate
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, tiny_model
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.experiments.table2 import path
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.pretrained import Pretrained
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels
 from mmdgs.training import Recipe
 
-DATA = "celeba"
+DATA, MODEL = "celeba", "celeba"
 LANGEVIN, GIBBS, DOWN = "Langevin (Algorithm 1)", "Gibbs (Algorithm 2)", "Gibbs, down first"
 TRAIN = (
     "mmdgs train --data faces.zip --size 64 --model unet-small --param edm --levels geometric:500:90:0.01 "
@@ -94,17 +94,10 @@ def faces(context: Context) -> tuple[str, str | None]:
 
 
 def face_model(context: Context) -> Pretrained:
-    """The model that --model names; quick runs train a tiny one where none is named."""
-    if context.model is None and context.quick:
-        name, folder = faces(context)
-        recipe = replace(QUICK_RECIPE, data=name, data_dir=folder)
-        return tiny_model(context, recipe)
-    if context.model is None:
-        raise UsageError(
-            f"celeba needs a model of faces at many noise levels: train one with `{TRAIN}` and name it with --model, "
-            "or name an NCSNv2 checkpoint of CelebA"
-        )
-    return check_model(from_pretrained(context.model, device=context.device), context.model)
+    """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
+    name, folder = faces(context)
+    model = model_of(context, MODEL, replace(QUICK_RECIPE, data=name, data_dir=folder), TRAIN)
+    return check_model(model, model.source)
 
 
 def methods(levels: Levels, settings: CelebaSettings) -> dict[str, Method]:

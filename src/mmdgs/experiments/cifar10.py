@@ -19,7 +19,7 @@ from mmdgs.experiments.cifar10_report import Findings, chain_section, fid_sectio
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.sampler_cells import Cells, Judge, References, file_name
 from mmdgs.experiments.single_level_chains import CURVES, DATA, DIAGONAL, Chains
-from mmdgs.experiments.small_models import QUICK_TRAINING, check_colours, tiny_model
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_colours, model_of
 from mmdgs.experiments.table2 import path
 from mmdgs.experiments.workspace import Part
 from mmdgs.models import Model, load
@@ -31,7 +31,7 @@ from mmdgs.randomness import Streams
 from mmdgs.sampling import Method
 from mmdgs.training import Recipe
 
-MODEL = "cifar10-score"
+MODEL, MANY = "cifar10-score", "cifar10"
 CLASSIFIER = "cifar10-classifier"
 SIGMA = 0.3
 TRAIN = (
@@ -106,7 +106,7 @@ def run(context: Context) -> Outcome:
         }
         for row in settings.curves
     }
-    named = asdict(settings) | {"model": model.source, "sigma": model.levels[0].sigma, "many": context.many}
+    named = asdict(settings) | {"model": model.source, "sigma": model.levels[0].sigma, "many": many and many.source}
     found = Findings(
         named, context.quick, maps.values, maps.tensors, long[:, : settings.shown], collapse, others, curves
     )
@@ -116,18 +116,7 @@ def run(context: Context) -> Outcome:
 
 def single_level_model(context: Context) -> Pretrained:
     """The model that --model names, or the one that ships; quick runs train a tiny one."""
-    if context.model is None and context.quick:
-        recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-        return tiny_model(context, recipe)
-    try:
-        model = from_pretrained(context.model or MODEL, device=context.device)
-    except UsageError as error:
-        if context.model is not None:
-            raise
-        raise UsageError(
-            f"no model {MODEL} came with this installation ({error}): train one with `{TRAIN}` and name it with "
-            "--model runs/cifar10-score"
-        ) from error
+    model = model_of(context, MODEL, replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir), TRAIN)
     if len(model.levels) != 1:
         raise UsageError(
             f"--model must be a model of one noise level, and {model.source} has {len(model.levels)}: train one with "
@@ -154,9 +143,15 @@ def _judged(chains: Chains, judge: Judge, row: str, steps: int, x: Tensor) -> di
 
 
 def _many_model(context: Context, beside: Pretrained) -> Pretrained | None:
-    """The model of many levels that --many names."""
-    if context.many is None:
+    """The model of many levels that --many names, or the one that ships; quick runs have none by themselves."""
+    if context.many is None and context.quick:
         return None
+    if context.many is None:
+        try:
+            found = from_pretrained(MANY, device=context.device)
+        except UsageError:  # it did not come along
+            return None
+        return found if found.shape == beside.shape else None
     model = from_pretrained(context.many, device=context.device)
     if len(model.levels) == 1:
         raise UsageError(f"--many must be a model of many noise levels, and {context.many} was trained at one")

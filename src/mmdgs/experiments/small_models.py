@@ -12,7 +12,7 @@ from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import Part
 from mmdgs.files import to_json
 from mmdgs.models import Model, ModelConfig
-from mmdgs.pretrained import Pretrained
+from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 QUICK_TRAINING = TrainingSettings(
@@ -47,6 +47,21 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
 def tiny_model(context: Context, recipe: Recipe) -> Pretrained:
     """The model of a quick run for which none is named."""
     return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
+
+
+def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Pretrained:
+    """The model that --model names, or the one that ships; quick runs train a tiny one where none is named.
+
+    Where there is none, `train` is the command that makes one.
+    """
+    if context.model is None and context.quick:
+        return tiny_model(context, quick)
+    try:
+        return from_pretrained(context.model or ships, device=context.device)
+    except UsageError as error:
+        if context.model is not None:
+            raise
+        raise UsageError(f"{error}; or train one with `{train}` and name it with --model") from error
 
 
 def check_colours(model: Pretrained, name: str) -> None:

@@ -16,7 +16,7 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.langevin_rates import best_rate, suggested_rate
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, tiny_model
+from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.experiments.table2_report import (
     DOWN,
     GIBBS,
@@ -28,13 +28,17 @@ from mmdgs.experiments.table2_report import (
     tuning_section,
 )
 from mmdgs.experiments.workspace import Part
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.pretrained import Pretrained
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels, geometric
 from mmdgs.training import Recipe
 
-DATA = "cifar10"
+DATA, MODEL = "cifar10", "cifar10"
+TRAIN = (
+    "mmdgs train --data cifar10 --param edm --levels geometric:232:50:0.01 --model unet-paper --precision bf16 "
+    "--out runs/many"
+)
 SHOWN = 10
 SEED_STRIDE = 1_000
 """Between the seeds of runs: a run takes its noise from its seed and the next one."""
@@ -147,18 +151,9 @@ def run(context: Context) -> Outcome:
 
 
 def many_level_model(context: Context) -> Pretrained:
-    """The model that --model names; quick runs train a tiny one where none is named."""
-    if context.model is None and context.quick:
-        recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-        return tiny_model(context, recipe)
-    if context.model is None:
-        raise UsageError(
-            "table2 needs a model of many noise levels: name one with --model, such as a folder of diffusers, "
-            "google/ddpm-cifar10-32 on the hub, or what `mmdgs train --data cifar10 --param edm --levels "
-            "geometric:232:50:0.01 --model unet-paper --out runs/many` makes"
-        )
-    model = from_pretrained(context.model, device=context.device)
-    return check_model(model, context.model, "; single-level models are for `mmdgs reproduce cifar10`")
+    """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
+    model = model_of(context, MODEL, replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir), TRAIN)
+    return check_model(model, model.source, "; single-level models are for `mmdgs reproduce cifar10`")
 
 
 def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
@@ -265,7 +260,7 @@ def _off_data(diversities: Mapping[float, float]) -> dict[float, float]:
 EXPERIMENT = Experiment(
     "table2",
     "Langevin against Gibbs on one network, and all other samplers",
-    f"The paper's Table 2: FID, precision, recall and diversity of {len(ROWS)} samplers of one network (--model) over "
-    "seeds, at the paper's settings and at equal cost; FID against network evaluations.",
+    f"The paper's Table 2: FID, precision, recall and diversity of {len(ROWS)} samplers of one network (--model, else "
+    "the one that ships) over seeds, at the paper's settings and at equal cost; FID against network evaluations.",
     run,
 )
