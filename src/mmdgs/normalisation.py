@@ -2,9 +2,10 @@
 
     y = x - c,    out = (y - m) / sqrt(mean(y^2) - m^2 + eps) * weight + bias,    m = mean(y)
 
-c is the mean of a group too, but as a constant: m is then zero but for rounding, no digits are lost in the variance,
-and a derivative needs one pass over its argument for all sums in place of two, one after the other. Sums go over the
-pixels of a channel first and then over the channels of a group, which is fast in either layout of memory.
+Any constant c gives the same result and the same derivatives. It is the mean of a group over the first line of pixels:
+the square of its distance from the mean of all H lines is at most H times the variance, so few digits are lost, however
+far from zero the numbers are; and all sums are then made in one pass over the image, as over a derivative's argument.
+Sums go over the pixels of a channel first and then over the channels of a group: fast in either layout of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def group_norm(
         channels = (values.mean(pixels) if pixels else values).unflatten(1, (num_groups, -1))
         return channels.mean(2, keepdim=True).expand_as(channels).reshape(image)
 
-    y = precise - group_mean(precise).detach()
+    line = precise[:, :, :1] if pixels else precise
+    y = precise - group_mean(line).detach()
     m = group_mean(y)
     scale = (group_mean(y.square()) - m.square() + eps).rsqrt()
     if weight is not None:
