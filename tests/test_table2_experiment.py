@@ -105,6 +105,14 @@ def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
     assert {r["row"] for r in whole["samplers"]} == set(table2_report.ROWS)
 
 
+def test_from_the_second_seed_on_the_papers_rows_come_first() -> None:
+    rows = table2.wanted(Pretrained.of(many_level_model((3, 8, 8))), 1.0, TINY)
+    later = table2.papers_first(rows, TINY)
+    assert [cell.name for cell in later[:2]] == [f"Langevin, {TINY.levels}", f"Gibbs (paper), {TINY.levels}"]
+    assert sorted(cell.name for cell in later) == sorted(cell.name for cell in rows)
+    assert [cell.name for cell in rows][:2] != [cell.name for cell in later][:2]
+
+
 def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Pretrained.of(many_level_model((3, 8, 8)))
     references = References(str(picture_folder(tmp_path / "images")))
