@@ -29,7 +29,7 @@ LAYERS = [
     ["jacobians", "targets"],
     ["probes"],
     ["moments"],
-    ["clipping", "ocm"],
+    ["clipping", "ocm", "spectral"],
     ["samplers"],
     ["losses"],
     ["data", "pictures"],

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles import IMAGE, random_covariances
+from scipy import fft
 from torch import Tensor
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.krylov import Krylov
 from mmdgs.linalg import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
+from mmdgs.spectral import Spectral
 
 B, D = 4, 12  # IMAGE holds 12 numbers
 Case = tuple[Covariance, Tensor, tuple[int, ...]]
@@ -42,7 +44,15 @@ def krylov(event: tuple[int, ...]) -> Case:
     return Krylov(product, torch.zeros(B, *event, dtype=torch.float64), steps=D, floor=1e-6), matrix, event
 
 
-MAKERS = (diagonal, isotropic, dense, krylov)
+def spectral(event: tuple[int, ...]) -> Case:
+    variances = torch.linspace(0.2, 3.0, B * D, dtype=torch.float64).reshape(B, *event)
+    axes = tuple(range(1, 1 + len(event)))
+    basis = fft.dctn(torch.eye(D, dtype=torch.float64).reshape(D, *event).numpy(), axes=axes, norm="ortho")
+    q = torch.from_numpy(basis).reshape(D, D)  # (places, frequencies)
+    return Spectral(variances), (q * variances.reshape(B, 1, D)) @ q.mT, event
+
+
+MAKERS = (diagonal, isotropic, dense, krylov, spectral)
 
 
 @pytest.mark.parametrize("event", [(D,), IMAGE], ids=["vectors", "images"])

@@ -46,6 +46,7 @@ from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
 from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
 from mmdgs.sampling import generate, sample
+from mmdgs.spectral import SpectralMoments
 from mmdgs.version import __version__
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "OcmMoments",
     "Pretrained",
     "Rademacher",
+    "SpectralMoments",
     "Streams",
     "UsageError",
     "__version__",

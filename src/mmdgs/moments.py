@@ -72,6 +72,11 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
         raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
 
 
+def fit_rows(x: Tensor) -> int:
+    """How many rows of data x go through a network at a time, where an estimator is fitted on them."""
+    return max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+
+
 def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
     """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to floor (sigma / alpha)^2."""
     raise_non_finite("denoising mean", mean)
@@ -250,7 +255,7 @@ class IsotropicMoments:
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
         levels = [level] if isinstance(level, NoiseLevel) else list(level)
-        rows = max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+        rows = fit_rows(x)
         variances, lifted = {}, []
         for one in levels:
             x_t = add_noise(x, one, generator=generator)

@@ -1,0 +1,170 @@
+"""The spectral covariance: its actions against the matrix itself, and its fit where posteriors are known exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import fft
+from torch import Tensor
+
+import mmdgs
+from mmdgs import samplers, schedules
+from mmdgs.denoisers import Denoiser
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, seeded
+from mmdgs.spectral import Spectral, SpectralMoments, from_cosines, to_cosines
+
+EXACT = {"rtol": 1e-9, "atol": 1e-10}  # in float64
+SHAPES = [(5,), (2, 3), (3, 4, 5)]
+LEVEL = NoiseLevel(sigma=0.5)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+# --- the basis --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_coefficients_are_scipys(shape: tuple[int, ...]) -> None:
+    x = numbers(4, *shape)
+    expected = fft.dctn(x.numpy(), axes=tuple(range(1, x.ndim)), norm="ortho")
+    torch.testing.assert_close(to_cosines(x), torch.from_numpy(expected), **EXACT)
+    torch.testing.assert_close(from_cosines(to_cosines(x)), x, **EXACT)
+
+
+def test_the_basis_of_colours_is_grey_and_two_contrasts() -> None:
+    grey = to_cosines(torch.ones(1, 3, 1, 1, dtype=torch.float64)).flatten()
+    torch.testing.assert_close(grey, torch.tensor([math.sqrt(3), 0, 0], dtype=torch.float64), **EXACT)
+
+
+# --- the estimator ----------------------------------------------------------------------------------------------
+
+
+SHAPE = (2, 4, 4)
+PRIOR = 1 / (1 + torch.arange(math.prod(SHAPE), dtype=torch.float64).reshape(SHAPE))  # of the coefficients
+
+
+def draws(count: int, seed: int = 0) -> Tensor:
+    """Images whose coefficients are independent, with variances PRIOR."""
+    return from_cosines(PRIOR.sqrt() * numbers(count, *SHAPE, seed=seed))
+
+
+def wiener(x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    """The exact denoiser of such images."""
+    gain = level.alpha * PRIOR / (level.alpha**2 * PRIOR + level.sigma**2)
+    return from_cosines(gain * to_cosines(x_t))
+
+
+def posterior(level: NoiseLevel) -> Tensor:
+    """The exact variances of the coefficients given x_t."""
+    return PRIOR * level.sigma**2 / (level.alpha**2 * PRIOR + level.sigma**2)
+
+
+def fitted(levels: list[NoiseLevel], count: int = 20_000) -> SpectralMoments:
+    return SpectralMoments.fit(wiener, draws(count), levels, generator=Streams(1, count))
+
+
+@pytest.mark.parametrize("level", [NoiseLevel(sigma=0.3), NoiseLevel(alpha=0.6, sigma=0.8)], ids=str)
+def test_the_fit_is_the_posteriors_spectrum(level: NoiseLevel) -> None:
+    moments = fitted([level])
+    x_t = draws(3, seed=5)
+    q = moments(x_t, level)
+    torch.testing.assert_close(q.mean, wiener(x_t, level), **EXACT)
+    torch.testing.assert_close(q.cov.variances[0], posterior(level), rtol=0.06, atol=0)
+    exact = Spectral(posterior(level)[None]).dense()[0]
+    assert (q.cov.dense()[0] - exact).norm() < 0.03 * exact.norm()
+
+
+def test_between_levels_logarithms_are_interpolated_and_beyond_them_kept() -> None:
+    ratios = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
+    variances = torch.tensor([[1e-2], [1.0], [4.0]], dtype=torch.float64)
+    moments = SpectralMoments(lambda x_t, level: x_t, ratios, variances)
+    for ratio, expected in (
+        (0.1, 1e-2),
+        (math.sqrt(0.1), 0.1),
+        (math.sqrt(10), 2.0),
+        (10, 4.0),
+        (0.01, 1e-2),
+        (50, 4.0),
+    ):
+        assert moments.at(NoiseLevel(sigma=ratio)).item() == pytest.approx(expected)
+        assert moments.at(NoiseLevel(sigma=0.5 * ratio, alpha=0.5)).item() == pytest.approx(expected)
+
+
+def test_one_level_serves_everywhere() -> None:
+    moments = SpectralMoments(wiener, torch.tensor([1.0]), PRIOR[None])
+    assert torch.equal(moments.at(NoiseLevel(sigma=3.0)), PRIOR)
+
+
+def test_the_floor_is_the_levels() -> None:
+    moments = SpectralMoments(wiener, torch.tensor([1.0]), PRIOR[None] * 1e-12, floor=1e-3)
+    q = moments(draws(2), LEVEL)
+    assert q.cov.variances.min() == pytest.approx(1e-3 * LEVEL.variance)
+
+
+@pytest.mark.parametrize("levels", [4, 12])
+def test_ancestral_sampling_is_exact_in_any_number_of_steps(levels: int) -> None:
+    # Where a covariance that is diagonal in pixels is not: its samples have lost most of the smooth contrast.
+    path = schedules.geometric(levels, 20, 0.01)
+    count = 8_000
+
+    def power(moments: mmdgs.Moments) -> Tensor:
+        plan = samplers.ancestral_plan(moments, path)
+        streams = Streams(3, count)
+        start = plan.noise(SHAPE, count, generator=streams).double()
+        return to_cosines(samplers.run_plan(plan, start, seed=4).state.x).square().mean(0)
+
+    spectral = power(fitted(list(path)))
+    torch.testing.assert_close(spectral, PRIOR, rtol=0.12, atol=2e-3)
+    pixels = power(mmdgs.IsotropicMoments.fit_errors(wiener, draws(4_000), path, generator=Streams(1, 4_000)))
+    assert pixels.flatten()[0] < 0.8 * PRIOR.flatten()[0]
+
+
+def test_a_gibbs_chain_keeps_its_law() -> None:
+    count = 8_000
+    x = mmdgs.gibbs_chain(fitted([LEVEL]), draws(count, seed=9), LEVEL, steps=3, seed=0)[-1]
+    torch.testing.assert_close(to_cosines(x).square().mean(0), PRIOR, rtol=0.12, atol=2e-3)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+def broken(x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+    return x_t * math.nan
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "x", "message"),
+    [
+        (wiener, draws(1), "two images or more, all finite; got 1"),
+        (wiener, draws(3) * math.inf, "all finite"),
+        (broken, draws(3), r"the spectrum at .*sigma=0.5.* is not finite"),
+    ],
+)
+def test_what_cannot_be_fitted_on(denoiser: Denoiser, x: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpectralMoments.fit(denoiser, x, [LEVEL], generator=Streams(0, len(x)))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "variances", "message"),
+    [
+        ([1.0, 0.5], [[1.0], [1.0]], "need rising ratios"),
+        ([1.0], [[1.0], [1.0]], "need rising ratios"),
+        ([1.0], [[0.0]], "must be positive and finite"),
+        ([1.0], [[math.nan]], "must be positive and finite"),
+    ],
+)
+def test_what_is_no_spectrum(ratios: list[float], variances: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpectralMoments(wiener, torch.tensor(ratios), torch.tensor(variances))
+
+
+def test_images_of_another_shape() -> None:
+    moments = fitted([LEVEL], 10)
+    with pytest.raises(ValueError, match=r"fitted for \(2, 4, 4\), got x_t of shape \(3, 2, 5, 5\)"):
+        moments(numbers(3, 2, 5, 5), LEVEL)
