@@ -114,16 +114,17 @@ def test_each_case_above_is_another_sampler() -> None:
 def test_isotropic_takes_the_variances_it_is_given() -> None:
     model, asked = exact(), []
 
-    def isotropic(levels: schedules.Levels) -> mmdgs.IsotropicMoments:
-        asked.append(levels)
+    def fitted(covariance: str, levels: schedules.Levels) -> mmdgs.IsotropicMoments:
+        asked.append((covariance, levels))
         return mmdgs.IsotropicMoments(model, dict.fromkeys(levels, 0.01))
 
-    found = make_plan(Method("gibbs", covariance="isotropic"), model, isotropic=isotropic)
+    found = make_plan(Method("gibbs", covariance="isotropic"), model, fitted=fitted)
     fixed = mmdgs.IsotropicMoments(model, dict.fromkeys(LEVELS, 0.01))
     assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
-    assert asked == [LEVELS]
-    with pytest.raises(UsageError, match="'isotropic' needs its variances: give data"):
-        make_plan(Method("gibbs", covariance="isotropic"), model)
+    assert asked == [("isotropic", LEVELS)]
+    for covariance in ("isotropic", "spectral"):
+        with pytest.raises(UsageError, match=f"'{covariance}' needs its variances: give data"):
+            make_plan(Method("gibbs", covariance=covariance), model)
 
 
 def test_a_model_of_one_level_has_chains() -> None:

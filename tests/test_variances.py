@@ -1,4 +1,4 @@
-"""Isotropic variances: estimated once from data, kept beside the model, and only what is missing estimated anew."""
+"""Isotropic variances and spectra: estimated once from data, kept, and only what is missing estimated anew."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
-from mmdgs.sampling import FitData, isotropic_moments
-from mmdgs.sampling.variances import variance_files
+from mmdgs.sampling import FitData, isotropic_moments, spectral_moments
+from mmdgs.sampling.spectra import KNOTS, spectrum_files
+from mmdgs.sampling.variances import model_folder, variance_files
+from mmdgs.spectral import SpectralMoments
 
 run = CliRunner().invoke
 IMAGES = 30
@@ -194,9 +196,12 @@ def test_data_that_do_not_fit_the_model(data: FitData) -> None:
         isotropic_moments(oblong, LEVELS, data, progress=None)
 
 
-def test_the_command_fits_once_and_then_needs_no_data(data: FitData, tmp_path: Path) -> None:
+@pytest.mark.parametrize("covariance", ["isotropic", "spectral"])
+def test_the_command_fits_once_and_then_needs_no_data(
+    covariance: str, data: FitData, cache: Path, tmp_path: Path
+) -> None:
     folder = mmdgs.save(many_level_model((3, 8, 8)), tmp_path / "model")
-    common = ["sample", str(folder), "--covariance", "isotropic", "--sweeps", "1", "--n", "2", "--device", "cpu"]
+    common = ["sample", str(folder), "--covariance", covariance, "--sweeps", "1", "--n", "2", "--device", "cpu"]
     result = run(cli.app, [*common, "--out", str(tmp_path / "a.npz")])
     assert result.exit_code == 2
     assert "such as --data cifar10" in " ".join(result.output.split())
@@ -205,8 +210,70 @@ def test_the_command_fits_once_and_then_needs_no_data(data: FitData, tmp_path: P
     assert result.exit_code == 0, result.output
     assert "0 Jacobian products each" in result.output
     record = json.loads((tmp_path / "a.samples.json").read_text())
-    assert record["settings"]["isotropic"] == {"data": data.name, "images": 6, "seed": 0, "of": "errors"}
-    assert (folder / "isotropic.json").is_file()
+    assert record["settings"][covariance] == {"data": data.name, "images": 6, "seed": 0, "of": "errors"}
+    assert (folder / "isotropic.json").is_file() if covariance == "isotropic" else list((cache / "spectral").iterdir())
     result = run(cli.app, [*common, "--out", str(tmp_path / "b.npz")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+# --- spectra ----------------------------------------------------------------------------------------------------
+
+
+def spectrum(denoiser: Counting, data: FitData | None, source: str = "a test") -> SpectralMoments:
+    return spectral_moments(model(denoiser, source), data, progress=None)
+
+
+def test_a_spectrum_is_fitted_between_the_ends_of_the_models_range(data: FitData) -> None:
+    denoiser = Counting()
+    found = spectrum(denoiser, data)
+    ends = sorted(level.sigma / level.alpha for level in (LEVELS[0], LEVELS[-1]))
+    assert len(found.ratios) == KNOTS
+    assert found.ratios[[0, -1]].tolist() == pytest.approx(ends)
+    x = 2 * midpoints(random_images(IMAGES, SHAPE)) - 1
+    level = NoiseLevel(sigma=found.ratios[7].item())
+    by_hand = SpectralMoments.fit(denoiser, x, [level], generator=Streams(3, IMAGES))
+    torch.testing.assert_close(found.variances[7], by_hand.variances[0], rtol=1e-6, atol=0)
+
+
+def test_a_spectrum_of_the_same_data_is_not_fitted_again(data: FitData) -> None:
+    found = spectrum(Counting(), data)
+    again = Counting()
+    kept = spectrum(again, data)
+    assert again.asked == []
+    assert torch.equal(kept.variances, found.variances)
+    other = Counting()
+    spectrum(other, FitData(data.name, 5, seed=3))
+    assert len(other.asked) == KNOTS
+    without = Counting()
+    assert torch.equal(spectrum(without, None).variances, found.variances)  # of the most images
+    assert without.asked == []
+
+
+def test_a_spectrum_may_come_with_the_model(data: FitData, tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(UsageError, match="no spectrum is kept for a test: give the data"):
+        spectrum(Counting(), None)
+    found = spectrum(Counting(), data)
+    (file,) = spectrum_files(model(Counting()))
+    (tmp_path / "model").mkdir()
+    file.rename(tmp_path / "model" / "spectral.safetensors")
+    kept = spectrum(Counting(), None, str(tmp_path / "model"))
+    assert torch.equal(kept.variances, found.variances)
+
+
+def test_a_damaged_spectrum_is_left_aside(data: FitData, caplog: pytest.LogCaptureFixture) -> None:
+    spectrum(Counting(), data)
+    (file,) = spectrum_files(model(Counting()))
+    file.write_bytes(file.read_bytes()[:100])
+    again = Counting()
+    with caplog.at_level(logging.WARNING, "mmdgs"):
+        spectrum(again, data)
+    assert len(again.asked) == KNOTS
+    assert any("cannot be read" in record.message and file.name in record.message for record in caplog.records)
+
+
+def test_the_folder_of_a_model_that_ships_is_known_by_its_name() -> None:
+    folder = model_folder(model(Counting(), "mnist"))
+    assert folder is not None
+    assert folder.name == "mnist-energy"
+    assert model_folder(model(Counting(), "")) is None

@@ -41,14 +41,14 @@ from mmdgs.sampling import (
     FitData,
     Generated,
     Method,
+    fitted_moments,
     generate,
-    isotropic_moments,
     make_plan,
     resolved,
     start_from_noise,
 )
 from mmdgs.sampling.destinations import destination
-from mmdgs.sampling.methods import CHAIN_STEPS, COVARIANCES, SAMPLERS
+from mmdgs.sampling.methods import CHAIN_STEPS, COVARIANCES, FITTED, SAMPLERS
 from mmdgs.sampling.variances import FIT_IMAGES
 from mmdgs.schedules import Levels, parse_levels
 
@@ -102,7 +102,7 @@ def sample(
     last_noise: Annotated[
         float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Images to estimate isotropic variances from.")] = None,
+    data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
@@ -198,10 +198,11 @@ def _check_shape(found: Pretrained, out: Path) -> None:
 def _fit_data(
     method: Method, data: str | None, data_dir: Path | None, fit_images: int | None, where: torch.device
 ) -> FitData | None:
-    """What isotropic variances are estimated from, where they are asked for."""
+    """What variances are estimated from, where a covariance is asked for that has fitted ones."""
     for name, value in (("--data", data), ("--fit-images", fit_images)):
-        if value is not None and method.covariance != "isotropic":
-            raise UsageError(f"{name} is for --covariance isotropic, got --covariance {method.covariance or 'auto'}")
+        if value is not None and method.covariance not in FITTED:
+            given = method.covariance or "auto"
+            raise UsageError(f"{name} is for --covariance {' or '.join(FITTED)}, got --covariance {given}")
     if data is None:
         if fit_images is not None:
             raise UsageError("--fit-images says how many images of --data are used: give --data too")
@@ -245,13 +246,15 @@ def _plan(found: Pretrained, own: Model | None, method: Method, fit: FitData | N
         method = _learned(own, method)
         plan = single_level_plan(own.posterior(), own.level, steps=method.steps or CHAIN_STEPS)
         return plan, {"method": method.to_json()}
-    settings: dict[str, Any] = {} if fit is None else {"isotropic": fit.key}
+    settings: dict[str, Any] = {} if fit is None or method.covariance is None else {method.covariance: fit.key}
     known = own is not None and fit is None and own.config.isotropic_variance is not None
 
-    def isotropic(levels: Levels) -> Moments:
-        return own.isotropic_posterior() if own is not None and known else isotropic_moments(found, levels, fit)
+    def fitted(covariance: str, levels: Levels) -> Moments:
+        if own is not None and known and covariance == "isotropic":
+            return own.isotropic_posterior()
+        return fitted_moments(covariance, found, levels, fit)
 
-    plan = make_plan(method, found, isotropic=isotropic)
+    plan = make_plan(method, found, fitted=fitted)
     if method.head is not None:
         settings["head"] = head_digest(method.head)
     return plan, {"method": resolved(method, found).to_json(), **settings}

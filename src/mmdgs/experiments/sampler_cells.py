@@ -26,7 +26,7 @@ from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import Model
 from mmdgs.pretrained import Pretrained, head_digest
 from mmdgs.pretrained.pretrained import weights_digest
-from mmdgs.sampling import FitData, Method, generate, isotropic_moments, make_plan
+from mmdgs.sampling import FitData, Method, fitted_moments, generate, make_plan
 
 DIGEST = 12
 """Characters of a digest in a file's name."""
@@ -113,7 +113,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """What all cells of a table share: the model, how many images in which precision, data for isotropic variances."""
+    """What all cells of a table share: the model, how many images in which precision, data for fitted variances."""
 
     context: Context
     model: Pretrained
@@ -161,7 +161,7 @@ class Cells:
         workspace = self.context.workspace
         files = None if self.context.data_dir is None else Path(self.context.data_dir)
         fit = FitData(self.data, self.fit_images, files)
-        plan = make_plan(method, self.model, isotropic=lambda levels: isotropic_moments(self.model, levels, fit))
+        plan = make_plan(method, self.model, fitted=lambda name, levels: fitted_moments(name, self.model, levels, fit))
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:DIGEST]
         file = workspace.out / PARTS / f"{file_name(name)}-{digest}.npz"
         file.parent.mkdir(exist_ok=True)

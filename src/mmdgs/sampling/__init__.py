@@ -3,6 +3,7 @@
 from mmdgs.sampling.chains import Sampled, sample, start_from_noise
 from mmdgs.sampling.generation import Generated, generate
 from mmdgs.sampling.methods import SAMPLERS, Method, make_plan, resolved
+from mmdgs.sampling.spectra import fitted_moments, spectral_moments
 from mmdgs.sampling.variances import FitData, isotropic_moments
 
 __all__ = [
@@ -11,10 +12,12 @@ __all__ = [
     "Generated",
     "Method",
     "Sampled",
+    "fitted_moments",
     "generate",
     "isotropic_moments",
     "make_plan",
     "resolved",
     "sample",
+    "spectral_moments",
     "start_from_noise",
 ]

@@ -220,6 +220,7 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, An
     ),
     "ocm": ({"head": None}, _ocm),
     "isotropic": ({}, None),
+    "spectral": ({}, None),
     "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
     "full": ({}, lambda denoiser, given: FullMoments(denoiser)),
     "small": ({}, None),
@@ -231,8 +232,11 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, An
 FIXED = ("small", "large")
 """DDPM's, for ancestral sampling only."""
 
-Isotropic = Callable[[Levels], Moments]
-"""From levels to the estimator with one variance for each (`sampling.variances`)."""
+FITTED = ("isotropic", "spectral")
+"""Those that are estimated from data: one variance for all pixels, or one for each frequency."""
+
+Fitted = Callable[[str, Levels], Moments]
+"""From one of their names, and the levels it is needed at, to the estimator (`sampling.spectra.fitted_moments`)."""
 
 
 def resolved(method: Method, pretrained: Pretrained) -> Method:
@@ -300,16 +304,18 @@ def _covariance_defaults(covariance: str, sampler: str) -> dict[str, Any]:
     return COVARIANCES[covariance][0]
 
 
-def make_plan(method: Method, pretrained: Pretrained, *, isotropic: Isotropic | None = None) -> Plan:
-    """The plan of a method for a model. `isotropic` gives the estimator of that name for the levels it is needed at."""
+def make_plan(method: Method, pretrained: Pretrained, *, fitted: Fitted | None = None) -> Plan:
+    """The plan of a method for a model. `fitted` gives the estimators of covariances that are fitted on data."""
     method = resolved(method, pretrained)
     levels = method.levels or ()
     denoiser: Denoiser = pretrained
     moments: Moments | None = None
-    if method.covariance == "isotropic":
-        if isotropic is None:
-            raise UsageError("the covariance 'isotropic' needs its variances: give data to estimate them from")
-        moments = isotropic(levels)
+    if method.covariance in FITTED:
+        if fitted is None:
+            raise UsageError(
+                f"the covariance {method.covariance!r} needs its variances: give data to estimate them from"
+            )
+        moments = fitted(method.covariance, levels)
     elif method.covariance is not None:
         make = COVARIANCES[method.covariance][1]
         moments = None if make is None else make(denoiser, vars(method))
