@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdgs.pictures import tiled
 
-BLUE, ORANGE, GREEN, GREY, RED = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b"
+BLUE, ORANGE, GREEN, GREY, RED, PINK = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b", "#d1478c"
 COLOURS = {
     "learned": RED,
     "isotropic": ORANGE,

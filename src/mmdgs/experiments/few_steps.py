@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, RED, new_figure, open_axes, plain_logs
+from mmdgs.experiments.drawing import COLOURS, GREEN, GREY, ORANGE, PINK, RED, new_figure, open_axes, plain_logs
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
@@ -31,6 +31,7 @@ ROWS: dict[str, tuple[str, str, Method]] = {
     "small variance": (GREY, "o-", Method("ancestral", covariance="small")),
     "large variance": (GREY, "s--", Method("ancestral", covariance="large")),
     "isotropic": (ORANGE, "o-", Method("ancestral", covariance="isotropic")),
+    "spectral": (PINK, "o-", Method("ancestral", covariance="spectral")),
     "diagonal, Rademacher": (COLOURS["diagonal"], "o-", Method("ancestral", covariance="rademacher", probes=3)),
     "diagonal, lattice": (COLOURS["diagonal"], "s--", Method("ancestral", covariance="lattice", probes=3)),
     LEARNED: (RED, "o-", Method("ancestral", covariance="ocm")),
@@ -118,10 +119,10 @@ def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, sourc
         "with the Jacobian counts as two evaluations; Heun has half the steps, so as many evaluations."
     )
     text = [
-        "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance (estimated "
-        "once), and with the covariance of the network's own Jacobian: its diagonal by 3 probes (the paper's, or on "
-        "lattices) or by a head that has learned it, or whole by Krylov products. DDIM and Heun have no noise of their "
-        "own.",
+        "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance or one "
+        "variance for each frequency (estimated once), and with the covariance of the network's own Jacobian: its "
+        "diagonal by 3 probes (the paper's, or on lattices) or by a head that has learned it, or whole by Krylov "
+        "products. DDIM and Heun have no noise of their own.",
         *(_verdicts(by, settings) if settings.measure == "fid" else [
             "This is the quick version: so few images show that everything runs, and nothing about the samplers."
         ]),
@@ -152,6 +153,7 @@ def _verdicts(by: Mapping[tuple[str, int], dict[str, Any]], settings: FewStepSet
     said = []
     for better, worse in (
         ("isotropic", ("small variance", "large variance")),
+        ("spectral", ("isotropic", "diagonal, lattice")),
         ("diagonal, Rademacher", ("isotropic",)),
         ("diagonal, lattice", ("isotropic", "diagonal, Rademacher")),
         *(((LEARNED, ("isotropic", "diagonal, lattice")),) if LEARNED in _names(by) else ()),
@@ -209,7 +211,7 @@ def _picture_section(pictures: Mapping[tuple[str, int], Tensor], settings: FewSt
 EXPERIMENT = Experiment(
     "few-steps",
     "Few-step sampling of a pretrained diffusion model",
-    "Ancestral sampling with fixed, isotropic, diagonal and full covariances, DDIM and Heun: FID against steps "
-    "(--model, --head).",
+    "Ancestral sampling with fixed, isotropic, spectral, diagonal and full covariances, DDIM and Heun: FID against "
+    "steps (--model, --head).",
     run,
 )

@@ -24,6 +24,7 @@ from mmdgs.experiments.table2_report import (
     ISOTROPIC,
     LANGEVIN,
     ROWS,
+    SPECTRAL,
     image_section,
     table_section,
     tuning_section,
@@ -202,6 +203,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
         GIBBS: probed,
         DOWN: replace(probed, sampler="gibbs-down"),
         ISOTROPIC: Method("gibbs-down", covariance="isotropic", sweeps=settings.sweeps),
+        SPECTRAL: Method("gibbs-down", covariance="spectral", sweeps=settings.sweeps),
     }
 
     def gibbs(row: str, count: int) -> Cell:
@@ -214,12 +216,13 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
         *along("ancestral, small", Method("ancestral", covariance="small"), settings.steps),
         *along("ancestral, large", Method("ancestral", covariance="large"), settings.steps),
         *along("ancestral, isotropic", Method("ancestral", covariance="isotropic"), settings.steps),
+        *along("ancestral, spectral", Method("ancestral", covariance="spectral"), settings.steps),
         *along(
             "ancestral, diagonal",
             Method("ancestral", covariance="diagonal", probes=settings.probes),
             settings.probed_steps,
         ),
-        *(gibbs(ISOTROPIC, n) for n in counts),
+        *(gibbs(row, n) for n in counts for row in (ISOTROPIC, SPECTRAL)),
         Cell("consistent annealing", settings.levels, Method("consistent", path(model, settings.levels))),
         *along(
             "ancestral, Krylov",
@@ -229,7 +232,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
         *(gibbs(GIBBS, n) for n in counts),
         *(gibbs(DOWN, n) for n in counts),
         langevin(equal),
-        gibbs(ISOTROPIC, settings.levels),
+        *(gibbs(row, settings.levels) for row in (ISOTROPIC, SPECTRAL)),
         langevin(settings.levels),
         gibbs(GIBBS, settings.levels),
         gibbs(DOWN, settings.levels),

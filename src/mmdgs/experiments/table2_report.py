@@ -16,6 +16,7 @@ from mmdgs.experiments.drawing import (
     GREEN,
     GREY,
     ORANGE,
+    PINK,
     RED,
     image_rows,
     new_figure,
@@ -25,17 +26,21 @@ from mmdgs.experiments.drawing import (
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.table1 import interval
 
-LANGEVIN, GIBBS, DOWN, ISOTROPIC = "Langevin", "Gibbs (paper)", "Gibbs, down first", "Gibbs, isotropic"
-"""The last two only go down in the first sweep of a pair of levels; the last has one variance a level, no products."""
+LANGEVIN, GIBBS, DOWN = "Langevin", "Gibbs (paper)", "Gibbs, down first"
+ISOTROPIC, SPECTRAL = "Gibbs, isotropic", "Gibbs, spectral"
+"""All but the paper's only go down in the first sweep of a pair of levels. The last two have no products: one variance
+a level, or one for each frequency."""
 ROWS: dict[str, tuple[str, str]] = {
     LANGEVIN: (RED, "o-"),
     GIBBS: (BLUE, "o-"),
     DOWN: (BLUE, "s--"),
     ISOTROPIC: (ORANGE, "s--"),
+    SPECTRAL: (PINK, "s--"),
     "consistent annealing": (RED, "s--"),
     "ancestral, small": (GREY, "o-"),
     "ancestral, large": (GREY, "s--"),
     "ancestral, isotropic": (ORANGE, "o-"),
+    "ancestral, spectral": (PINK, "o-"),
     "ancestral, diagonal": (COLOURS["diagonal"], "o-"),
     "ancestral, Krylov": (COLOURS["diagonal"], "s--"),
     "DDIM": (GREEN, "o-"),
@@ -164,7 +169,7 @@ def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _best_gibbs(by: Cells, settings: Mapping[str, Any]) -> str:
-    own = {key: mean(seeds, "fid") for key, seeds in by.items() if key[0] in (GIBBS, DOWN, ISOTROPIC)}
+    own = {key: mean(seeds, "fid") for key, seeds in by.items() if key[0] in (GIBBS, DOWN, ISOTROPIC, SPECTRAL)}
     if not own:
         return "No row of Gibbs has run yet."
     row, levels = min(own, key=own.__getitem__)
