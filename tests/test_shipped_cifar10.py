@@ -18,6 +18,8 @@ from mmdgs.data import midpoints
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn_like
+from mmdgs.sampling import spectral_moments
+from mmdgs.spectral import to_cosines
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +64,25 @@ def test_it_knows_its_errors(model: Model, x: Tensor) -> None:
     assert 0.8 < ratio < 1.25
 
 
-def test_it_is_sampled_by_its_name(tmp_path: Path) -> None:
-    words = ["sample", "cifar10", "-n", "2", "--steps", "4", "--device", "cpu", "--out", str(tmp_path / "two.png")]
-    result = CliRunner().invoke(cli.app, words)
+@needs_cifar10_files
+def test_its_spectrum_is_that_of_its_errors(model: Model, x: Tensor) -> None:
+    level = NoiseLevel(sigma=0.3)
+    _, mean = denoised(model, x, level.sigma)
+    found = to_cosines(x - mean).square().mean(0)
+    kept = spectral_moments(mmdgs.from_pretrained("cifar10")).at(level)
+    for part in (slice(0, 4), slice(4, 12), slice(12, 32)):  # of 48 numbers and more each, from 16 images
+        ratio = found[:, part, part].mean() / kept[:, part, part].mean()
+        assert 0.6 < ratio < 1.6
+
+
+@pytest.mark.parametrize(
+    ("more", "forwards"), [([], 7), (["--sampler", "ancestral", "--covariance", "spectral"], 4)], ids=["", "spectral"]
+)
+def test_it_is_sampled_by_its_name(more: list[str], forwards: int, tmp_path: Path) -> None:
+    words = ["sample", "cifar10", *more, "-n", "2", "--steps", "4", "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, [*words, "--out", str(tmp_path / "two.png")])
     assert result.exit_code == 0, result.output
-    assert "2 images: 7 forwards and 0 Jacobian products each" in result.output
+    assert f"2 images: {forwards} forwards and 0 Jacobian products each" in result.output
     with Image.open(tmp_path / "two.png") as picture:
         assert picture.mode == "RGB"
         assert np.asarray(picture).std() > 20
