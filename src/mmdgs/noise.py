@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mmdgs.randomness import Generator, randn_like
@@ -106,3 +107,17 @@ def add_noise(x: Tensor, level: NoiseLevel | NoiseLevels, *, generator: Generato
     a, b = transition(start, level)
     noise = randn_like(x, generator)
     return x.add(noise, alpha=b) if a == 1.0 else a * x + b * noise
+
+
+def between_levels(ratios: Tensor, values: Tensor, ratio: Tensor) -> Tensor:
+    """Positive values (K, ...), known at rising ratios sigma / alpha (K,), taken to others (*shape); (*shape, ...).
+
+    Logarithms are interpolated linearly in log(sigma / alpha); beyond the ends it is as there.
+    """
+    if len(ratios) == 1:
+        return values[0].expand((*ratio.shape, *values.shape[1:]))
+    knots, position = ratios.log(), ratio.log().contiguous()
+    above = torch.searchsorted(knots, position).clamp(1, len(knots) - 1)
+    low, high = knots[above - 1], knots[above]
+    share = ((position - low) / (high - low)).clamp(0, 1).reshape((*ratio.shape, *[1] * (values.ndim - 1)))
+    return values[above - 1].log().lerp(values[above].log(), share).exp()

@@ -31,7 +31,7 @@ from mmdgs.denoisers import Denoiser, Network, denoise, takes_level
 from mmdgs.jacobians import chunks, linearised
 from mmdgs.linalg import Diagonal, floored, raise_non_finite
 from mmdgs.moments import FLOOR, require_batch
-from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
+from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise, between_levels
 from mmdgs.posterior import Gaussian
 from mmdgs.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.randomness import Generator, Streams
@@ -144,17 +144,10 @@ class RatioScale:
         return self._at(self.spreads, level) ** -2
 
     def _at(self, values: Sequence[float], level: NoiseLevel | NoiseLevels) -> float | Tensor:
-        """Logarithms interpolated linearly in log(sigma / alpha); beyond the ends as there."""
-        one = isinstance(level, NoiseLevel)
-        position = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float64).log()
-        table = torch.tensor([self.ratios, values], dtype=torch.float64, device=position.device).log()
-        if len(self.ratios) == 1:
-            found = table[1, 0].expand_as(position)
-        else:
-            above = torch.searchsorted(table[0], position.contiguous()).clamp(1, len(self.ratios) - 1)
-            low, high = table[0, above - 1], table[0, above]
-            found = table[1, above - 1].lerp(table[1, above], ((position - low) / (high - low)).clamp(0, 1))
-        return found.exp().item() if one else found.exp().to(level.sigma)  # type: ignore[arg-type]
+        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float64)
+        ratios, known = torch.tensor([self.ratios, values], dtype=torch.float64, device=ratio.device)
+        found = between_levels(ratios, known, ratio)
+        return found.item() if isinstance(level, NoiseLevel) else found.to(level.sigma)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg import Covariance, raise_non_finite, require_room_for_dense
 from mmdgs.moments import FLOOR, fit_rows, require_batch
-from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.noise import NoiseLevel, add_noise, between_levels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
@@ -95,7 +95,7 @@ class SpectralMoments:
     """One variance for each frequency, the same at every x_t; between the fitted levels it is interpolated.
 
     `ratios` (K,) are the fitted sigma / alpha, rising, and `variances` (K, ...) those of the coefficients there, both
-    in float64. Logarithms are interpolated in log(sigma / alpha); beyond the ends it is as there.
+    in float64; `between_levels` takes them to other levels.
     """
 
     denoiser: Denoiser
@@ -133,14 +133,8 @@ class SpectralMoments:
 
     def at(self, level: NoiseLevel) -> Tensor:
         """The variances at a level, (...)."""
-        position = torch.tensor(level.sigma / level.alpha, dtype=torch.float64).log()
-        knots = self.ratios.log()
-        if len(knots) == 1:
-            return self.variances[0]
-        right = int(torch.searchsorted(knots, position).clamp(1, len(knots) - 1))
-        share = ((position - knots[right - 1]) / (knots[right] - knots[right - 1])).clamp(0, 1)
-        logs = self.variances[right - 1 : right + 1].log()
-        return torch.lerp(logs[0], logs[1], share).exp()
+        ratio = torch.tensor(level.sigma / level.alpha, dtype=torch.float64)
+        return between_levels(self.ratios, self.variances, ratio)
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
