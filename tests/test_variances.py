@@ -25,7 +25,7 @@ from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.sampling import FitData, isotropic_moments, spectral_moments
 from mmdgs.sampling.spectra import KNOTS, spectrum_files
-from mmdgs.sampling.variances import model_folder, variance_files
+from mmdgs.sampling.variances import variance_files
 from mmdgs.spectral import SpectralMoments
 
 run = CliRunner().invoke
@@ -272,8 +272,9 @@ def test_a_damaged_spectrum_is_left_aside(data: FitData, caplog: pytest.LogCaptu
     assert any("cannot be read" in record.message and file.name in record.message for record in caplog.records)
 
 
-def test_the_folder_of_a_model_that_ships_is_known_by_its_name() -> None:
-    folder = model_folder(model(Counting(), "mnist"))
-    assert folder is not None
-    assert folder.name == "mnist-energy"
-    assert model_folder(model(Counting(), "")) is None
+def test_a_model_that_ships_is_known_by_its_name_and_left_as_it_is(cache: Path) -> None:
+    found = [file.parent.name for file in spectrum_files(model(Counting(), "cifar10"))]
+    assert found == ["cifar10"]
+    assert spectrum_files(model(Counting(), "")) == []
+    (file,) = variance_files(model(Counting(), "cifar10"))
+    assert file.is_relative_to(cache)

@@ -7,6 +7,7 @@ folder. It belongs to the weights, the data, the number of images and the seed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,12 +23,13 @@ from torch import Tensor
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
+from mmdgs.models import shipped
 from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
-from mmdgs.sampling.variances import FitData, isotropic_moments, model_folder
+from mmdgs.sampling.variances import FitData, isotropic_moments
 from mmdgs.schedules import Levels, geometric
 from mmdgs.spectral import SpectralMoments, fitted_spectrum
 
@@ -37,9 +39,6 @@ FILE = "spectral.safetensors"
 KNOTS = 32
 """Levels at which a spectrum is fitted: from 50 to 0.01 the noise falls by a quarter from one to the next."""
 DIGEST = 32
-
-Kept = tuple[dict[str, Any], Tensor, Tensor]
-"""What a spectrum was estimated from, its ratios (K,), its variances (K, ...)."""
 
 
 def fitted_moments(covariance: str, pretrained: Pretrained, levels: Levels, data: FitData | None = None) -> Moments:
@@ -63,11 +62,10 @@ def spectral_moments(
                 f"no spectrum is kept for {pretrained.source}: give the data to estimate it from, "
                 "such as --data cifar10"
             )
-        _, ratios, variances = max(kept, key=lambda one: one[0]["images"])
-        return SpectralMoments(pretrained, ratios, variances)
-    for key, ratios, variances in kept:
+        return max(kept, key=lambda one: one[0]["images"])[1]
+    for key, moments in kept:
         if key == data.key:
-            return SpectralMoments(pretrained, ratios, variances)
+            return moments
     ratios, logs = _fit(pretrained, data, progress)
     _keep(pretrained, data, ratios, logs)
     return SpectralMoments(pretrained, ratios, logs.double().exp())
@@ -88,9 +86,11 @@ def _fit(pretrained: Pretrained, data: FitData, progress: str | None) -> tuple[T
 
 
 def spectrum_files(pretrained: Pretrained) -> list[Path]:
-    """Where spectra may be: with the model, and in the cache folder."""
-    folder = model_folder(pretrained)
-    with_model = [folder / FILE] if folder is not None and (folder / FILE).is_file() else []
+    """Where spectra are: with the model, in its own folder or that of one that ships, and in the cache folder."""
+    folder: Path | None = None
+    with contextlib.suppress(UsageError):  # of a name whose weights did not come along
+        folder = shipped(pretrained.source) or Path(pretrained.source).expanduser()
+    with_model = [folder / FILE] if pretrained.source and folder and (folder / FILE).is_file() else []
     return [*with_model, *sorted(_cache().glob(f"{pretrained.digest[:DIGEST]}-*.safetensors"))]
 
 
@@ -98,8 +98,11 @@ def _cache() -> Path:
     return cache_folder() / "spectral"
 
 
-def _kept(pretrained: Pretrained) -> Iterator[Kept]:
-    """All spectra that are kept for these weights; a damaged file is as good as none, and the log says so."""
+def _kept(pretrained: Pretrained) -> Iterator[tuple[dict[str, Any], SpectralMoments]]:
+    """All spectra that are kept for these weights, each after what it was estimated from.
+
+    A damaged file is as good as none, and the log says so.
+    """
     for file in spectrum_files(pretrained):
         try:
             with safetensors.safe_open(file, "pt") as stored:
@@ -110,11 +113,11 @@ def _kept(pretrained: Pretrained) -> Iterator[Kept]:
                 ratios, logs = (stored.get_tensor(name).double() for name in ("ratios", "log_variances"))
             if not isinstance(key["images"], int) or logs.shape[1:] != pretrained.shape:
                 raise ValueError("it says not what it was estimated from, or is of another shape")
-            SpectralMoments(pretrained, ratios, logs.exp())  # refuses what is no spectrum
+            moments = SpectralMoments(pretrained, ratios, logs.exp())  # refuses what is no spectrum
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
             logger.warning("the spectrum in %s cannot be read (%s); it is left aside", file, error)
             continue
-        yield key, ratios, logs.exp()
+        yield key, moments
 
 
 def _keep(pretrained: Pretrained, data: FitData, ratios: Tensor, logs: Tensor) -> None:

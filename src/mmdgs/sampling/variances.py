@@ -7,7 +7,6 @@ every level is estimated with the same noise, so that levels may be added in any
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ from mmdgs.data.images import NAMES
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json, to_json, write_atomically
-from mmdgs.models import shipped
 from mmdgs.moments import IsotropicMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
@@ -118,18 +116,10 @@ def _estimator(pretrained: Pretrained, found: Table, levels: Sequence[NoiseLevel
     return IsotropicMoments(pretrained, {level: found[level][0] for level in levels}, lifted)
 
 
-def model_folder(pretrained: Pretrained) -> Path | None:
-    """The folder that a model was read from, if there is one: its own, or that of a model that ships."""
-    with contextlib.suppress(UsageError):  # of a name whose weights did not come along
-        folder = shipped(pretrained.source) or Path(pretrained.source).expanduser()
-        return folder if pretrained.source and folder.is_dir() else None
-    return None
-
-
 def variance_files(pretrained: Pretrained) -> list[Path]:
     """Where variances may be kept: beside the model, and in the cache folder."""
-    folder = model_folder(pretrained)
-    files = [] if folder is None else [folder / FILE]
+    folder = Path(pretrained.source).expanduser()
+    files = [folder / FILE] if pretrained.source and folder.is_dir() else []
     return [*files, cache_folder() / "isotropic" / f"{pretrained.digest[:32]}.json"]
 
 
