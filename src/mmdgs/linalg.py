@@ -45,9 +45,9 @@ class Covariance(ABC):
     @abstractmethod
     def root(self, z: Tensor) -> Tensor: ...
 
-    @abstractmethod
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """`root(z)`, and what is known of it only once it is done: numbers (B,) by name, most often none."""
+        return self.root(z), {}
 
     @abstractmethod
     def variance_along(self, u: Tensor) -> Tensor: ...
@@ -78,9 +78,6 @@ class Diagonal(Covariance):
 
     def root(self, z: Tensor) -> Tensor:
         return self.variances.sqrt() * z
-
-    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.root(z), {}
 
     def variance_along(self, u: Tensor) -> Tensor:
         return (u.square() * self.variances).flatten(2).sum(2)
@@ -120,9 +117,6 @@ class Dense(Covariance):
     def root(self, z: Tensor) -> Tensor:
         inner = self.vectors.mT @ z.reshape(len(z), -1, 1)
         return (self.vectors @ (self.values.sqrt()[..., None] * inner)).reshape(z.shape)
-
-    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.root(z), {}
 
     def variance_along(self, u: Tensor) -> Tensor:
         inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,9 +73,6 @@ class Spectral(Covariance):
 
     def root(self, z: Tensor) -> Tensor:
         return from_cosines(self.variances.sqrt() * to_cosines(z))
-
-    def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.root(z), {}
 
     def variance_along(self, u: Tensor) -> Tensor:
         return (to_cosines(u, lead=2).square() * self.variances).flatten(2).sum(2)

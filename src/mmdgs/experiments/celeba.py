@@ -97,7 +97,7 @@ def face_model(context: Context) -> Pretrained:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
     name, folder = faces(context)
     model = model_of(context, MODEL, replace(QUICK_RECIPE, data=name, data_dir=folder), TRAIN)
-    return check_model(model, model.source)
+    return check_model(model)
 
 
 def methods(levels: Levels, settings: CelebaSettings) -> dict[str, Method]:

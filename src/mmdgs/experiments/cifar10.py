@@ -122,7 +122,7 @@ def single_level_model(context: Context) -> Pretrained:
             f"--model must be a model of one noise level, and {model.source} has {len(model.levels)}: train one with "
             f"`{TRAIN}`; models of many levels are for `mmdgs reproduce table2`, or go to --many"
         )
-    check_colours(model, model.source)
+    check_colours(model)
     return model
 
 

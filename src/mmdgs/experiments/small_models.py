@@ -44,18 +44,13 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
     return model.to(context.device)
 
 
-def tiny_model(context: Context, recipe: Recipe) -> Pretrained:
-    """The model of a quick run for which none is named."""
-    return Pretrained.of(trained_here(context, "model", recipe), "a tiny model trained here")
-
-
 def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Pretrained:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named.
 
     Where there is none, `train` is the command that makes one.
     """
     if context.model is None and context.quick:
-        return tiny_model(context, quick)
+        return Pretrained.of(trained_here(context, "model", quick), "a tiny model trained here")
     try:
         return from_pretrained(context.model or ships, device=context.device)
     except UsageError as error:
@@ -64,17 +59,18 @@ def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Pretrai
         raise UsageError(f"{error}; or train one with `{train}` and name it with --model") from error
 
 
-def check_colours(model: Pretrained, name: str) -> None:
+def check_colours(model: Pretrained) -> None:
     """Refuse a model that --model names where it is not one of colour images."""
     if len(model.shape) != 3 or model.shape[0] != 3:
-        raise UsageError(f"--model must be a model of colour images, and {name} is one of {model.shape}")
+        raise UsageError(f"--model must be a model of colour images, and {model.source} is one of {model.shape}")
 
 
-def check_model(model: Pretrained, name: str, advice: str = "") -> Pretrained:
+def check_model(model: Pretrained, advice: str = "") -> Pretrained:
     """A model that --model names, refused where it is not one of colour images at many noise levels."""
     if len(model.levels) == 1:
         raise UsageError(
-            f"--model must be a model of many noise levels, and {name} was trained at {model.levels[0]} alone{advice}"
+            f"--model must be a model of many noise levels, and {model.source} was trained at {model.levels[0]} "
+            f"alone{advice}"
         )
-    check_colours(model, name)
+    check_colours(model)
     return model

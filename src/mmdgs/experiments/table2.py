@@ -156,7 +156,7 @@ def run(context: Context) -> Outcome:
 def many_level_model(context: Context) -> Pretrained:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
     model = model_of(context, MODEL, replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir), TRAIN)
-    return check_model(model, model.source, "; single-level models are for `mmdgs reproduce cifar10`")
+    return check_model(model, "; single-level models are for `mmdgs reproduce cifar10`")
 
 
 def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
@@ -241,7 +241,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
 
 def papers_first(rows: list[Cell], settings: Table2Settings) -> list[Cell]:
     """The paper's two rows before all others."""
-    return sorted(rows, key=lambda cell: (cell.row, cell.steps) not in [(row, settings.levels) for row in PAPERS])
+    return sorted(rows, key=lambda cell: cell.row not in PAPERS or cell.steps != settings.levels)
 
 
 def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any]:

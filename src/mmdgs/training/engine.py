@@ -183,7 +183,7 @@ class Trainer:
 
     def _gradients(self, indices: Tensor) -> Tensor:
         """The gradients of the mean loss over these examples, part by part."""
-        self._forget_gradients()
+        self.network.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         parts = list(zip(self.shares.parts, self.shares.generators, strict=True))
         for number, (part, generator) in enumerate(parts):
@@ -195,10 +195,6 @@ class Trainer:
                 value.backward()
             total += value.detach()
         return total
-
-    def _forget_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
 
     def _loss(self, function: Callable[[Any, Generator], Tensor], batch: Any, generator: Generator) -> Tensor:
         """The loss of each example, in the precision asked for and with dropout masks of the examples' own."""
@@ -222,7 +218,7 @@ class Trainer:
             raise UsageError(
                 f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
             ) from error
-        self._forget_gradients()
+        self.network.zero_grad(set_to_none=True)
         self.shares.cut(parts)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

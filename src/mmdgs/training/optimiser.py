@@ -74,7 +74,10 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, parameters: Sequence[nn.Parameter], rate: float, momentum: float) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        averages = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
+        for p in parameters:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        averages = [self.state[p]["momentum"] for p in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         ahead = torch._foreach_lerp(gradients, averages, momentum)
         # The channels go last, which is their place in memory where convolutions are fast: nothing is moved then.
