@@ -177,15 +177,21 @@ def test_config_and_card_count_the_images_of_all_runs(first: Path, pictures: Pat
     assert [(one["steps"], one["images"]) for one in config.runs] == [(4, 32), (6, 30), (4, 32)]
     assert "init" not in config.runs[0]
     digest = mmdgs.from_pretrained(first).digest[:12]
-    assert config.runs[1]["init"] == f"{first} ({digest})"
-    assert f"--init {first}" in config.runs[1]["command"]
+    assert config.runs[1]["init"] == f"{first.name} ({digest})"
+    assert f"--init {first.name} " in config.runs[1]["command"]
     card = (tmp_path / "third" / "README.md").read_text()
     assert "| images seen in training | 94, in 3 runs |" in card
-    assert f"| 2 | 6 | 30 | {config.runs[1]['minutes']:.6g} | {config.runs[1]['device']} | {first} ({digest}) |" in card
+    assert (
+        f"| 2 | 6 | 30 | {config.runs[1]['minutes']:.6g} | {config.runs[1]['device']} | {first.name} ({digest}) |"
+        in card
+    )
     assert "Each run started from the averaged weights of the one before" in card
     # And so does the best of the last run, which may be what goes on.
     best = mmdgs.load(tmp_path / "third" / "best").config
     assert best.trained_images == 94
+    # They are for others to read: nothing says where on this machine files were.
+    for told in (card, str(config), str(best)):
+        assert str(tmp_path.parent) not in told
     assert len(best.runs) == 3
 
 

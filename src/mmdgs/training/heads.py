@@ -76,7 +76,7 @@ def new_head(recipe: Recipe, denoiser: Pretrained, shape: tuple[int, ...], examp
         sigmas=tuple(level.sigma for level in levels) if many else (),
         alphas=tuple(alphas) if many and set(alphas) != {1.0} else (),
         interval=denoiser.interval,
-        trained_on=recipe.data,
+        trained_on=recipe.published().data,
         head={"denoiser": denoiser.digest, "scale": scale.to_json()},
     )
     return Model(config, seed=recipe.training.seed)

@@ -108,7 +108,7 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
         sigmas=tuple(level.sigma for level in levels),
         alphas=() if set(alphas) <= {1.0} else tuple(alphas),
         classes=classes if recipe.param == CLASSES else (),
-        trained_on=recipe.data,
+        trained_on=recipe.published().data,
     )
     if (len(shape) == 3) == (network == "mlp"):
         raise UsageError(
@@ -271,20 +271,20 @@ class _Job:
         model = self.as_of(step, self.loop.seconds() if self.loop else 0.0)
         if variance:
             model = finished(model, self.sets.train, self.recipe.training.seed, FEW_EXAMPLES)
-        note = {"command": self.recipe.command(), "step": step, what: value}
+        note = {"command": self.recipe.published().command(), "step": step, what: value}
         model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
 
     def as_of(self, steps: int, seconds: float) -> Model:
         """The model with the record of its runs, this one after so many steps and seconds."""
         record = {
-            "command": self.recipe.command(),
+            "command": self.recipe.published().command(),
             "steps": steps,
             "images": steps * self.batch_size,
             "minutes": round(seconds / 60, 2),
             "device": device_name(self.device),
         }
         if self.origin.runs:
-            record["init"] = f"{self.recipe.init} ({self.origin.weights})"
+            record["init"] = f"{self.recipe.published().init} ({self.origin.weights})"
         return self.origin.after(self.model, record)
 
 
@@ -326,7 +326,10 @@ def finished(model: Model, examples: Examples, seed: int, most: int | None = Non
 def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:
     """What a model's card says of its training."""
     steps = len(trained.losses)
-    rows: dict[str, Any] = {"command": recipe.command(), "steps": f"{steps:,} of batch {recipe.training.batch_size}"}
+    rows: dict[str, Any] = {
+        "command": recipe.published().command(),
+        "steps": f"{steps:,} of batch {recipe.training.batch_size}",
+    }
     rows |= {"device": f"{device_name(device)}, torch {torch.__version__}", "minutes": round(trained.seconds / 60, 2)}
     rows |= {"of them watching": round(trained.watch_seconds / 60, 2)} if trained.watches else {}
     for end in sorted({max(1, steps * i // 8) for i in range(1, 9)}):

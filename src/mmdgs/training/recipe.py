@@ -137,6 +137,11 @@ class Recipe:
         table = dataclasses.asdict(self)
         return table | table.pop("training")
 
+    def published(self) -> Recipe:
+        """The recipe as models tell of it: files by their names, without the folders of the machine they were on."""
+        denoiser, init = (name and _without_folders(name) for name in (self.denoiser, self.init))
+        return dataclasses.replace(self, data=_without_folders(self.data), denoiser=denoiser, init=init)
+
     def command(self, out: str = "OUT") -> str:
         """The command line that trains this recipe."""
         default = Recipe(param=self.param, sigma=self.sigma, levels=self.levels, denoiser=self.denoiser).to_dict()
@@ -164,6 +169,11 @@ class Recipe:
         for key, value in settings.items():
             words += ["--set", f"{key}={'none' if value is None else str(value).replace(', ', ',')}"]
         return f"{shlex.join(words)} --out {out}"
+
+
+def _without_folders(name: str) -> str:
+    """The last part of an absolute path; other names, and paths from where a run was started, as they are."""
+    return Path(name).name if Path(name).is_absolute() or name.startswith("~") else name
 
 
 def _known_keys() -> dict[str, Any]:
