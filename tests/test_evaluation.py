@@ -318,6 +318,30 @@ def test_the_frechet_distance_of_images_with_known_moments() -> None:
     assert measured(*sets, inception=counting()).values["fid"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_with_groups_the_distance_is_also_that_without_each_of_them() -> None:
+    samples, reference = pictures(20), pictures(30, seed=1)
+    found = measured(samples, reference, inception=counting(), metrics=["fid", "precision-recall"], groups=3)
+    whole = measured(samples, reference, inception=counting(), metrics=["fid", "precision-recall"])
+    assert whole.left_out == {}
+    assert found.values["fid"] == pytest.approx(whole.values["fid"], rel=1e-9)
+    assert found.values["precision-recall"] == whole.values["precision-recall"]
+    for left_out, start, stop in zip(found.left_out["fid"], (0, 7, 14), (7, 14, 20), strict=True):
+        rest = samples.take(torch.tensor([i for i in range(20) if not start <= i < stop]))
+        alone = measured(rest, reference, inception=counting()).values["fid"]
+        assert left_out == pytest.approx(alone, rel=1e-9)
+    for groups in (0, 11):
+        with pytest.raises(UsageError, match=rf"of at least 2 samples each, got {groups} of 20 samples"):
+            measured(samples, reference, inception=counting(), groups=groups)
+
+
+def test_the_jackknife_of_a_mean_is_its_interval() -> None:
+    values = torch.randn(7, generator=seeded(0), dtype=torch.float64)
+    left_out = [(values.sum() - value).item() / 6 for value in values]
+    # Student's t of six degrees of freedom.
+    assert metrics.jackknife_interval(left_out) == pytest.approx(2.446912 * values.std().item() / 7**0.5, rel=1e-5)
+    assert math.isnan(metrics.jackknife_interval([1.0]))
+
+
 def test_without_a_head_the_inception_score_is_left_open() -> None:
     found = measured(pictures(20), pictures(30), inception=counting(), metrics=["is", "fid"])
     assert list(found.values) == ["fid"]
@@ -526,6 +550,12 @@ def test_a_table_of_all_metrics_with_the_open_cell_and_the_warnings() -> None:
     assert "│ Inception score │ open │" in said(result).replace("  ", " ")
     assert "is left open: fake.pt has no classification head" in said(result)
     assert "20 samples are few" in said(result)
+    assert "±" not in said(result).split("FID")[1].split("KID")[0]
+    result = run(cli.app, ["evaluate", "a.npz", *COMMAND, "--metrics", "fid,kid", "--groups", "4"])
+    assert "±" in said(result).split("FID")[1].split("KID")[0]
+    refused = run(cli.app, ["evaluate", "a.npz", *COMMAND, "--groups", "11"])
+    assert refused.exit_code == 2
+    assert "got 11 of 20 samples" in said(refused)
 
 
 def test_the_record_holds_what_numbers_depend_on(files: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,10 +24,11 @@ from mmdgs.evaluation import (
     random_subset,
     read_evaluations,
 )
-from mmdgs.evaluation.checks import check_images, check_metrics
+from mmdgs.evaluation.checks import check_groups, check_images, check_metrics
 from mmdgs.experiments.report import Table
 from mmdgs.files import to_json, write_atomically
 from mmdgs.metrics.inception_file import ENVIRONMENT, load_inception
+from mmdgs.metrics.jackknife import jackknife_interval
 from mmdgs.models import load
 
 OPEN = "open"
@@ -49,6 +51,9 @@ def evaluate_command(
         str | None, typer.Option(help="A model of classes, for the metric classes: mnist-classifier, a folder ...")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="A random subset of so many samples.")] = None,
+    groups: Annotated[
+        int, typer.Option(min=1, help="Give the FID a 95% interval, by leaving out each of so many groups of samples.")
+    ] = 1,
     size: Annotated[int | None, typer.Option(min=1, help="Crop and resize image files to this many pixels.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     compare: Annotated[
@@ -78,6 +83,7 @@ def evaluate_command(
         sets = [load_samples(one, data_dir=data_dir, size=size) for one in samples]
         for one in sets:
             check_images(random_subset(one, limit, seed), data, chosen, judge)
+            check_groups(groups, min(len(one), limit or len(one)))
         _check_counts(sets, earlier, limit, force)
         network = load_inception(inception) if any(name in OF_FEATURES for name in chosen) else None
         found = [
@@ -89,6 +95,7 @@ def evaluate_command(
                 classifier=judge,
                 limit=limit,
                 seed=seed,
+                groups=groups,
                 device=where,
                 batch_size=batch_size,
                 progress=one.name,
@@ -168,5 +175,6 @@ def _table(records: list[Evaluation]) -> Table:
 
 def _cell(record: Evaluation, name: str, write: Callable[[Any], str]) -> str:
     if name in record.values:
-        return write(record.values[name])
+        half = jackknife_interval(record.left_out.get(name, ()))
+        return write(record.values[name]) + ("" if math.isnan(half) else f" ± {half:.3f}")
     return OPEN if name in record.open else ""

@@ -66,6 +66,12 @@ def check_images(
         )
 
 
+def check_groups(groups: int, samples: int) -> None:
+    """Refuse groups that the samples cannot be divided into."""
+    if groups < 1 or 2 * groups > samples:
+        raise UsageError(f"groups must be 1 or more, of at least 2 samples each, got {groups} of {samples:,} samples")
+
+
 def _size(images: ImageSet) -> str:
     return "x".join(map(str, images.shape))
 

@@ -29,7 +29,8 @@ class Images:
 class Evaluation:
     """The record of an evaluation: what was compared, how, and what came out.
 
-    `values` has an entry for each measure; `open` says why where one could not be made. All is JSON-ready.
+    `values` has an entry for each measure; `open` says why where one could not be made; `left_out` has the FIDs with
+    each group of the samples left out, where groups were asked for. All is JSON-ready.
     """
 
     samples: Images
@@ -42,6 +43,7 @@ class Evaluation:
     inception: dict[str, Any] | None = None
     classifier: dict[str, Any] | None = None
     environment: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, list[float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"mmdgs_evaluation": FORMAT, **dataclasses.asdict(self)}
@@ -52,7 +54,8 @@ class Evaluation:
         try:
             if content["mmdgs_evaluation"] != FORMAT:
                 raise KeyError("mmdgs_evaluation")
-            values = {f.name: content[f.name] for f in dataclasses.fields(cls)}
+            known = {"left_out": {}, **content}  # which records of earlier versions do not have
+            values = {f.name: known[f.name] for f in dataclasses.fields(cls)}
             images = {key: Images(**values[key]) for key in ("samples", "reference")}
             return cls(**values | images | {"warnings": tuple(values["warnings"])})
         except (KeyError, TypeError) as error:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from mmdgs.data import ImageSet, midpoints
 from mmdgs.data.sources import cache_folder
 from mmdgs.environment import environment
 from mmdgs.errors import UsageError
-from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_images, check_metrics
+from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_groups, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
 from mmdgs.metrics.classes import class_shares, entropy, total_variation
 from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
-from mmdgs.metrics.frechet import frechet_distance
+from mmdgs.metrics.frechet import frechet_distance, left_out_distances
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity, precision_recall
@@ -41,6 +42,7 @@ def evaluate(
     classifier: Model | None = None,
     limit: int | None = None,
     seed: int = 0,
+    groups: int = 1,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     cache: bool = True,
@@ -50,19 +52,22 @@ def evaluate(
 
     `metrics` are some of fid, kid, precision-recall, is (all of `inception`'s features; None: the standard file is
     looked for), diversity (of pixels) and classes (by `classifier`). `limit` takes a random subset of the samples.
-    Features of the reference are cached in the folder of the environment's MMDGS_CACHE, unless cache=False.
+    With several `groups`, equal parts of the samples in their order, the FID is also taken with each of them left out,
+    for `jackknife_interval`. Features of the reference are cached in the folder of the environment's MMDGS_CACHE,
+    unless cache=False.
     """
     check_metrics(metrics, classifier)
     chosen = random_subset(samples, limit, seed)
     check_images(chosen, reference, metrics, classifier)
-    run = _Run(chosen, reference, seed, torch.device(device), batch_size, cache, progress)
+    check_groups(groups, len(chosen))
+    run = _Run(chosen, reference, seed, groups, torch.device(device), batch_size, cache, progress)
     of_features = [name for name in metrics if name in OF_FEATURES]
     network = (inception or load_inception()) if of_features else None
     reasons: dict[str, str] = {}
     if network is not None and network.head is None and "is" in of_features:
         of_features.remove("is")
         reasons["is"] = f"{network.file} has no classification head; {HEAD_ADVICE}"
-    values = run.of_features(network, of_features) if network and of_features else {}
+    values, left_out = run.of_features(network, of_features) if network and of_features else ({}, {})
     if "diversity" in metrics:
         values["diversity"] = run.diversity()
     if classifier is not None:
@@ -78,6 +83,7 @@ def evaluate(
         inception=_network(network) if network else None,
         classifier=_classifier(classifier) if classifier else None,
         environment=environment(run.device),
+        left_out=left_out,
     )
 
 
@@ -88,21 +94,36 @@ class _Run:
     samples: ImageSet
     reference: ImageSet
     seed: int
+    groups: int
     device: torch.device
     batch_size: int | None
     cache: bool
     progress: str | None
 
-    def of_features(self, inception: Inception, metrics: Sequence[str]) -> dict[str, Any]:
+    def of_features(
+        self, inception: Inception, metrics: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, list[float]]]:
+        """The measures, and those with each group left out."""
         both = [name for name in metrics if name != "is"]
-        ours = image_features(self.samples, inception, keep=list(metrics) != ["fid"], **self._how("samples"))
+        parts = self._sample_features(inception, keep=list(metrics) != ["fid"])
+        ours = reduce(ImageFeatures.__add__, parts)
         theirs = self._reference_features(inception, keep=both != ["fid"]) if both else None
         values: dict[str, Any] = {}
         with progress_bar(len(metrics), self.progress and f"{self.progress}: distances", unit="metric") as bar:
             for name in metrics:
                 values[name] = self._measure(name, ours, theirs, inception)
                 bar.update()
-        return values
+        left_out = {}
+        if theirs is not None and "fid" in metrics and len(parts) > 1:
+            moments = [part.moments.to(self.device) for part in parts]
+            left_out["fid"] = left_out_distances(moments, theirs.moments.to(self.device))
+        return values, left_out
+
+    def _sample_features(self, inception: Inception, keep: bool) -> list[ImageFeatures]:
+        """Those of each group."""
+        rows = torch.arange(len(self.samples)).tensor_split(self.groups)
+        parts = [self.samples] if self.groups == 1 else [self.samples.take(part) for part in rows]
+        return [image_features(part, inception, keep=keep, **self._how("samples")) for part in parts]
 
     def _how(self, what: str) -> dict[str, Any]:
         label = self.progress and f"{self.progress}: {what}"

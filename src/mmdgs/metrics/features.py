@@ -42,6 +42,11 @@ class ImageFeatures:
     moments: FeatureMoments
     features: Float[Tensor, "n features"] | None = None
 
+    def __add__(self, other: ImageFeatures) -> ImageFeatures:
+        """Those of both sets together, one after the other."""
+        kept = [one.features for one in (self, other) if one.features is not None]
+        return ImageFeatures(self.moments + other.moments, torch.cat(kept) if len(kept) == 2 else None)
+
 
 def image_features(
     images: ImageSet,

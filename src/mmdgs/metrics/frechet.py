@@ -8,7 +8,9 @@ those that are rounding are left out, for their roots would not be. All in float
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 
 import torch
 from jaxtyping import Float
@@ -55,13 +57,21 @@ class FeatureMoments:
             raise ValueError("a covariance needs at least two rows of features")
         return self.scatter / (self.count - 1)
 
+    @cached_property
+    def root(self) -> Tensor:
+        """R with R R' the covariance: taken once for a reference that several sets are compared with."""
+        return _root(self.covariance)
+
 
 def gaussian_frechet_distance(
     mean_a: Float[Tensor, " d"], cov_a: Float[Tensor, "d d"], mean_b: Float[Tensor, " d"], cov_b: Float[Tensor, "d d"]
 ) -> float:
     """The distance (squared, as is the custom) between two Gaussians."""
+    return _distance(mean_a, cov_a, mean_b, cov_b, _root(cov_b))
+
+
+def _distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor, root: Tensor) -> float:
     spread = cov_a.double().trace() + cov_b.double().trace()
-    root = _root(cov_b)
     values = torch.linalg.eigvalsh(root.mT @ cov_a.double() @ root)
     shared = values[values > ROUNDING * values.max()].sqrt().sum()
     return ((mean_a.double() - mean_b.double()).square().sum() + spread - 2 * shared).item()
@@ -75,7 +85,13 @@ def frechet_distance(
     first, second = (x if isinstance(x, FeatureMoments) else FeatureMoments.of(x) for x in (a, b))
     if first.mean.shape != second.mean.shape:
         raise ValueError(f"features must be of one dimension, got {len(first.mean)} and {len(second.mean)}")
-    return gaussian_frechet_distance(first.mean, first.covariance, second.mean, second.covariance)
+    return _distance(first.mean, first.covariance, second.mean, second.covariance, second.root)
+
+
+def left_out_distances(groups: Sequence[FeatureMoments], other: FeatureMoments) -> list[float]:
+    """The distance of all groups but one, for each of them: what `jackknife_interval` takes."""
+    others = ([*groups[:i], *groups[i + 1 :]] for i in range(len(groups)))
+    return [frechet_distance(reduce(FeatureMoments.__add__, rest), other) for rest in others]
 
 
 def _root(covariance: Tensor) -> Tensor:
