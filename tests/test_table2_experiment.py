@@ -28,8 +28,9 @@ from mmdgs.sampling import Method, generation
 from mmdgs.schedules import geometric
 
 TINY = replace(
-    table2.QUICK, images=10, levels=6, tuning_images=4, fit_images=4, batch_size=10, reference_limit=None,
-    metrics=("fid", "is", "precision-recall", "diversity"), rate_factors=(0.5, 1.0, 1.5), krylov=(3,), steps=(3, 4),
+    table2.QUICK, images=20, seeds=2, papers_seeds=3, levels=6, tuning_images=4, fit_images=4, batch_size=10,
+    reference_limit=None, metrics=("fid", "is", "precision-recall", "diversity"), rate_factors=(0.5, 1.0, 1.5),
+    krylov=(3,), steps=(3, 4),
 )  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A tiny network of five levels, a folder of images in the place of CIFAR-10, and a fake Inception."""
     save(many_level_model((3, 8, 8)), tmp_path / "model")
     monkeypatch.setattr(table2, "DATA", str(picture_folder(tmp_path / "images")))
-    monkeypatch.setattr(table2, "FULL", TINY)  # ten images: the Inception score wants as many
+    monkeypatch.setattr(table2, "FULL", TINY)  # ten images a seed: the Inception score wants as many
     use_fake_inception(tmp_path, monkeypatch)
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
 
@@ -48,22 +49,34 @@ def test_it_measures_every_row_and_resumes_without_work(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, text = concluded(table2, prepared)
-    by = {(r["row"], r["steps"]): r["seeds"] for r in records["samplers"]}
+    by = {(r["row"], r["steps"]): r for r in records["samplers"]}
     assert {row for row, _ in by} == set(table2_report.ROWS)
-    assert all(len(seeds) == 2 and seeds[0]["fid"] != seeds[1]["fid"] for seeds in by.values())
-    assert all("is" in one["open"] for seeds in by.values() for one in seeds)  # the fake has no head
+    papers = [("Langevin", 6), ("Gibbs (paper)", 6)]
+    for key, one in by.items():
+        assert len(set(one["fid_left_out"])) == 2
+        assert one["images"] == (30 if key in papers else 20)
+        assert ("all" in one) == (key in papers)
+        assert "is" in one["open"]  # the fake has no head
+    for key in papers:  # which have more seeds, and their numbers of the table from the first two alone
+        assert len(by[key]["all"]["fid_left_out"]) == 3
+        assert by[key]["all"]["fid_left_out"][-1] == pytest.approx(by[key]["fid"], rel=1e-6)
+        assert by[key]["all"]["fid"] != by[key]["fid"]
     equal = table2.equal_cost_levels(TINY)
-    for row in ("Gibbs (paper)", "Gibbs, down first"):
-        for count in (equal, 6):
-            assert by[row, count][0]["evaluations"] == table2.gibbs_evaluations(count, TINY)
-    assert by["Gibbs, isotropic", 6][0]["evaluations"] == TINY.sweeps * 5 + 1
-    assert by["Langevin", 6][0]["evaluations"] == table2.langevin_evaluations(6, TINY)
-    assert by["Heun", 4][0]["evaluations"] == 7
+    for row, count in (("Gibbs (paper)", equal), ("Gibbs (paper)", 6), ("Gibbs, down first", equal)):
+        assert by[row, count]["evaluations"] == table2.gibbs_evaluations(count, TINY)
+    assert by["Gibbs, isotropic", equal]["evaluations"] == TINY.sweeps * (equal - 1) + 1
+    assert by["Langevin", 6]["evaluations"] == table2.langevin_evaluations(6, TINY)
+    assert by["Heun", 4]["evaluations"] == 7
     assert ("DDIM", 3) in by
     assert {f.name for f in (tmp_path / "out").glob("*.png")} == {"table2.png", "table2_images.png"}
     assert not list((tmp_path / "out" / "parts").glob("*.npz"))
     text = " ".join(text.split())
-    for words in ("At the paper&#39;s settings", "At equal cost", "paper: NCSNv2, Gibbs, 50,000 images", "4,852"):
+    for words in (
+        "At the paper&#39;s settings, 30 images each",
+        "At equal cost",
+        "paper: NCSNv2, Gibbs, 50,000 images",
+        "4,852",
+    ):
         assert words in text
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     again = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True))
@@ -105,12 +118,17 @@ def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
     assert {r["row"] for r in whole["samplers"]} == set(table2_report.ROWS)
 
 
-def test_from_the_second_seed_on_the_papers_rows_come_first() -> None:
-    rows = table2.wanted(Pretrained.of(many_level_model((3, 8, 8))), 1.0, TINY)
-    later = table2.papers_first(rows, TINY)
-    assert [cell.name for cell in later[:2]] == [f"Langevin, {TINY.levels}", f"Gibbs (paper), {TINY.levels}"]
-    assert sorted(cell.name for cell in later) == sorted(cell.name for cell in rows)
-    assert [cell.name for cell in rows][:2] != [cell.name for cell in later][:2]
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_images_are_those_of_each_seed_alone(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Pretrained.of(many_level_model((3, 8, 8)))
+    cells = Cells(prepared, model, table2.DATA, 4, 3, "float32", 100)
+
+    def images(seeds: list[int]) -> torch.Tensor:
+        made = cells.sampled("a cell", Method("ddim"), 5, seeds, lambda x, _: {"count": len(x)}, {})
+        assert made.values["count"] == made.values["images"] == 5 * len(seeds)
+        return made.tensors["shown"]
+
+    assert torch.equal(images([3, 8]), torch.cat([images([3]), images([8])]))
 
 
 def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +139,7 @@ def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pyt
     def cell(folder: str, resume: bool = False) -> Part:
         context = Context(Workspace(tmp_path / folder, resume=resume), device)
         cells = Cells(context, model, references.name, 4, 2, "float32", 3)
-        return cells.sampled("a cell", Method("ddim"), 5, 0, Judge(("diversity",), references, device), {})
+        return cells.sampled("a cell", Method("ddim"), 5, [0], Judge(("diversity",), references, device), {})
 
     whole = cell("whole")
     batch = generation._Engine.batch
@@ -158,7 +176,7 @@ def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
 def test_cells_come_cheapest_first() -> None:
     model = Pretrained.of(many_level_model((3, 8, 8)))
     cells = table2.wanted(model, 1.0, table2.Table2Settings())
-    assert [cell.row for cell in cells[-3:]] == ["Langevin", "Gibbs (paper)", "Gibbs, down first"]
+    assert [cell.row for cell in cells[-3:]] == ["Gibbs, spectral", "Langevin", "Gibbs (paper)"]
     assert all(len(cell.method.levels or ()) == 232 for cell in cells[-3:])
     assert {cell.steps for cell in cells if cell.row == "DDIM"} == {5}  # no more than the model has
 
@@ -192,34 +210,50 @@ def test_a_minimum_at_the_edge_is_told() -> None:
 # --- what the report says ---------------------------------------------------------------------------------------
 
 
+def fid(value: float, *left_out: float, **more: object) -> dict[str, object]:
+    return {"fid": value, "fid_left_out": list(left_out), **more}
+
+
 def test_differences_are_judged_by_seeds() -> None:
-    assert table2_report.compared([1.0, 1.2], [3.0, 3.1]).startswith("lower by 1.95 ±")
-    assert table2_report.compared([4.0, 4.1], [3.0, 3.1]).startswith("higher by 1.00 ±")
-    assert table2_report.compared([1.0, 5.0], [2.0, 3.0]).startswith("not to be told apart: the difference is +0.50 ±")
-    assert "one seed" in table2_report.compared([1.0], [3.0])
+    compared = table2_report.compared
+    assert compared(fid(1.1, 1.0, 1.2), fid(3.1, 3.0, 3.2)) == "lower by 2.00 ± 0.00"  # what varies, varies alike
+    assert compared(fid(4.1, 4.0, 4.2), fid(3.1, 3.2, 3.0)).startswith("not to be told apart: the difference is +1.00")
+    assert compared(fid(4.1, 4.0, 4.2, 4.1), fid(3.1, 3.02, 3.18, 3.1)).startswith("higher by 1.00 ± 0.")
+    assert "one seed" in compared({"fid": 1.0}, {"fid": 3.0})
 
 
 def test_verdicts_on_made_up_numbers() -> None:
-    def seeds(fid: float, evaluations: float = 100.0) -> list[dict[str, float]]:
-        return [{"fid": fid, "evaluations": evaluations}, {"fid": fid + 0.1, "evaluations": evaluations}]
+    def values(value: float, evaluations: float = 100.0, **more: object) -> dict[str, object]:
+        return fid(value, value - 0.1, value + 0.1, evaluations=evaluations, **more)
 
     by = {
-        ("Langevin", 232): seeds(12.0, 1_161),
-        ("Gibbs (paper)", 232): seeds(13.0, 4_852),
-        ("Gibbs (paper)", 56): seeds(14.0, 1_156),
-        ("Gibbs, down first", 232): seeds(9.0, 4_852),
-        ("Gibbs, down first", 56): seeds(8.0, 1_156),
-        ("ancestral, isotropic", 25): seeds(7.0),
-        ("ancestral, Krylov", 25): seeds(6.0),
+        ("Langevin", 232): values(12.05, 1_161, all=values(11.05, images=10_000)),
+        ("Gibbs (paper)", 232): values(13.05, 4_852, all=values(11.75, images=10_000)),
+        ("Gibbs (paper)", 56): values(14.05, 1_156),
+        ("Gibbs, down first", 56): values(8.05, 1_156),
+        ("ancestral, isotropic", 25): values(7.05),
+        ("ancestral, Krylov", 25): values(6.05),
     }
-    said = " ".join(table2_report.verdicts(by, {"levels": 232, "equal_cost_levels": 56, "images": 10_000}))
-    assert "Gibbs with 232 levels has FID 13.05 at 4,852 evaluations, Langevin 12.05 at 1,161; Gibbs is higher" in said
+    said = " ".join(table2_report.verdicts(by, {"levels": 232, "equal_cost_levels": 56, "images": 5_000}))
+    # The interval of two groups: Student's t of one degree of freedom, 12.7, times half the difference.
+    assert (
+        "At the paper's settings, 10,000 images each: Gibbs with 232 levels has FID 11.75 ± 1.27 at 4,852 evaluations, "
+        "Langevin 11.05 ± 1.27 at 1,161; Gibbs is higher by 0.70 ± 0.00." in said
+    )
+    assert "At equal cost: Gibbs with 56 levels has FID 14.05 ± 1.27 at 1,156 evaluations, Langevin 12.05" in said
     assert "The best Gibbs variant is 'Gibbs, down first' with 56 levels, 8.05, below the paper's 10.75 (which" in said
     assert "The lowest of all is 'ancestral, Krylov'" in said
     assert "in 25 steps: Krylov is lowest, 6.05; isotropic 7.05." in said
 
 
 # --- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_images_that_seeds_cannot_share_are_refused(prepared: Context) -> None:
+    with pytest.raises(
+        UsageError, match=r"images must be a multiple of the number of seeds.* got 20 images of 3 seeds"
+    ):
+        table2.run(replace(prepared, seeds=3))
 
 
 def test_a_model_of_one_level_is_refused(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def run(context: Context) -> Outcome:
     levels = exploding_levels(model) if settings.levels is None else path(model, settings.levels)
     wanted = methods(levels, settings)
     found = {
-        row: cells.sampled(row, method, settings.images, context.seed, judge, {"judge": judge.key()})
+        row: cells.sampled(row, method, settings.images, [context.seed], judge, {"judge": judge.key()})
         for row, method in wanted.items()
     }
     records = {row: part.values for row, part in found.items()}

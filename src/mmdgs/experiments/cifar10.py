@@ -165,7 +165,7 @@ def _many(chains: Chains, model: Pretrained, judge: Judge, settings: Cifar10Sett
     context = chains.context
     method = Method("gibbs", path(model, settings.levels), covariance="rademacher", probes=3, sweeps=3)
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, settings.shown)
-    part = cells.sampled("many levels", method, settings.long_chains, context.seed, judge, {"judge": judge.key()})
+    part = cells.sampled("many levels", method, settings.long_chains, [context.seed], judge, {"judge": judge.key()})
     return part.values
 
 

@@ -91,7 +91,7 @@ def _cell(cells: Cells, judge: Judge, row: str, steps: int, settings: FewStepSet
         return {"value": judge(x, label)[settings.measure]}
 
     name, method = f"{row}-{steps}", method_of(row, steps, cells.context.head)
-    return cells.sampled(name, method, settings.images, cells.context.seed, judged, {"measure": settings.measure})
+    return cells.sampled(name, method, settings.images, [cells.context.seed], judged, {"measure": settings.measure})
 
 
 def _section(records: Sequence[dict[str, Any]], settings: FewStepSettings, source: str) -> Section:

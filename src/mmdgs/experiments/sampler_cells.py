@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,13 +84,17 @@ class Judge:
             found["classifier"] = weights_digest(self.classifier.network.state_dict(), "the classifier")[:DIGEST]
         return found
 
-    def __call__(self, x: Tensor, label: str) -> dict[str, Any]:
-        """The numbers of images uint8 (n, C, H, W), flat, and the reasons of those that stay open."""
+    def __call__(self, x: Tensor, label: str, groups: int = 1) -> dict[str, Any]:
+        """The numbers of images uint8 (n, C, H, W), flat, and the reasons of those that stay open.
+
+        With several groups, FIDs with each of them left out come along.
+        """
         found = evaluate(
             image_set(x, label), self.references.load(), metrics=self.metrics, inception=self.inception,
-            classifier=self.classifier, device=self.device, progress=None,
+            classifier=self.classifier, groups=groups, device=self.device, progress=None,
         )  # fmt: skip
-        return {**numbers(found.values), "open": found.open}
+        left_out = {f"{name}_left_out": values for name, values in found.left_out.items()}
+        return {**numbers(found.values), **left_out, "open": found.open}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,58 +128,74 @@ class Cells:
     precision: str
     shown: int
 
-    def asked(self, method: Method, images: int, seed: int) -> dict[str, Any]:
+    def asked(self, method: Method, images: int, seeds: Sequence[int]) -> dict[str, Any]:
         """What the images of a cell depend on; a head by its weights, wherever it is kept."""
         named = method.to_json()
         if method.head is not None:
             named["head"] = head_digest(method.head)
         return {
-            "model": self.model.digest, "method": named, "images": images, "seed": seed,
+            "model": self.model.digest, "method": named, "images": images, "seeds": list(seeds),
             "fit_images": self.fit_images, "precision": self.precision,
         }  # fmt: skip
 
-    def has(self, name: str, method: Method, images: int, seed: int, judge_key: Mapping[str, Any]) -> bool:
+    def has(self, name: str, method: Method, images: int, seeds: Sequence[int], judge_key: Mapping[str, Any]) -> bool:
         """Whether a cell is finished."""
-        return self.context.workspace.has(file_name(name), {**self.asked(method, images, seed), **judge_key})
+        return self.context.workspace.has(file_name(name), {**self.asked(method, images, seeds), **judge_key})
 
     def sampled(
         self,
         name: str,
         method: Method,
         images: int,
-        seed: int,
+        seeds: Sequence[int],
         judged: Callable[[Tensor, str], dict[str, Any]],
         judge_key: Mapping[str, Any],
     ) -> Part:
-        """A cell: its cost and what `judged` says of its images, with the first of them as `shown`."""
-        asked = {**self.asked(method, images, seed), **judge_key}
+        """A cell: its cost and what `judged` says of its images, with the first of them as `shown`.
+
+        Each seed has so many images, which come one seed after the other.
+        """
+        asked = {**self.asked(method, images, seeds), **judge_key}
 
         def compute() -> Part:
-            x, values = self._images(name, method, images, seed, asked)
+            x, values = self._images(name, method, images, seeds, asked)
             return Part({**judged(x, name), **values}, {"shown": x[: self.shown].clone()})
 
         return self.context.workspace.part(file_name(name), asked, compute)
 
     def _images(
-        self, name: str, method: Method, images: int, seed: int, asked: Mapping[str, Any]
+        self, name: str, method: Method, images: int, seeds: Sequence[int], asked: Mapping[str, Any]
     ) -> tuple[Tensor, dict[str, Any]]:
         workspace = self.context.workspace
         files = None if self.context.data_dir is None else Path(self.context.data_dir)
         fit = FitData(self.data, self.fit_images, files)
         plan = make_plan(method, self.model, fitted=lambda name, levels: fitted_moments(name, self.model, levels, fit))
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:DIGEST]
-        file = workspace.out / PARTS / f"{file_name(name)}-{digest}.npz"
-        file.parent.mkdir(exist_ok=True)
-        made = generate(
-            self.model, plan, images, out=file, seed=seed, batch_size=self.batch_size, precision=self.precision,
-            fast=not self.context.quick, resume=workspace.resumed, overwrite=not workspace.resumed, progress=name,
-        )  # fmt: skip
-        with numpy.load(file) as stored:
-            x = to_uint8(torch.from_numpy(stored["x"]).clamp(0, 1))
-        for one in (file, file.with_suffix(".samples.json")):
-            one.unlink()  # hundreds of megabytes that the numbers and the first images stand for
-        cost = {"forwards": made.cost.forwards, "products": made.cost.products, "evaluations": made.cost.evaluations}
-        return x, {"seconds": made.seconds, "repaired": made.repaired, **cost}
+        folder = workspace.out / PARTS
+        folder.mkdir(exist_ok=True)
+        stored = [folder / f"{file_name(name)}-{digest}-{seed}.npz" for seed in seeds]
+        made = [
+            generate(
+                self.model, plan, images, out=file, seed=seed, batch_size=self.batch_size, precision=self.precision,
+                fast=not self.context.quick, resume=workspace.resumed, overwrite=not workspace.resumed, progress=name,
+            )
+            for file, seed in zip(stored, seeds, strict=True)
+        ]  # fmt: skip
+        x = torch.cat([to_uint8(torch.from_numpy(_pixels(file)).clamp(0, 1)) for file in stored])
+        for file in stored:
+            for one in (file, file.with_suffix(".samples.json")):
+                one.unlink()  # hundreds of megabytes that the numbers and the first images stand for
+        cost = made[0].cost
+        return x, {
+            "images": len(x), "seconds": sum(one.seconds for one in made),
+            "repaired": statistics.mean(one.repaired for one in made),
+            "forwards": cost.forwards, "products": cost.products, "evaluations": cost.evaluations,
+        }  # fmt: skip
+
+
+def _pixels(file: Path) -> numpy.ndarray:
+    with numpy.load(file) as stored:
+        return stored["x"]
 
 
 def file_name(name: str) -> str:

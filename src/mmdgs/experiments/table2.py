@@ -1,8 +1,7 @@
 """Table 2 of the paper: Langevin dynamics against pseudo-Gibbs on one network, and the other samplers beside them.
 
-All rows have the same network, the same number of images and the same noise. Every seed goes through all rows before
-the next begins: the first from the cheapest on, the others from the paper's own two, which are compared by seeds. So a
-run that is stopped has the most.
+All rows have the same network, the same seeds and the same number of images; the paper's own two have more seeds
+besides, and are compared by these. The cheapest rows come first, so that a run that is stopped has the most.
 """
 
 from __future__ import annotations
@@ -10,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from mmdgs.cost import PRODUCT
 from mmdgs.errors import UsageError
@@ -53,25 +55,30 @@ LARGEST_RATE = 1.5
 class Table2Settings:
     """Numbers of images, levels and steps; those of the paper where it has one."""
 
-    images: int = 10_000
-    seeds: int = 2
+    images: int = 5_000  # of all seeds together
+    seeds: int = 5
+    papers_seeds: int = 10  # of as many images each, for the paper's own rows
     levels: int = 232
     langevin_steps: int = 5
     sweeps: int = 3
     probes: int = 3
-    fewer_levels: tuple[int, ...] = (16,)  # of Gibbs, besides the paper's and those of Langevin's cost
+    fewer_levels: tuple[int, ...] = (16,)  # of Gibbs without products, besides those of Langevin's cost
     heun: tuple[int, ...] = (18,)
     steps: tuple[int, ...] = (25, 100)  # of DDIM and ancestral sampling without products
     probed_steps: tuple[int, ...] = (25, 100)
     krylov_steps: int = 5
     krylov: tuple[int, ...] = (25,)
-    rate_factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)  # of the rate that NCSNv2's analysis suggests
+    rate_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the rate that NCSNv2's analysis suggests
     tuning_images: int = 1_000
     fit_images: int = 2_000
     batch_size: int = 500
     precision: str = "bf16"
     metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
     reference_limit: int | None = None
+
+    @property
+    def images_a_seed(self) -> int:
+        return self.images // self.seeds
 
     @property
     def measure(self) -> str:
@@ -81,8 +88,8 @@ class Table2Settings:
 
 FULL = Table2Settings()
 QUICK = Table2Settings(
-    images=10, seeds=2, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2, krylov=(4,),
-    fewer_levels=(), rate_factors=(0.5, 1.0, 2.0), tuning_images=4, fit_images=16, precision="float32",
+    images=10, seeds=2, papers_seeds=3, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2,
+    krylov=(4,), fewer_levels=(), rate_factors=(0.5, 1.0, 2.0), tuning_images=4, fit_images=16, precision="float32",
     metrics=("diversity",), reference_limit=500,
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
@@ -107,32 +114,30 @@ class Cell:
 def run(context: Context) -> Outcome:
     """Tune Langevin's step, sample by every row and seed, and measure."""
     settings = context.sized(FULL, QUICK)
-    settings = replace(settings, seeds=context.seeds or settings.seeds)
+    settings = _of_seeds(settings, context.seeds or settings.seeds)
     model = many_level_model(context)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     judge = Judge.of(context, settings.metrics, references)
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
     tuning = tuned(cells, judge, settings)
-    found: dict[tuple[str, int], list[Part]] = {}
+    found: dict[tuple[str, int], Part] = {}
     left: list[str] = []
-    rows, key = wanted(model, tuning["factor"], settings), {"judge": judge.key()}
-    for i in range(settings.seeds):
-        for cell in rows if i == 0 else papers_first(rows, settings):
-            name, seed = f"{cell.name}, seed {i}", context.seed + SEED_STRIDE * i
-            if context.time_is_up and not cells.has(name, cell.method, settings.images, seed, key):
-                left.append(name)
-                continue
-            part = cells.sampled(name, cell.method, settings.images, seed, judge, key)
-            found.setdefault((cell.row, cell.steps), []).append(part)
+    for cell in wanted(model, tuning["factor"], settings):
+        papers = cell.row in PAPERS and cell.steps == settings.levels
+        seeds = [context.seed + SEED_STRIDE * i for i in range(settings.papers_seeds if papers else settings.seeds)]
+        key = {"judge": judge.key(), "seeds_of_the_table": settings.seeds}
+        if context.time_is_up and not cells.has(cell.name, cell.method, settings.images_a_seed, seeds, key):
+            left.append(cell.name)
+            continue
+        judged = partial(_judged, judge, settings)
+        found[cell.row, cell.steps] = cells.sampled(cell.name, cell.method, settings.images_a_seed, seeds, judged, key)
     if not found:
         raise UsageError(
             f"the {context.minutes:g} minutes were over before the first row: Langevin's step size is tuned, and "
             "--resume goes on from there"
         )
-    records = [
-        {"row": row, "steps": steps, "seeds": [part.values for part in parts]} for (row, steps), parts in found.items()
-    ]
-    pictures = {key: parts[0].tensors["shown"] for key, parts in found.items()}
+    records = [{"row": row, "steps": steps, **part.values} for (row, steps), part in found.items()]
+    pictures = {key: part.tensors["shown"] for key, part in found.items()}
     equal = equal_cost_levels(settings)
     paper = Table2Settings()
     named = asdict(settings) | {
@@ -151,6 +156,25 @@ def run(context: Context) -> Outcome:
         image_section(pictures, quick=context.quick),
     ]
     return Outcome({"settings": named, "tuning": tuning, "samplers": records}, sections)
+
+
+def _of_seeds(settings: Table2Settings, seeds: int) -> Table2Settings:
+    """With another number of seeds, and as many more of the paper's rows as before."""
+    if settings.images < 2 * seeds or settings.images % seeds:
+        raise UsageError(
+            f"images must be a multiple of the number of seeds, and at least 2 for each; got {settings.images:,} "
+            f"images of {seeds} seeds"
+        )
+    papers = max(seeds, round(settings.papers_seeds * seeds / settings.seeds))
+    return replace(settings, seeds=seeds, papers_seeds=papers)
+
+
+def _judged(judge: Judge, settings: Table2Settings, x: Tensor, label: str) -> dict[str, Any]:
+    """The numbers of the seeds that all rows have, and the FID of all images where a row has more (`all`)."""
+    values = judge(x[: settings.images], label, settings.seeds)
+    if len(x) > settings.images and settings.measure == "fid":
+        values["all"] = replace(judge, metrics=("fid",))(x, label, len(x) // settings.images_a_seed)
+    return values
 
 
 def many_level_model(context: Context) -> Pretrained:
@@ -209,7 +233,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
     def gibbs(row: str, count: int) -> Cell:
         return Cell(row, count, replace(kinds[row], levels=path(model, count)))
 
-    counts = tuple(dict.fromkeys((*settings.fewer_levels, equal)))
+    few = tuple(dict.fromkeys((*settings.fewer_levels, equal)))
     return [
         *(Cell("Heun", n, Method("heun", steps=n)) for n in settings.heun),
         *along("DDIM", Method("ddim"), settings.steps),
@@ -222,26 +246,19 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
             Method("ancestral", covariance="diagonal", probes=settings.probes),
             settings.probed_steps,
         ),
-        *(gibbs(row, n) for n in counts for row in (ISOTROPIC, SPECTRAL)),
+        *(gibbs(row, n) for n in few for row in (ISOTROPIC, SPECTRAL)),
         Cell("consistent annealing", settings.levels, Method("consistent", path(model, settings.levels))),
         *along(
             "ancestral, Krylov",
             Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps),
             settings.krylov,
         ),
-        *(gibbs(GIBBS, n) for n in counts),
-        *(gibbs(DOWN, n) for n in counts),
+        *(gibbs(row, equal) for row in (GIBBS, DOWN)),
         langevin(equal),
-        *(gibbs(row, settings.levels) for row in (ISOTROPIC, SPECTRAL)),
+        gibbs(SPECTRAL, settings.levels),
         langevin(settings.levels),
         gibbs(GIBBS, settings.levels),
-        gibbs(DOWN, settings.levels),
     ]
-
-
-def papers_first(rows: list[Cell], settings: Table2Settings) -> list[Cell]:
-    """The paper's two rows before all others."""
-    return sorted(rows, key=lambda cell: cell.row not in PAPERS or cell.steps != settings.levels)
 
 
 def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any]:
@@ -255,7 +272,7 @@ def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any
         method = Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate)
         name = f"tuning, {factor:g}"
         seed = cells.context.seed + SEED_STRIDE // 2
-        part = cells.sampled(name, method, settings.tuning_images, seed, judge, {"judge": judge.key()})
+        part = cells.sampled(name, method, settings.tuning_images, [seed], judge, {"judge": judge.key()})
         values[factor] = part.values[settings.measure]
     factor, inside = best_rate(values if settings.measure == "fid" else _off_data(values))
     tried = [{"factor": f, "rate": rates[f], settings.measure: value} for f, value in values.items()]
@@ -271,6 +288,7 @@ EXPERIMENT = Experiment(
     "table2",
     "Langevin against Gibbs on one network, and all other samplers",
     f"The paper's Table 2: FID, precision, recall and diversity of {len(ROWS)} samplers of one network (--model, else "
-    "the one that ships) over seeds, at the paper's settings and at equal cost; FID against network evaluations.",
+    "the one that ships) with intervals over seeds, at the paper's settings and at equal cost; FID against network "
+    "evaluations.",
     run,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from mmdgs.experiments.drawing import (
     plain_logs,
 )
 from mmdgs.experiments.report import Figure, Section, Table
-from mmdgs.experiments.table1 import interval
+from mmdgs.metrics import jackknife_interval
 
 LANGEVIN, GIBBS, DOWN = "Langevin", "Gibbs (paper)", "Gibbs, down first"
 ISOTROPIC, SPECTRAL = "Gibbs, isotropic", "Gibbs, spectral"
@@ -60,12 +59,12 @@ COLUMNS = {
 PLURAL = "evaluations of the network an image"
 
 Records = Sequence[dict[str, Any]]
-Cells = Mapping[tuple[str, int], Sequence[dict[str, Any]]]
+Cells = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool) -> Section:
     """The table, the curve, and the verdicts."""
-    by = {(r["row"], r["steps"]): r["seeds"] for r in records}
+    by = {(r["row"], r["steps"]): r for r in records}
     text = [
         "The paper's Table 2 finds multi-level Gibbs (Algorithm 2: 3 sweeps, 3 probes, 232 levels) as good as annealed "
         "Langevin dynamics (Algorithm 1: 5 steps a level) on the same network, 10.75 against 10.87 at 50,000 images. "
@@ -75,7 +74,7 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
         *([f"Not run yet, and begun by --resume: {'; '.join(settings['left'])}."] if settings["left"] else []),
     ]
     note = (
-        f"{settings['images']:,} images a seed, {_seeds(settings['seeds'])}, of "
+        f"{settings['images']:,} images{_seeds(settings['seeds'])}, of "
         f"{settings['model']}, {settings['precision']}. A product with the Jacobian counts as two evaluations. "
         "Diversity: the distance of an image to its nearest other, over that of data. The paper's FIDs are of 50,000 "
         "images and do not compare with those of fewer. " + _open(by)
@@ -91,31 +90,29 @@ def quick_note() -> list[str]:
 
 
 def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds (mean ± 95% interval, Student's t)"
+    return "" if count == 1 else f" of {count} seeds together (± 95% interval, from leaving out each seed)"
 
 
 def _open(by: Cells) -> str:
-    reasons = {
-        f"{name} left open: {why}" for seeds in by.values() for one in seeds for name, why in one["open"].items()
-    }
+    reasons = {f"{name} left open: {why}" for one in by.values() for name, why in one["open"].items()}
     return "; ".join(sorted(reasons))
 
 
 def _cells(
     by: Cells, settings: Mapping[str, Any], quick: bool
 ) -> tuple[list[str], list[list[str]], frozenset[tuple[int, int]]]:
-    shown = [key for key in COLUMNS if any(key in one for seeds in by.values() for one in seeds)]
-    header = ["sampler", "levels or steps", "evaluations", *(COLUMNS[key][0] for key in shown), "seconds"]
+    shown = [key for key in COLUMNS if any(key in one for one in by.values())]
+    header = ["sampler", "levels or steps", "evaluations", *(COLUMNS[key][0] for key in shown), "ms an image"]
     rows = []
     ordered = [(row, steps) for name in ROWS for row, steps in sorted(by) if row == name]
     for row, steps in ordered:
-        seeds = by[row, steps]
-        measured = [number([one[key] for one in seeds], COLUMNS[key][1]) for key in shown]
-        seconds = statistics.mean(one["seconds"] for one in seeds)
-        rows.append([row, str(steps), f"{seeds[0]['evaluations']:,.0f}", *measured, f"{seconds:,.0f}"])
+        one = by[row, steps]
+        measured = [number(one, key, COLUMNS[key][1]) for key in shown]
+        cost = f"{1_000 * one['seconds'] / one['images']:,.1f}"
+        rows.append([row, str(steps), f"{one['evaluations']:,.0f}", *measured, cost])
     best: frozenset[tuple[int, int]] = frozenset()
     if settings["measure"] == "fid" and not quick:
-        lowest = min(range(len(ordered)), key=lambda i: mean(by[ordered[i]], "fid"))
+        lowest = min(range(len(ordered)), key=lambda i: by[ordered[i]]["fid"])
         best = frozenset({(lowest, 3 + shown.index("fid"))})
         for name, (score, fid) in PAPER.items():
             known = {"fid": f"{fid:.2f}", "is": score}
@@ -125,20 +122,17 @@ def _cells(
     return header, rows, best
 
 
-def number(values: Sequence[float], digits: int) -> str:
-    """A mean with its interval, where there are several seeds."""
-    middle, half = interval(values)
-    return f"{middle:.{digits}f}" if math.isnan(half) else f"{middle:.{digits}f} ± {half:.{digits}f}"
+def number(values: Mapping[str, Any], key: str, digits: int) -> str:
+    """A number with its interval, where there are several seeds."""
+    half = jackknife_interval(values.get(f"{key}_left_out", ()))
+    return f"{values[key]:.{digits}f}" if math.isnan(half) else f"{values[key]:.{digits}f} ± {half:.{digits}f}"
 
 
-def mean(seeds: Sequence[Mapping[str, Any]], key: str) -> float:
-    return statistics.mean(one[key] for one in seeds)
-
-
-def compared(first: Sequence[float], second: Sequence[float]) -> str:
-    """Which of two is lower, by seeds paired, as far as both have run: runs of one seed begin from the same noise."""
-    differences = [a - b for a, b in zip(first, second, strict=False)]
-    off, half = interval(differences)
+def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Which of two FIDs is lower, the same seed left out of both: runs of one seed begin from the same noise."""
+    off = first["fid"] - second["fid"]
+    pairs = zip(first.get("fid_left_out", ()), second.get("fid_left_out", ()), strict=False)
+    half = jackknife_interval([a - b for a, b in pairs])
     if math.isnan(half):
         return f"{'lower' if off < 0 else 'higher'} by {abs(off):.2f}, from one seed, which has no interval"
     if abs(off) <= half:
@@ -154,34 +148,37 @@ def verdicts(by: Cells, settings: Mapping[str, Any]) -> list[str]:
     for title, row, count in (
         ("At the paper's settings", GIBBS, levels),
         ("At equal cost", GIBBS, equal),
-        ("Where the first sweep of a pair only goes down, at the paper's settings", DOWN, levels),
-        ("The same at equal cost", DOWN, equal),
+        ("At equal cost, where the first sweep of a pair only goes down", DOWN, equal),
     ):
         ours = by.get((row, count))
         if ours is None or langevin is None:
             continue
-        found = compared([one["fid"] for one in ours], [one["fid"] for one in langevin])
+        both = [ours, langevin]
+        if all("all" in one for one in both):  # more images than the other rows
+            both = [{**one, **one["all"]} for one in both]
+            title += f", {both[0]['images']:,} images each"
+        fids = [number(one, "fid", 2) for one in both]
         said.append(
-            f"{title}: Gibbs with {count} levels has FID {mean(ours, 'fid'):.2f} at {ours[0]['evaluations']:,.0f} "
-            f"evaluations, Langevin {mean(langevin, 'fid'):.2f} at {langevin[0]['evaluations']:,.0f}; Gibbs is {found}."
+            f"{title}: Gibbs with {count} levels has FID {fids[0]} at {ours['evaluations']:,.0f} evaluations, "
+            f"Langevin {fids[1]} at {langevin['evaluations']:,.0f}; Gibbs is {compared(*both)}."
         )
     return [*said, _best_gibbs(by, settings), *_covariances(by)]
 
 
 def _best_gibbs(by: Cells, settings: Mapping[str, Any]) -> str:
-    own = {key: mean(seeds, "fid") for key, seeds in by.items() if key[0] in (GIBBS, DOWN, ISOTROPIC, SPECTRAL)}
+    own = {key: one["fid"] for key, one in by.items() if key[0] in (GIBBS, DOWN, ISOTROPIC, SPECTRAL)}
     if not own:
         return "No row of Gibbs has run yet."
     row, levels = min(own, key=own.__getitem__)
     fid, theirs = own[row, levels], PAPER["Gibbs"][1]
-    overall = min(by, key=lambda key: mean(by[key], "fid"))
+    overall = min(by, key=lambda key: by[key]["fid"])
     said = (
         f"The best Gibbs variant is {row!r} with {levels} levels, {fid:.2f}, "
         f"{'below' if fid < theirs else 'not below'} the paper's {theirs:.2f}"
     )
     if settings["images"] != 50_000:
         said += f" (which is of 50,000 images: FIDs of {settings['images']:,} are higher by their bias)"
-    return f"{said}. The lowest of all is {overall[0]!r} with {overall[1]} levels, {mean(by[overall], 'fid'):.2f}."
+    return f"{said}. The lowest of all is {overall[0]!r} with {overall[1]} levels, {by[overall]['fid']:.2f}."
 
 
 def _covariances(by: Cells) -> list[str]:
@@ -189,7 +186,7 @@ def _covariances(by: Cells) -> list[str]:
     names = {row.removeprefix("ancestral, "): row for row in ROWS if row.startswith("ancestral")}
     said = []
     for steps in sorted({count for row, count in by if row in names.values()}):
-        found = {name: mean(by[row, steps], "fid") for name, row in names.items() if (row, steps) in by}
+        found = {name: by[row, steps]["fid"] for name, row in names.items() if (row, steps) in by}
         if len(found) > 1:
             first, *rest = sorted(found, key=found.__getitem__)
             others = ", ".join(f"{name} {found[name]:.2f}" for name in rest)
@@ -203,9 +200,7 @@ def draw_cost(records: Records, measure: str, what: str) -> Canvas:
     canvas.set_size_inches(8.6, 4.4)
     axis = axes[0][0]
     for row, (colour, style) in ROWS.items():
-        own = sorted(
-            (one["seeds"][0]["evaluations"], mean(one["seeds"], measure)) for one in records if one["row"] == row
-        )
+        own = sorted((one["evaluations"], one[measure]) for one in records if one["row"] == row)
         if own:
             axis.loglog(*zip(*own, strict=True), style, color=colour, markersize=5, linewidth=1.3, label=row)
     axis.set_xlabel(PLURAL, fontsize=9)
