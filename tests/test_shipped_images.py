@@ -1,4 +1,4 @@
-"""The CIFAR-10 model that ships: it denoises real images, knows its errors, and is sampled by its name."""
+"""The models of images that ship: they denoise real images, know their errors, and are sampled by their names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from shared import cifar10_test_images, needs_cifar10_files
+from shared import FACES, cifar10_test_images, needs_cifar10_files, needs_faces
 from torch import Tensor
 from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli
-from mmdgs.data import midpoints
+from mmdgs.data import load_images, midpoints
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn_like
@@ -47,6 +47,22 @@ def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None
 
 
 @needs_cifar10_files
+def test_the_score_network_denoises_as_well_at_its_level(model: Model, x: Tensor) -> None:
+    score = mmdgs.load("cifar10-score")
+    errors = [(denoised(one, x, score.level.sigma)[1] - x).square().mean() for one in (score, model)]
+    assert 0.99 * errors[1] < errors[0] < 1.06 * errors[1]
+    assert score.config.isotropic_variance == pytest.approx(errors[0].item(), rel=0.5)
+
+
+@needs_faces
+@pytest.mark.parametrize(("sigma", "most"), [(0.1, 1.5e-3), (1.0, 1.2e-2)])
+def test_that_of_faces_denoises_faces(sigma: float, most: float) -> None:
+    x = midpoints(load_images(str(FACES), "test", size=64, limit=4).images)
+    error = (denoised(mmdgs.load("celeba"), x, sigma)[1] - x).square().mean()
+    assert 0.3 * most < error < most
+
+
+@needs_cifar10_files
 def test_it_sees_by_itself_how_noisy_an_image_is(model: Model, x: Tensor) -> None:
     # It was trained with level_jitter: samplers may be wrong about their noise.
     right = (denoised(model, x, 0.3)[1] - x).square().mean()
@@ -76,10 +92,16 @@ def test_its_spectrum_is_that_of_its_errors(model: Model, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "forwards"), [([], 7), (["--sampler", "ancestral", "--covariance", "spectral"], 4)], ids=["", "spectral"]
+    ("name", "more", "forwards"),
+    [
+        ("cifar10", [], 7),
+        ("cifar10", ["--sampler", "ancestral", "--covariance", "spectral"], 4),
+        ("cifar10-score", ["--covariance", "isotropic"], 4),
+        ("celeba", [], 7),
+    ],
 )
-def test_it_is_sampled_by_its_name(more: list[str], forwards: int, tmp_path: Path) -> None:
-    words = ["sample", "cifar10", *more, "-n", "2", "--steps", "4", "--device", "cpu"]
+def test_they_are_sampled_by_their_names(name: str, more: list[str], forwards: int, tmp_path: Path) -> None:
+    words = ["sample", name, *more, "-n", "2", "--steps", "4", "--device", "cpu"]
     result = CliRunner().invoke(cli.app, [*words, "--out", str(tmp_path / "two.png")])
     assert result.exit_code == 0, result.output
     assert f"2 images: {forwards} forwards and 0 Jacobian products each" in result.output
