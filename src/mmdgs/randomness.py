@@ -106,6 +106,7 @@ class Streams:
         self.rows = rows
         self._key = torch.tensor([[s & WORD, (s >> 32) & WORD] for s, _ in streams])[:, None, :]
         self._row = torch.tensor([row for _, row in streams])[:, None]
+        self._placed: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._lanes = {"normal": _Lane(0, _normals), "sign": _Lane(1, _signs), "uniform": _Lane(2, _uniforms)}
         for kind, position in (positions or {}).items():
             self._lanes[kind].position = position
@@ -147,8 +148,10 @@ class Streams:
 
     def _evaluate(self, lane: _Lane, first: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The numbers of `count` blocks of four from block `first` on, (rows, 4 count)."""
-        start = torch.tensor(first, device=device)
-        given = start, self._key.to(device), self._row.to(device)
+        # Nothing here waits for a GPU that is still at work: the next step is prepared meanwhile.
+        if device not in self._placed:
+            self._placed[device] = self._key.to(device), self._row.to(device)
+        given = torch.full((), first, dtype=torch.int64, device=device), *self._placed[device]
         if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             return _recorded_numbers(lane, count, dtype, given)
         return _numbers(lane, count, dtype, *given)

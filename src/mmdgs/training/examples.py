@@ -38,7 +38,7 @@ class TensorExamples:
         return len(self.data)
 
     def take(self, indices: Tensor, generator: Generator | None) -> Tensor:
-        return self.data[indices.to(self.device)]
+        return self.data[indices.to(self.device, non_blocking=True)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ImageExamples:
         return len(self.images)
 
     def take(self, indices: Tensor, generator: Generator | None) -> Tensor:
-        batch = self.images[indices.to(self.device)]
+        batch = self.images[indices.to(self.device, non_blocking=True)]
         if generator is None:
             return midpoints(batch)
         return dequantised(flipped(batch, generator) if self.flips else batch, generator)
@@ -77,7 +77,7 @@ class LabelledExamples:
         return len(self.images)
 
     def take(self, indices: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        return self.images.take(indices, generator), self.labels[indices.to(self.device)]
+        return self.images.take(indices, generator), self.labels[indices.to(self.device, non_blocking=True)]
 
 
 def examples_of(images: ImageSet, *, flips: bool = False, labelled: bool = False) -> Examples:
