@@ -131,6 +131,26 @@ def test_the_images_are_those_of_each_seed_alone(prepared: Context, monkeypatch:
     assert torch.equal(images([3, 8]), torch.cat([images([3]), images([8])]))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_judge_reads_its_reference_once(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge.of(prepared, ("fid", "precision-recall"), References(table2.DATA))
+    x = judge.references.load().images
+    read = sampler_cells.cached_features
+    calls: list[bool] = []
+
+    def counting(*given, keep, **more):  # type: ignore[no-untyped-def]
+        calls.append(keep)
+        return read(*given, keep=keep, **more)
+
+    monkeypatch.setattr(sampler_cells, "cached_features", counting)
+    first, again = judge(x[:8], "a"), judge(x[:8], "b")
+    assert first == again
+    assert judge(x, "the reference itself")["fid"] == pytest.approx(0, abs=1e-6)
+    assert calls == [True]
+    assert replace(judge, metrics=("fid",))(x[:8], "c")["fid"] == first["fid"]
+    assert calls == [True, False]
+
+
 def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Pretrained.of(many_level_model((3, 8, 8)))
     references = References(str(picture_folder(tmp_path / "images")))

@@ -43,6 +43,7 @@ def evaluate(
     limit: int | None = None,
     seed: int = 0,
     groups: int = 1,
+    reference_features: ImageFeatures | None = None,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     cache: bool = True,
@@ -54,13 +55,14 @@ def evaluate(
     looked for), diversity (of pixels) and classes (by `classifier`). `limit` takes a random subset of the samples.
     With several `groups`, equal parts of the samples in their order, the FID is also taken with each of them left out,
     for `jackknife_interval`. Features of the reference are cached in the folder of the environment's MMDGS_CACHE,
-    unless cache=False.
+    unless cache=False; where many sets are measured against one, give them as `reference_features`
+    (`metrics.features.cached_features`), and they are read once.
     """
     check_metrics(metrics, classifier)
     chosen = random_subset(samples, limit, seed)
     check_images(chosen, reference, metrics, classifier)
     check_groups(groups, len(chosen))
-    run = _Run(chosen, reference, seed, groups, torch.device(device), batch_size, cache, progress)
+    run = _Run(chosen, reference, reference_features, seed, groups, torch.device(device), batch_size, cache, progress)
     of_features = [name for name in metrics if name in OF_FEATURES]
     network = (inception or load_inception()) if of_features else None
     reasons: dict[str, str] = {}
@@ -93,6 +95,7 @@ class _Run:
 
     samples: ImageSet
     reference: ImageSet
+    reference_features: ImageFeatures | None
     seed: int
     groups: int
     device: torch.device
@@ -130,6 +133,9 @@ class _Run:
         return {"device": self.device, "batch_size": self.batch_size, "progress": label}
 
     def _reference_features(self, inception: Inception, keep: bool) -> ImageFeatures:
+        given = self.reference_features
+        if given is not None and (given.features is not None or not keep):
+            return given
         how = self._how("reference")
         if not self.cache:
             return image_features(self.reference, inception, keep=keep, **how)

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, image_set, load_images, to_uint8
+from mmdgs.data.sources import cache_folder
 from mmdgs.evaluation import OF_FEATURES, evaluate
 from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import PARTS, Part
 from mmdgs.metrics import load_inception
+from mmdgs.metrics.features import ImageFeatures, cached_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import Model
 from mmdgs.pretrained import Pretrained, head_digest
@@ -50,6 +52,12 @@ class References:
 def _images(wanted: References, split: str) -> ImageSet:
     """Read for the first cell that needs them, and kept for the others."""
     return load_images(wanted.name, split, data_dir=wanted.data_dir, size=wanted.size, limit=wanted.limit)
+
+
+@lru_cache(maxsize=2)
+def _features(wanted: References, inception: Inception, keep: bool, device: torch.device) -> ImageFeatures:
+    """Half a gigabyte for a set of the usual size, and the root of its covariance with it, which takes a while."""
+    return cached_features(wanted.load(), inception, cache_folder() / "features", keep=keep, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +99,17 @@ class Judge:
         """
         found = evaluate(
             image_set(x, label), self.references.load(), metrics=self.metrics, inception=self.inception,
-            classifier=self.classifier, groups=groups, device=self.device, progress=None,
+            classifier=self.classifier, groups=groups, reference_features=self._reference_features(),
+            device=self.device, progress=None,
         )  # fmt: skip
         left_out = {f"{name}_left_out": values for name, values in found.left_out.items()}
         return {**numbers(found.values), **left_out, "open": found.open}
+
+    def _reference_features(self) -> ImageFeatures | None:
+        of_features = [name for name in self.metrics if name in OF_FEATURES and name != "is"]
+        if self.inception is None or not of_features:
+            return None
+        return _features(self.references, self.inception, of_features != ["fid"], self.device)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

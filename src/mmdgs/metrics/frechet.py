@@ -47,8 +47,17 @@ class FeatureMoments:
         return FeatureMoments(count, self.mean + shift * (other.count / count), self.scatter + other.scatter + between)
 
     def to(self, device: torch.device | str) -> FeatureMoments:
-        """The same on another device: a GPU takes the roots of large covariances faster."""
-        return FeatureMoments(self.count, self.mean.to(device), self.scatter.to(device))
+        """The same on another device, one and the same each time: a GPU takes the roots of large covariances faster."""
+        place = torch.device(device)
+        if place == self.mean.device:
+            return self
+        if place not in self._placed:
+            self._placed[place] = FeatureMoments(self.count, self.mean.to(place), self.scatter.to(place))
+        return self._placed[place]
+
+    @cached_property
+    def _placed(self) -> dict[torch.device, FeatureMoments]:
+        return {}
 
     @property
     def covariance(self) -> Tensor:

@@ -101,7 +101,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
-        gram = x @ x.mT
+        gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
