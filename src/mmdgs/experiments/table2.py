@@ -71,7 +71,7 @@ class Table2Settings:
     rate_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the rate that NCSNv2's analysis suggests
     tuning_images: int = 500
     fit_images: int = 2_000
-    batch_size: int = 1_000
+    batch_size: int = 500
     precision: str = "bf16"
     metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
     reference_limit: int | None = None
