@@ -40,18 +40,21 @@ def test_quick_from_a_zip_and_resumed_without_work(
     result = CliRunner().invoke(cli.app, [*words, "--images", "4"])
     assert result.exit_code == 0, result.output
     records = json.loads((out / "records.json").read_text())
-    assert list(records["samplers"]) == [celeba.LANGEVIN, celeba.GIBBS, celeba.DOWN]
+    assert list(records["samplers"]) == [celeba.SPECTRAL, celeba.LANGEVIN, celeba.GIBBS]
     assert records["settings"]["images"] == 4
     assert records["samplers"][celeba.GIBBS]["evaluations"] == 3 * 11 * 7 + 1
-    assert {f.stem for f in out.glob("*.png")} == {"celeba_langevin", "celeba_gibbs", "celeba_gibbs_down"}
+    assert records["samplers"][celeba.SPECTRAL]["evaluations"] == 2 * 5 + 1
+    assert {f.stem for f in out.glob("*.png")} == {"celeba_langevin", "celeba_gibbs", "celeba_gibbs_spectral"}
     monkeypatch.setattr(sampler_cells, "generate", None)
     assert CliRunner().invoke(cli.app, [*words, "--images", "4", "--resume"]).exit_code == 0
 
 
 def test_both_algorithms_walk_the_same_levels_at_ncsnv2s_rate() -> None:
-    levels = geometric(500, 90.0, 0.01)
-    found = celeba.methods(levels, celeba.FULL)
-    assert all(method.levels == levels for method in found.values())
+    levels, few = geometric(500, 90.0, 0.01), geometric(24, 90.0, 0.01)
+    found = celeba.methods(levels, few, celeba.FULL)
+    assert {row: method.levels for row, method in found.items()} == {
+        celeba.SPECTRAL: few, celeba.LANGEVIN: levels, celeba.GIBBS: levels
+    }  # fmt: skip
     assert found[celeba.LANGEVIN].rate == pytest.approx(0.033, abs=5e-4)
     assert found[celeba.GIBBS].covariance == "rademacher"
 
@@ -60,11 +63,11 @@ def test_the_verdict() -> None:
     records = {
         celeba.LANGEVIN: {"fid": 20.0, "evaluations": 2_501},
         celeba.GIBBS: {"fid": 21.0, "evaluations": 10_480},
-        celeba.DOWN: {"fid": 19.0, "evaluations": 10_480},
+        celeba.SPECTRAL: {"fid": 19.0, "evaluations": 47},
     }
     said = celeba.verdict(records)
     assert "Gibbs has FID 21.00, not below Langevin's 20.00, at 4.2 times its cost" in said
-    assert "The lowest is Gibbs, down first" in said
+    assert "with the spectral covariance, it has 19.00 in 47 evaluations. The lowest is Gibbs, spectral" in said
 
 
 def test_bad_input_is_named(faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
