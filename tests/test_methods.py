@@ -66,7 +66,7 @@ PLANS: dict[str, tuple[Method, Written]] = {
         Method("gibbs-down", probes=2, sweeps=1),
         lambda m: samplers.gibbs_plan(m, diagonal(m, 2), LEVELS, sweeps=1, noise_first=False),
     ),
-    "langevin": (Method("langevin"), lambda m: samplers.langevin_plan(m, LEVELS, steps=5, rate=0.062)),
+    "langevin": (Method("langevin"), lambda m: samplers.langevin_plan(m, LEVELS, steps=5)),
     "langevin, settings": (
         Method("langevin", sweeps=2, rate=0.1),
         lambda m: samplers.langevin_plan(m, LEVELS, steps=2, rate=0.1),
@@ -298,4 +298,13 @@ def test_a_record_holds_what_is_set() -> None:
     found = resolved(Method("ddim", steps=50), of_levels(DDPM)).to_json()
     assert found.pop("levels")["count"] == 50
     assert found == {"sampler": "ddim", "steps": 50, "eta": 0.0, "clip": True}
-    assert math.isclose(resolved(Method("langevin"), MANY).to_json()["rate"], 0.062)
+    assert resolved(Method("langevin"), MANY).to_json()["rate"] == pytest.approx(0.062, abs=5e-4)
+
+
+@pytest.mark.parametrize(("named", "rate"), [((232, 50.0, 0.01), 0.062), ((500, 90.0, 0.01), 0.033)])
+def test_langevin_takes_ncsnv2s_rate_for_its_levels(named: tuple[int, float, float], rate: float) -> None:
+    levels = schedules.geometric(*named)
+    assert resolved(Method("langevin", levels), MANY).rate == pytest.approx(rate, abs=5e-4)
+    fewer = resolved(Method("langevin", levels, steps=40), MANY).rate
+    assert 3 * rate < fewer < 1  # larger steps between levels that are further apart
+    assert resolved(Method("langevin", levels, rate=0.1), MANY).rate == 0.1

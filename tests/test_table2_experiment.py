@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
 from mmdgs.experiments import Context, Workspace, sampler_cells, table2, table2_report
-from mmdgs.experiments.langevin_rates import best_rate, suggested_rate, variance_factor
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.workspace import Part
 from mmdgs.noise import NoiseLevel
@@ -24,6 +23,7 @@ from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import State
 from mmdgs.samplers.langevin import Langevin
+from mmdgs.samplers.langevin_rates import suggested_rate, variance_factor
 from mmdgs.sampling import Method, generation
 from mmdgs.schedules import geometric
 
@@ -223,8 +223,8 @@ def test_the_variance_after_langevin_steps(rate: float, steps: int) -> None:
 
 
 def test_a_minimum_at_the_edge_is_told() -> None:
-    assert best_rate({0.5: 3.0, 1.0: 2.0, 2.0: 4.0}) == (1.0, True)
-    assert best_rate({2.0: 1.0, 1.0: 2.0, 0.5: 4.0}) == (2.0, False)
+    assert table2.best_rate({0.5: 3.0, 1.0: 2.0, 2.0: 4.0}) == (1.0, True)
+    assert table2.best_rate({2.0: 1.0, 1.0: 2.0, 0.5: 4.0}) == (2.0, False)
 
 
 # --- what the report says ---------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ def sample(
     sweeps: Annotated[int | None, typer.Option(min=1, help="Steps at each level (gibbs, langevin).")] = None,
     probes: Annotated[int | None, typer.Option(min=1, help="Jacobian products for the diagonal [3].")] = None,
     krylov_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a Krylov draw [20].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Step size of Langevin, in sigma^2 [0.062].")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
+    ] = None,
     eta: Annotated[float | None, typer.Option(help="Fresh noise: of ddim, in [0, 1]; of consistent.")] = None,
     churn: Annotated[float | None, typer.Option(help="Share of noise added before a step of heun [0].")] = None,
     clip: Annotated[

@@ -17,12 +17,12 @@ from torch import Tensor
 from mmdgs.errors import UsageError
 from mmdgs.experiments.drawing import colour_picture, new_figure
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
-from mmdgs.experiments.langevin_rates import suggested_rate
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.experiments.table2 import path
 from mmdgs.pretrained import Pretrained
+from mmdgs.samplers.langevin_rates import suggested_rate
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels

@@ -17,7 +17,6 @@ from torch import Tensor
 from mmdgs.cost import PRODUCT
 from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
-from mmdgs.experiments.langevin_rates import best_rate, suggested_rate
 from mmdgs.experiments.sampler_cells import Cells, Judge, References
 from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.experiments.table2_report import (
@@ -33,6 +32,7 @@ from mmdgs.experiments.table2_report import (
 )
 from mmdgs.experiments.workspace import Part
 from mmdgs.pretrained import Pretrained
+from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate
 from mmdgs.sampling import Method
 from mmdgs.sampling.methods import exploding_levels
 from mmdgs.schedules import Levels, geometric
@@ -47,8 +47,6 @@ SHOWN = 10
 SEED_STRIDE = 1_000
 """Between the seeds of runs: a run takes its noise from its seed and the next one."""
 PAPERS = (LANGEVIN, GIBBS)
-LARGEST_RATE = 1.5
-"""Few levels ask for large steps; those near 2 would only add noise."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
 
     def langevin(count: int) -> Cell:
         levels = path(model, count)
-        rate = min(LARGEST_RATE, factor * suggested_rate(levels, settings.langevin_steps))
+        rate = min(LARGEST, factor * suggested_rate(levels, settings.langevin_steps))
         return Cell(LANGEVIN, count, Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate))
 
     probed = Method("gibbs", covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps)
@@ -267,7 +265,7 @@ def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any
     suggested = suggested_rate(levels, settings.langevin_steps)
     values: dict[float, float] = {}
     judge = replace(judge, metrics=(settings.measure,))
-    rates = {factor: min(LARGEST_RATE, factor * suggested) for factor in settings.rate_factors}
+    rates = {factor: min(LARGEST, factor * suggested) for factor in settings.rate_factors}
     for factor, rate in rates.items():
         method = Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate)
         name = f"tuning, {factor:g}"
@@ -277,6 +275,13 @@ def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any
     factor, inside = best_rate(values if settings.measure == "fid" else _off_data(values))
     tried = [{"factor": f, "rate": rates[f], settings.measure: value} for f, value in values.items()]
     return {"suggested": suggested, "factor": factor, "rate": rates[factor], "inside": inside, "tried": tried}
+
+
+def best_rate(values: Mapping[float, float]) -> tuple[float, bool]:
+    """The rate of the smallest value, and whether it lies inside the rates that were tried."""
+    rates = sorted(values)
+    best = min(rates, key=lambda rate: values[rate])
+    return best, rates[0] < best < rates[-1]
 
 
 def _off_data(diversities: Mapping[float, float]) -> dict[float, float]:

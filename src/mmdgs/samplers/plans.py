@@ -22,6 +22,7 @@ from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
 from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove
 from mmdgs.samplers.kernel import Kernel
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
+from mmdgs.samplers.langevin_rates import suggested_rate
 
 
 class Step(NamedTuple):
@@ -90,15 +91,16 @@ def single_level_plan(moments: Moments, level: NoiseLevel, *, steps: int) -> Pla
 
 
 def langevin_plan(
-    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, steps: int = 5, rate: float = 0.062, final: bool = True
+    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, steps: int = 5, rate: float | None = None, final: bool = True
 ) -> Plan:
     """Annealed Langevin dynamics, the paper's Algorithm 1: `steps` at each level, then D (unless not `final`).
 
-    The default rate is NCSNv2's on CIFAR-10, 6.2e-6 / 0.01^2; on CelebA it is 0.033.
+    The default rate is the one that NCSNv2's analysis suggests for the levels and steps: their own 0.062 on CIFAR-10
+    (6.2e-6 / 0.01^2) and 0.033 on CelebA.
     """
     found = _ordered(levels)
     _positive("steps", steps)
-    kernel = Langevin(denoiser, rate)
+    kernel = Langevin(denoiser, suggested_rate(found, steps) if rate is None else rate)
     walk = []
     for level, following in pairwise([*found, found[-1]]):
         walk += [Step(kernel, level, level)] * (steps - 1) + [Step(kernel, level, following)]

@@ -30,6 +30,7 @@ from mmdgs.pretrained import Pretrained, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
+from mmdgs.samplers.langevin_rates import suggested_rate
 from mmdgs.schedules import Levels, edm, geometric, subsampled
 
 LEVELS, LARGEST, SMALLEST = 232, 50.0, 0.01
@@ -168,7 +169,7 @@ GIBBS = {"covariance": "diagonal", "sweeps": 3, "clip": None}
 SAMPLERS: dict[str, Sampler] = {
     "gibbs": Sampler(GIBBS, exploding_levels, _gibbs),
     "gibbs-down": Sampler(GIBBS, exploding_levels, lambda found: _gibbs(found, noise_first=False)),
-    "langevin": Sampler({"sweeps": 5, "rate": 0.062}, exploding_levels, _langevin),
+    "langevin": Sampler({"sweeps": 5, "rate": None}, exploding_levels, _langevin),
     "consistent": Sampler(
         {"eta": None, "clip": None},
         exploding_levels,
@@ -267,6 +268,8 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
         values["levels"] = chosen if method.levels is None else _fewer(chosen, method.steps, "even")
     except ValueError as error:
         raise UsageError(f"the levels of {name} cannot be made: {error}") from error
+    if "rate" in values and values["rate"] is None:
+        values["rate"] = suggested_rate(values["levels"], values["sweeps"])
     if method.steps is None:
         values["steps"] = CHAIN_STEPS if single else len(values["levels"])
     return Method(**values)
