@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
-from mmdgs.data.sources import cache_folder
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
@@ -176,7 +175,6 @@ class SampleWatcher:
         """Of the features of all training images: computed once, and kept in the cache folder."""
         assert self.inception is not None
         device = self.images.images.device
-        folder = cache_folder() / "features"
         return cached_features(
-            self.images, self.inception, folder, device=device, progress="watching: features of the data"
+            self.images, self.inception, device=device, progress="watching: features of the data"
         ).moments

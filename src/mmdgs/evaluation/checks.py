@@ -17,6 +17,8 @@ OF_FEATURES = ("fid", "kid", "precision-recall", "is")
 METRICS = (*OF_FEATURES, "diversity", "classes")
 LEAST = {"fid": 2, "kid": 2, "precision-recall": NEIGHBOURS + 1, "is": SPLITS, "diversity": 2, "classes": 1}
 """Images that a measure needs."""
+OF_ROWS = ("kid", "precision-recall")
+"""Those that compare features themselves with the reference's, and not their moments alone."""
 ENOUGH = 10_000
 """Samples below which the bias of a Fréchet distance is larger than most differences that are reported."""
 

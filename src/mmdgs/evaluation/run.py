@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
-from mmdgs.data.sources import cache_folder
 from mmdgs.environment import environment
 from mmdgs.errors import UsageError
-from mmdgs.evaluation.checks import OF_FEATURES, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
 from mmdgs.metrics.classes import class_shares, entropy, total_variation
@@ -107,10 +106,9 @@ class _Run:
         self, inception: Inception, metrics: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, list[float]]]:
         """The measures, and those with each group left out."""
-        both = [name for name in metrics if name != "is"]
         parts = self._sample_features(inception, keep=list(metrics) != ["fid"])
         ours = reduce(ImageFeatures.__add__, parts)
-        theirs = self._reference_features(inception, keep=both != ["fid"]) if both else None
+        theirs = self._reference_features(inception, metrics) if list(metrics) != ["is"] else None
         values: dict[str, Any] = {}
         with progress_bar(len(metrics), self.progress and f"{self.progress}: distances", unit="metric") as bar:
             for name in metrics:
@@ -132,14 +130,15 @@ class _Run:
         label = self.progress and f"{self.progress}: {what}"
         return {"device": self.device, "batch_size": self.batch_size, "progress": label}
 
-    def _reference_features(self, inception: Inception, keep: bool) -> ImageFeatures:
+    def _reference_features(self, inception: Inception, metrics: Sequence[str]) -> ImageFeatures:
+        keep = any(name in OF_ROWS for name in metrics)
         given = self.reference_features
         if given is not None and (given.features is not None or not keep):
             return given
         how = self._how("reference")
         if not self.cache:
             return image_features(self.reference, inception, keep=keep, **how)
-        return cached_features(self.reference, inception, cache_folder() / "features", keep=keep, **how)
+        return cached_features(self.reference, inception, keep=keep, **how)
 
     def _measure(self, name: str, ours: ImageFeatures, theirs: ImageFeatures | None, inception: Inception) -> Any:
         if theirs is not None and name == "fid":

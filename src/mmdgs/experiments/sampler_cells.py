@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, image_set, load_images, to_uint8
-from mmdgs.data.sources import cache_folder
 from mmdgs.evaluation import OF_FEATURES, evaluate
+from mmdgs.evaluation.checks import OF_ROWS
 from mmdgs.experiments.experiment import Context
 from mmdgs.experiments.workspace import PARTS, Part
 from mmdgs.metrics import load_inception
@@ -57,7 +57,7 @@ def _images(wanted: References, split: str) -> ImageSet:
 @lru_cache(maxsize=2)
 def _features(wanted: References, inception: Inception, keep: bool, device: torch.device) -> ImageFeatures:
     """Half a gigabyte for a set of the usual size, and the root of its covariance with it, which takes a while."""
-    return cached_features(wanted.load(), inception, cache_folder() / "features", keep=keep, device=device)
+    return cached_features(wanted.load(), inception, keep=keep, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +106,9 @@ class Judge:
         return {**numbers(found.values), **left_out, "open": found.open}
 
     def _reference_features(self) -> ImageFeatures | None:
-        of_features = [name for name in self.metrics if name in OF_FEATURES and name != "is"]
-        if self.inception is None or not of_features:
+        if self.inception is None:
             return None
-        return _features(self.references, self.inception, of_features != ["fid"], self.device)
+        return _features(self.references, self.inception, any(name in OF_ROWS for name in self.metrics), self.device)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from mmdgs.data import ImageSet
+from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json, tensors_to_bytes, to_json, write_atomically
 from mmdgs.metrics.frechet import FeatureMoments
@@ -93,14 +94,18 @@ def _blocks(
 def cached_features(
     images: ImageSet,
     inception: Inception,
-    folder: Path,
+    folder: Path | None = None,
     *,
     keep: bool = False,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     progress: str | None = None,
 ) -> ImageFeatures:
-    """`image_features`, from the cache where it holds them; what is absent or damaged there is computed again."""
+    """`image_features`, from a cache where it holds them; what is absent or damaged there is computed again.
+
+    The cache is a folder of its own in that of the environment's MMDGS_CACHE, unless another is given.
+    """
+    folder = folder or cache_folder() / "features"
     settings = {
         "images": images.digest,
         "split": f"{images.name}:{images.split}",
