@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -101,8 +102,11 @@ def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
         made.append(name)
         return sampled(self, name, *rest)
 
+    def rows() -> list[str]:
+        return [name for name in made if not name.startswith("tuning")]
+
     monkeypatch.setattr(Cells, "sampled", noting)
-    monkeypatch.setattr(Context, "time_is_up", property(lambda _: len(made) >= 5))  # after the tuning and two rows
+    monkeypatch.setattr(Context, "time_is_up", property(lambda _: len(rows()) >= 2))
     records, text = resumed(1.0)
     assert len(records["samplers"]) == 2
     assert "Not run yet, and begun by --resume: " in text
@@ -196,8 +200,9 @@ def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
 def test_cells_come_cheapest_first() -> None:
     model = Pretrained.of(many_level_model((3, 8, 8)))
     cells = table2.wanted(model, 1.0, table2.Table2Settings())
-    assert [cell.row for cell in cells[-3:]] == ["Gibbs, spectral", "Langevin", "Gibbs (paper)"]
-    assert all(len(cell.method.levels or ()) == 232 for cell in cells[-3:])
+    last = [(cell.row, cell.steps) for cell in cells[-4:]]
+    assert last == [("Langevin", 232), ("Gibbs (paper)", 232), ("Gibbs, spectral", 232), ("Gibbs, down first", 56)]
+    assert [len(cell.method.levels or ()) for cell in cells[-4:]] == [232, 232, 232, 56]
     assert {cell.steps for cell in cells if cell.row == "DDIM"} == {5}  # no more than the model has
 
 
@@ -225,6 +230,21 @@ def test_the_variance_after_langevin_steps(rate: float, steps: int) -> None:
 def test_a_minimum_at_the_edge_is_told() -> None:
     assert table2.best_rate({0.5: 3.0, 1.0: 2.0, 2.0: 4.0}) == (1.0, True)
     assert table2.best_rate({2.0: 1.0, 1.0: 2.0, 0.5: 4.0}) == (2.0, False)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "largest", "tried"),
+    [
+        (1.0, 100.0, [0.5, 1.0, 2.0]),
+        (0.2, 100.0, [0.125, 0.25, 0.5, 1.0, 2.0]),
+        (7.0, 100.0, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]),
+        (7.0, 3.0, [0.5, 1.0, 2.0, 4.0]),  # no rate is larger than this one, which is cut to the largest
+        (1e-9, 100.0, [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]),  # some more, and no end of it
+    ],
+)
+def test_tuning_goes_on_while_the_last_is_best(minimum: float, largest: float, tried: list[float]) -> None:
+    found = table2.searched(lambda f: abs(math.log(f / minimum)), (0.5, 1.0, 2.0), largest)
+    assert sorted(found) == tried
 
 
 # --- what the report says ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ besides, and are compared by these. The cheapest rows come first, so that a run 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,6 +47,8 @@ SHOWN = 10
 SEED_STRIDE = 1_000
 """Between the seeds of runs: a run takes its noise from its seed and the next one."""
 PAPERS = (LANGEVIN, GIBBS)
+FURTHER = 3
+"""Rates of Langevin dynamics that are tried at most beyond those of the settings."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def path(model: Pretrained, count: int) -> Levels:
 
 
 def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[Cell]:
-    """All cells, the cheapest first."""
+    """All cells, the cheapest first; but those beyond the paper that cost as much as its own come after them."""
     equal = equal_cost_levels(settings)
     own = len(model.levels)
 
@@ -251,30 +253,49 @@ def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[C
             Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps),
             settings.krylov,
         ),
-        *(gibbs(row, equal) for row in (GIBBS, DOWN)),
         langevin(equal),
-        gibbs(SPECTRAL, settings.levels),
+        gibbs(GIBBS, equal),
         langevin(settings.levels),
         gibbs(GIBBS, settings.levels),
+        gibbs(SPECTRAL, settings.levels),
+        gibbs(DOWN, equal),
     ]
 
 
 def tuned(cells: Cells, judge: Judge, settings: Table2Settings) -> dict[str, Any]:
-    """The FID of few images at each multiple of the suggested rate; the best factor, and whether it lies inside."""
+    """The FID of few images at multiples of the suggested rate; the best factor, and whether it lies inside."""
     levels = path(cells.model, settings.levels)
     suggested = suggested_rate(levels, settings.langevin_steps)
-    values: dict[float, float] = {}
     judge = replace(judge, metrics=(settings.measure,))
-    rates = {factor: min(LARGEST, factor * suggested) for factor in settings.rate_factors}
-    for factor, rate in rates.items():
+    tried: dict[float, dict[str, float]] = {}
+
+    def value(factor: float) -> float:
+        rate = min(LARGEST, factor * suggested)
         method = Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate)
-        name = f"tuning, {factor:g}"
         seed = cells.context.seed + SEED_STRIDE // 2
+        name = f"tuning, {factor:g}"
         part = cells.sampled(name, method, settings.tuning_images, [seed], judge, {"judge": judge.key()})
-        values[factor] = part.values[settings.measure]
-    factor, inside = best_rate(values if settings.measure == "fid" else _off_data(values))
-    tried = [{"factor": f, "rate": rates[f], settings.measure: value} for f, value in values.items()]
-    return {"suggested": suggested, "factor": factor, "rate": rates[factor], "inside": inside, "tried": tried}
+        found: float = part.values[settings.measure]
+        tried[factor] = {"factor": factor, "rate": rate, settings.measure: found}
+        return found if settings.measure == "fid" else abs(found - 1)  # quick runs have no FID: as diverse as data
+
+    factor, inside = best_rate(searched(value, settings.rate_factors, LARGEST / suggested))
+    return {
+        "suggested": suggested, "factor": factor, "rate": tried[factor]["rate"], "inside": inside,
+        "tried": [tried[f] for f in sorted(tried)],
+    }  # fmt: skip
+
+
+def searched(value: Callable[[float], float], factors: Sequence[float], largest: float) -> dict[float, float]:
+    """Values at all factors, and further out by halves or doubles while the last is best, FURTHER times at most."""
+    values = {factor: value(factor) for factor in factors}
+    for _ in range(FURTHER):
+        best, inside = best_rate(values)
+        following = best / 2 if best == min(values) else 2 * best
+        if inside or (following > best >= largest):
+            break
+        values[following] = value(following)
+    return values
 
 
 def best_rate(values: Mapping[float, float]) -> tuple[float, bool]:
@@ -282,11 +303,6 @@ def best_rate(values: Mapping[float, float]) -> tuple[float, bool]:
     rates = sorted(values)
     best = min(rates, key=lambda rate: values[rate])
     return best, rates[0] < best < rates[-1]
-
-
-def _off_data(diversities: Mapping[float, float]) -> dict[float, float]:
-    """How far a diversity is from the data's: for quick runs, which have no FID."""
-    return {factor: abs(value - 1) for factor, value in diversities.items()}
 
 
 EXPERIMENT = Experiment(
