@@ -21,7 +21,7 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import Context, Workspace, cifar10, sampler_cells, single_level_chains
 from mmdgs.experiments.cifar10_collapse import class_verdict, collapse_verdict
 from mmdgs.experiments.cifar10_report import fid_verdict, minimum
-from mmdgs.experiments.single_level_chains import DIAGONAL, UNIFORM, Chains
+from mmdgs.experiments.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
 from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
 from mmdgs.networks import preset
@@ -68,18 +68,25 @@ def test_it_measures_and_draws_all_and_resumes_without_work(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, text = concluded(cifar10, prepared)
-    assert {row: list(one) for row, one in records["curves"].items()} == {
-        row: ["1", "2", "3"] for row in cifar10.CURVES
-    }
-    assert all(cell["fid"] > 0 for row in records["curves"].values() for cell in row.values())
+    kinds = {"draws": ["1", "2", "3"], "means": ["1", "2", "3"]}
+    assert {
+        row: {kind: list(cells) for kind, cells in one.items()} for row, one in records["curves"].items()
+    } == dict.fromkeys(ROWS, kinds)
+    cells = [cell for row in records["curves"].values() for kind in row.values() for cell in kind.values()]
+    assert all(cell["fid"] > 0 for cell in cells)
+    assert {row: list(one) for row, one in records["collapse"].items()} == {PAPERS: ["1", "2"], SPECTRAL: ["1", "2"]}
     assert set(records["beside"]) == {"data (test images)", "many levels, Gibbs"}
-    for one in (*records["collapse"].values(), *records["beside"].values()):
+    long = [one for row in records["collapse"].values() for one in row.values()]
+    for one in (*long, *records["beside"].values()):
         assert sum(one["class_shares"]) == pytest.approx(1)
     assert set(records["maps"]["errors"]) == {"Rademacher, 1", "Rademacher, 10", "lattice, 3", "one variance for all"}
-    pictures = {"cifar10_maps", "cifar10_chains", "cifar10_25_chains", "cifar10_fid", "cifar10_collapse"}
+    pictures = {"cifar10_maps", "cifar10_fid", "cifar10_collapse"}
+    pictures |= {f"cifar10_{name}{row}" for name in ("chains", "25_chains") for row in ("", "_spectral")}
     assert {f.stem for f in (tmp_path / "out").glob("*.png")} == pictures
-    for row in ("Diagonal", "Isotropic", "Diagonal, uniform start"):
-        assert f"{row}: the FID is lowest after" in text
+    for row in ROWS:
+        assert f"{row.capitalize() if row != PAPERS else 'Diagonal, from N(0, I)'}: the FID is lowest after" in text
+    assert "Of means, at their best numbers of steps: " in text
+    assert "Spectral covariance, from uniform noise. After 2 steps" in text
     assert "many levels have" in text
     monkeypatch.setattr(single_level_chains, "run_plan", None)  # nothing is run again
     monkeypatch.setattr(sampler_cells, "generate", None)
@@ -103,7 +110,7 @@ def test_more_images_reuse_the_blocks_that_are_there(
 
     monkeypatch.setattr(single_level_chains, "run_plan", noting)
     cifar10.run(replace(few, images=6, workspace=Workspace(tmp_path / "out", resume=True)))
-    assert rows == [4] * len(cifar10.CURVES)
+    assert rows == [4] * len(ROWS)
 
 
 def chains(tmp_path: Path, model: Pretrained, name: str, batch_size: int, block: int) -> Chains:
@@ -113,23 +120,31 @@ def chains(tmp_path: Path, model: Pretrained, name: str, batch_size: int, block:
 
 def test_chains_are_gibbs_sweeps_whatever_their_block(tmp_path: Path) -> None:
     model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
-    found = chains(tmp_path, model, "a", 5, 5).states(DIAGONAL, 5, (0, 1, 3))
-    cut = chains(tmp_path, model, "b", 2, 3).states(DIAGONAL, 5, (0, 1, 3))
-    assert (found.int() - cut.int()).abs().max() <= 1  # another batch rounds differently
-    kernel, level = Gibbs(DiagonalMoments(model, probes=2)), model.levels[0]
+    found = chains(tmp_path, model, "a", 5, 5).states(PAPERS, 5, (0, 1, 3))
+    cut = chains(tmp_path, model, "b", 2, 3).states(PAPERS, 5, (0, 1, 3))
+    moments, level = DiagonalMoments(model, probes=2), model.levels[0]
     seed = single_level_chains.START_SEED
     x0 = randn((5, *SHAPE), torch.empty(0), Streams(seed, 5))
     assert x0.std().item() == pytest.approx(1, abs=0.1)  # the paper's standard normal
-    state, streams = State(x0), Streams(seed + 1, 5)
+    state, streams, means = State(x0), Streams(seed + 1, 5), []
+
+    def noting(x_t, level, *, generator):  # type: ignore[no-untyped-def]
+        means.append(model(x_t, level))
+        return moments(x_t, level, generator=generator)
+
     for _ in range(3):
-        state, _ = kernel.step(state, level, CLEAN, generator=streams)
-    expected = (state.x.clamp(0, 1) * 255).round()
-    assert (found[2].float() - expected).abs().max() <= 1
+        state, _ = Gibbs(noting).step(state, level, CLEAN, generator=streams)
+    for kind, last in ((DRAWS, state.x), (MEANS, means[-1])):
+        assert (found[kind].int() - cut[kind].int()).abs().max() <= 1  # another batch rounds differently
+        expected = (last.detach().clamp(0, 1) * 255).round()
+        assert (found[kind][2].float() - expected).abs().max() <= 1
+    assert torch.equal(found[DRAWS][0], found[MEANS][0])  # the start
+    assert not torch.equal(found[DRAWS][2], found[MEANS][2])
 
 
-def test_the_uniform_start_fills_the_interval(tmp_path: Path) -> None:
+def test_other_rows_start_in_the_interval(tmp_path: Path) -> None:
     model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
-    start = chains(tmp_path, model, "a", 5, 5).states(UNIFORM, 5, (0, 1))[0].float() / 255
+    start = chains(tmp_path, model, "a", 5, 5).states(DIAGONAL, 5, (0, 1))[DRAWS][0].float() / 255
     assert start.mean().item() == pytest.approx(0.5, abs=5 * (1 / 12 / start.numel()) ** 0.5)
     assert start.std().item() == pytest.approx((1 / 12) ** 0.5, rel=0.05)
 

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from mmdgs.experiments.cifar10_report import QUICK, RISE, Findings
-from mmdgs.experiments.drawing import BLUE, GREY, RED, new_figure, open_axes
+from mmdgs.experiments.cifar10_report import COLOURS, QUICK, RISE, Findings, in_words
+from mmdgs.experiments.drawing import GREY, RED, new_figure, open_axes
 from mmdgs.experiments.report import Figure, Section, Table
 
 COLLAPSED = 0.9
@@ -41,17 +41,17 @@ def collapse_verdict(steps: Sequence[int], ratios: Sequence[float], data: float)
 def collapse_section(found: Findings) -> Section:
     """Mode collapse of long chains, measured."""
     steps = [t for t in found.settings["long_steps"] if t > 0]
-    ratios = [found.collapse[str(t)]["diversity"] for t in steps]
     data = found.beside["data (test images)"]["diversity"]
-    rows = [[f"{t:,} steps", *_numbers(found.collapse[str(t)])] for t in steps]
-    rows += [[name, *_numbers(one)] for name, one in found.beside.items()]
+    rows = [[row, f"{t:,}", *_numbers(own[str(t)])] for row, own in found.collapse.items() for t in steps]
+    rows += [[name, "", *_numbers(one)] for name, one in found.beside.items()]
     with_classes = "class_entropy" in next(iter(found.beside.values()))
-    header = ["samples", "diversity", "duplicates", *(["class distance", "class entropy"] if with_classes else [])]
+    header = ["samples", "steps", "diversity", "duplicates"]
+    header += ["class distance", "class entropy"] if with_classes else []
     text = [
         "The paper sees fewer and fewer modes as 25 chains go on at this one small noise level, and many levels as the "
         "cure. Diversity is the mean distance of an image to its nearest other, over that of as many training "
-        "images; noise in the pixels adds to it.",
-        *([QUICK] if found.quick else [collapse_verdict(steps, ratios, data)]),
+        "images. It is that of the means: noise in the pixels would add to it.",
+        *([QUICK] if found.quick else _verdicts(steps, found, data)),
     ]
     if "many levels, Gibbs" in found.beside:
         if not found.quick:
@@ -59,15 +59,23 @@ def collapse_section(found: Findings) -> Section:
             text.append(f"As many images of the model of many levels have {many:.2f} of the data's diversity.")
     else:
         text.append("No model of many levels was named (--many), so that row is left out.")
-    if with_classes and not found.quick:
-        text.append(class_verdict(steps[-1], found.collapse[str(steps[-1])], found.beside))
     if not with_classes:
         text.append("No classifier was named (--classifier), so classes are not counted.")
-    note = f"{found.settings['long_chains']} chains, diagonal covariance, from standard normal noise."
-    figures = [
-        Figure("cifar10_collapse", "Diversity of the chains as they go on.", draw_collapse(steps, ratios, found))
-    ]
-    return Section("Mode collapse", text, [Table("Long chains", header, rows, note)], figures)
+    note = f"{found.settings['long_chains']} chains of each row; means of their posteriors."
+    figures = [Figure("cifar10_collapse", "Diversity of the chains as they go on.", draw_collapse(steps, found))]
+    return Section("Mode collapse", text, [Table("Long chains", header, rows, note, 2)], figures)
+
+
+def _verdicts(steps: Sequence[int], found: Findings, data: float) -> list[str]:
+    """What is to be said of each row of chains: how near they come, and their classes."""
+    told = []
+    for row, own in found.collapse.items():
+        last = own[str(steps[-1])]
+        words = [collapse_verdict(steps, [own[str(t)]["diversity"] for t in steps], data)]
+        if "class_entropy" in last:
+            words.append(class_verdict(steps[-1], last, found.beside))
+        told.append(f"{in_words(row)}. {' '.join(words)}")
+    return told
 
 
 def class_verdict(steps: int, last: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> str:
@@ -87,15 +95,19 @@ def _numbers(one: Mapping[str, Any]) -> list[str]:
     return cells
 
 
-def draw_collapse(steps: Sequence[int], ratios: Sequence[float], found: Findings) -> Canvas:
+def draw_collapse(steps: Sequence[int], found: Findings) -> Canvas:
     """Diversity against steps, those of data and of many levels as lines; class shares beside it."""
     shares = {name: one["class_shares"] for name, one in found.beside.items() if "class_shares" in one}
     canvas, axes = new_figure(1, 2 if shares else 1, 3.4)
     canvas.set_size_inches(11.0 if shares else 6.0, 3.4)
     axis = axes[0][0]
-    axis.plot(steps, ratios, "o-", color=BLUE, markersize=4, linewidth=1.3, label="chains at one level")
-    for (name, one), colour in zip(found.beside.items(), (GREY, RED), strict=False):
-        axis.axhline(one["diversity"], color=colour, linestyle="--", linewidth=1.2, label=name)
+    colours = {row: COLOURS[row] for row in found.collapse}
+    for row, own in found.collapse.items():
+        ratios = [own[str(t)]["diversity"] for t in steps]
+        axis.plot(steps, ratios, "o-", color=colours[row], markersize=4, linewidth=1.3, label=row)
+    colours |= dict(zip(found.beside, (GREY, RED), strict=False))
+    for name, one in found.beside.items():
+        axis.axhline(one["diversity"], color=colours[name], linestyle="--", linewidth=1.2, label=name)
     axis.set_xscale("log")
     axis.set_xticks([t for t in steps if len(steps) < MANY_TICKS or t in LOG_TICKS])
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -103,20 +115,23 @@ def draw_collapse(steps: Sequence[int], ratios: Sequence[float], found: Findings
     axis.set_xlabel("Gibbs steps", fontsize=9)
     axis.set_ylabel("diversity (1: as data)", fontsize=9)
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     open_axes(axis, 8)
     if shares:
-        last = found.collapse[str(steps[-1])]
-        _draw_shares(axes[0][1], {f"{steps[-1]:,} steps": last["class_shares"], **shares}, last["class_names"])
+        lasts = {row: own[str(steps[-1])] for row, own in found.collapse.items()}
+        names = next(iter(lasts.values()))["class_names"]
+        every = {row: one["class_shares"] for row, one in lasts.items()} | shares
+        _draw_shares(axes[0][1], {name: (own, colours[name]) for name, own in every.items()}, names)
     return canvas
 
 
-def _draw_shares(axis: Axes, shares: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
+def _draw_shares(axis: Axes, shares: Mapping[str, tuple[Sequence[float], str]], names: Sequence[str]) -> None:
+    """Bars of the shares of each class, in the colours of the lines beside them."""
     width = 0.8 / len(shares)
-    for i, ((name, own), colour) in enumerate(zip(shares.items(), (BLUE, GREY, RED), strict=False)):
+    for i, (name, (own, colour)) in enumerate(shares.items()):
         places = [c + (i - (len(shares) - 1) / 2) * width for c in range(len(names))]
         axis.bar(places, own, width=width, color=colour, label=name)
     axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
     axis.set_ylabel("share of the images", fontsize=9)
-    axis.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shares))
+    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     open_axes(axis, 7)

@@ -13,21 +13,16 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.experiments.drawing import (
-    BLUE,
-    ORANGE,
-    colour_picture,
-    image_rows,
-    new_figure,
-    open_axes,
-)
+from mmdgs.experiments import drawing
+from mmdgs.experiments.drawing import BLUE, ORANGE, PINK, colour_picture, image_rows, new_figure, open_axes
 from mmdgs.experiments.report import Figure, Section, Table
+from mmdgs.experiments.single_level_chains import DIAGONAL, DRAWS, ISOTROPIC, MEANS, PAPERS, ROWS, SPECTRAL
 
 PAPER_STEPS = 40
 """The paper's FID increases after so many Gibbs steps."""
 RISE = 0.02
 """A relative difference of FIDs that counts: those of two seeds with some thousand images differ by about a percent."""
-STYLES = {"diagonal": (BLUE, "o-"), "isotropic": (ORANGE, "o-"), "diagonal, uniform start": (BLUE, "s--")}
+COLOURS = {PAPERS: drawing.COLOURS["diagonal"], DIAGONAL: BLUE, ISOTROPIC: ORANGE, SPECTRAL: PINK}
 CHAINS_SHOWN = 3  # in the paper's figure of chains
 COLUMNS = 5
 PANELS_A_ROW = 7
@@ -42,10 +37,10 @@ class Findings:
     quick: bool
     maps: Mapping[str, Any]
     map_images: Mapping[str, Tensor]
-    long: Tensor  # (kept, chains, C, H, W)
-    collapse: Mapping[str, Mapping[str, Any]]
+    long: Mapping[str, Mapping[str, Tensor]]  # by row and kind, (kept, chains, C, H, W)
+    collapse: Mapping[str, Mapping[str, Mapping[str, Any]]]  # by row, of means
     beside: Mapping[str, Mapping[str, Any]]
-    curves: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    curves: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]  # by row and kind
 
 
 def map_section(found: Findings) -> Section:
@@ -100,35 +95,48 @@ def chain_section(found: Findings) -> Section:
     """The paper's figures of chains: three of them along their steps, and 25 as they go on."""
     steps = found.settings["long_steps"]
     regular = [i for i, t in enumerate(steps) if t <= 100]
-    strips = {f"chain {c + 1}": found.long[regular, c] for c in range(min(CHAINS_SHOWN, found.long.shape[1]))}
-    strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
     labels = ", ".join(str(steps[i]) for i in regular)
     text = [
-        "Chains start from standard normal noise, as in the paper's section 2.1, and go on by Gibbs sweeps at one "
-        f"noise level with the diagonal covariance of {found.settings['probes']} probes. The paper's figure of three "
-        "chains every 10 steps shows sharp images; whether these are, is for the eye.",
+        "Gibbs sweeps at one noise level. The paper's figure of three chains every 10 steps shows sharp images; "
+        "whether these are, is for the eye. Its chains start from standard normal noise (its section 2.1) and draw "
+        f"with the diagonal covariance, here of {found.settings['probes']} probes. For images in [0, 1] such a start "
+        "is darker than any of them; other rows start from uniform noise in the interval. A draw is a mean with the "
+        "noise of its covariance, so the means stand beside the draws.",
         *([QUICK] if found.quick else []),
     ]
-    shown = found.long.shape[1]
-    figures = [
-        Figure("cifar10_chains", f"Three chains after {labels} Gibbs steps.", strip),
-        Figure(
-            "cifar10_25_chains", f"{shown} chains as they go on; the number of Gibbs steps above.", draw_many(found)
-        ),
-    ]
+    figures = []
+    for row, own in found.long.items():
+        ending = "" if row == PAPERS else f"_{row}"
+        count = min(CHAINS_SHOWN, own[DRAWS].shape[1])
+        strips = {f"chain {c + 1}, {kind}": own[kind][regular, c] for c in range(count) for kind in (DRAWS, MEANS)}
+        strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
+        shown = own[DRAWS].shape[1]
+        figures += [
+            Figure(f"cifar10_chains{ending}", f"{in_words(row)}: {count} chains after {labels} Gibbs steps.", strip),
+            Figure(
+                f"cifar10_25_chains{ending}",
+                f"{in_words(row)}: the means of {shown} chains as they go on; the number of Gibbs steps above.",
+                draw_many(steps, own[MEANS]),
+            ),
+        ]
     return Section("Chains from noise", text, (), figures)
 
 
-def draw_many(found: Findings) -> Canvas:
-    """All chains as a mosaic for each number of steps."""
-    steps = found.settings["long_steps"]
-    columns = min(PANELS_A_ROW, len(steps))
-    rows = -(-len(steps) // columns)
-    canvas, axes = new_figure(rows, columns, 1.9)
+def in_words(row: str) -> str:
+    """A row in words, at the beginning of a sentence."""
+    covariance, start = ROWS[row]
+    return f"{covariance.capitalize()} covariance, from {'standard normal' if start == 'normal' else 'uniform'} noise"
+
+
+def draw_many(steps: Sequence[int], x: Tensor) -> Canvas:
+    """All chains as a mosaic for each number of steps, but for the start."""
+    shown = [(t, own) for t, own in zip(steps, x, strict=True) if t > 0]
+    columns = min(PANELS_A_ROW, len(shown))
+    canvas, axes = new_figure(-(-len(shown) // columns), columns, 1.9)
     places = [axis for row in axes for axis in row]
-    for axis, t, x in zip(places, steps, found.long, strict=False):
-        colour_picture(axis, x, COLUMNS, f"{t:,} steps")
-    for axis in places[len(steps) :]:
+    for axis, (t, own) in zip(places, shown, strict=False):
+        colour_picture(axis, own, COLUMNS, f"{t:,} steps")
+    for axis in places[len(shown) :]:
         axis.set_axis_off()
     return canvas
 
@@ -174,50 +182,57 @@ def fid_section(found: Findings) -> Section:
     steps = list(found.settings["steps"])
     measure = "fid" if "fid" in found.settings["metrics"] else "diversity"
     what = "FID" if measure == "fid" else "diversity"
-    values = {row: [cells[str(t)][measure] for t in steps] for row, cells in found.curves.items()}
+    values = {
+        kind: {row: [own[kind][str(t)][measure] for t in steps] for row, own in found.curves.items()}
+        for kind in (DRAWS, MEANS)
+    }
     text = [
         "The paper's FID of 50,000 images falls at first and increases after 40 Gibbs steps. "
         f"Here it is of {found.settings['images']:,} images, and FIDs of other numbers do not compare.",
-        *(
-            [QUICK]
-            if found.quick
-            else [*(fid_verdict(row, steps, own) for row, own in values.items()), *_covariance_verdict(values)]
-        ),
+        *([QUICK] if found.quick else fid_verdicts(steps, values)),
     ]
-    rows = [[row, *(f"{value:.2f}" for value in own)] for row, own in values.items()]
-    best = frozenset((i, 1 + min(range(len(own)), key=own.__getitem__)) for i, own in enumerate(values.values()))
+    rows: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for kind, curves in values.items():
+        for row, own in curves.items():
+            best.add((len(rows), 2 + min(range(len(own)), key=own.__getitem__)))
+            rows.append([row, kind, *(f"{value:.2f}" for value in own)])
     note = f"{found.settings['model']}, sigma {found.settings['sigma']:g}, {found.settings['precision']}."
     table = Table(
-        f"{what} by Gibbs steps", ["chains", *map(str, steps)], rows, note, 1, best if measure == "fid" else frozenset()
-    )
-    return Section(
-        "FID against Gibbs steps",
-        text,
-        [table],
-        [Figure("cifar10_fid", f"{what} against Gibbs steps.", draw_curves(steps, values, what))],
-    )
+        f"{what} by Gibbs steps", ["chains", "of", *map(str, steps)], rows, note, 2,
+        frozenset(best) if measure == "fid" else frozenset(),
+    )  # fmt: skip
+    figure = Figure("cifar10_fid", f"{what} against Gibbs steps.", draw_curves(steps, values, what))
+    return Section("FID against Gibbs steps", text, [table], [figure])
 
 
-def _covariance_verdict(values: Mapping[str, Sequence[float]]) -> list[str]:
-    if not {"diagonal", "isotropic"} <= values.keys():
-        return []
-    ours, theirs = min(values["diagonal"]), min(values["isotropic"])
-    return [
-        f"At their best numbers of steps the diagonal covariance has {ours:.2f} and the isotropic one {theirs:.2f}: "
-        f"{'the diagonal is better' if ours < theirs else 'the isotropic one is better'} by {abs(ours - theirs):.2f}."
-    ]
+def fid_verdicts(steps: Sequence[int], values: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    """Whether the paper's curve came out for each row of draws, and which covariance is best by draws and by means."""
+    verdicts = [fid_verdict(row, steps, own) for row, own in values[DRAWS].items()]
+    for kind, curves in values.items():
+        lowest = {row: minimum(steps, own) for row, own in curves.items()}
+        first, *rest = sorted(lowest, key=lambda row: lowest[row].value)
+        others = ", ".join(f"{row} {lowest[row].value:.2f} ({lowest[row].steps})" for row in rest)
+        verdicts.append(
+            f"Of {kind}, at their best numbers of steps: {first} is lowest, {lowest[first].value:.2f} "
+            f"({lowest[first].steps} steps)" + (f"; {others}." if others else ".")
+        )
+    return verdicts
 
 
-def draw_curves(steps: Sequence[int], values: Mapping[str, Sequence[float]], what: str) -> Canvas:
-    canvas, axes = new_figure(1, 1, 3.4)
-    canvas.set_size_inches(6.4, 3.4)
-    axis = axes[0][0]
-    for row, own in values.items():
-        colour, style = STYLES[row]
-        axis.plot(steps, own, style, color=colour, markersize=4, linewidth=1.3, label=row)
-    axis.set_xticks(steps)
-    axis.set_xlabel("Gibbs steps", fontsize=9)
-    axis.set_ylabel(what, fontsize=9)
-    axis.legend(fontsize=8, frameon=False)
-    open_axes(axis, 8)
+def draw_curves(steps: Sequence[int], values: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> Canvas:
+    """A panel for draws and one for means, in one scale."""
+    canvas, axes = new_figure(1, len(values), 3.4)
+    canvas.set_size_inches(9.6, 3.4)
+    highest = max(max(own) for curves in values.values() for own in curves.values())
+    for axis, (kind, curves) in zip(axes[0], values.items(), strict=True):
+        for row, own in curves.items():
+            axis.plot(steps, own, "o-", color=COLOURS[row], markersize=4, linewidth=1.3, label=row)
+        axis.set_xticks(steps)
+        axis.set_xlabel("Gibbs steps", fontsize=9)
+        axis.set_ylabel(what, fontsize=9)
+        axis.set_title(kind, fontsize=9)
+        axis.set_ylim(0, 1.05 * highest)
+        open_axes(axis, 8)
+    axes[0][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return canvas

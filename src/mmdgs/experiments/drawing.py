@@ -52,9 +52,10 @@ def open_axes(axis: Axes, labels: int) -> None:
 
 
 def plain_logs(axis: Axes) -> None:
-    """Logarithmic axes with ticks at 1, 2 and 5, written as plain numbers."""
+    """Logarithmic axes with ticks at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
     for line in (axis.xaxis, axis.yaxis):
-        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        low, high = line.get_view_interval()
+        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         line.set_major_formatter(lambda value, _: f"{value:,g}")
         line.set_minor_locator(NullLocator())
 
