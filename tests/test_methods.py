@@ -136,6 +136,12 @@ def test_a_model_of_one_level_has_chains() -> None:
     assert len(make_plan(Method(), model).steps) == 20
     written = samplers.single_level_plan(mmdgs.FullMoments(model), level, steps=3)
     assert torch.equal(ending(make_plan(Method(steps=3, covariance="full"), model)), ending(written))
+    to_mean = samplers.single_level_plan(mmdgs.FullMoments(model), level, steps=3, denoiser=model)
+    found = ending(make_plan(Method(steps=3, covariance="full", mean=True), model))
+    assert torch.equal(found, ending(to_mean))
+    assert not torch.equal(found, ending(written))
+    with pytest.raises(UsageError, match="'gibbs' with the covariance 'full' takes no mean; it takes"):
+        make_plan(Method("gibbs", covariance="full", mean=True), of_levels(LEVELS))
 
 
 # --- levels ------------------------------------------------------------------------------------------------------

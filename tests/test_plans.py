@@ -372,6 +372,24 @@ def test_counters_may_be_nested() -> None:
     assert (outer.forwards, outer.products) == (2, 4)
 
 
+def test_a_chain_may_end_with_a_mean() -> None:
+    """Of a Gaussian of variance v the means at noise s^2 have variance v^2 / (v + s^2); draws have v."""
+    variance, level, chains = 2.0, NoiseLevel(sigma=1.5), 40_000
+    target = GaussianMixture(torch.ones(1), torch.zeros(1, 1), variance * torch.eye(1)[None])
+    denoiser = target.denoiser()
+    x0 = target.sample((chains,), generator=torch.Generator().manual_seed(1))
+    moments = mmdgs.FullMoments(denoiser)
+    for last, expected in ((None, variance), (denoiser, variance**2 / (variance + level.sigma**2))):
+        plan = samplers.single_level_plan(moments, level, steps=3, denoiser=last)
+        found = samplers.run_plan(plan, x0, seed=2, progress=None).state.x
+        assert found.var().item() == pytest.approx(expected, rel=5 * (2 / chains) ** 0.5)
+        assert found.mean().item() == pytest.approx(0, abs=5 * (expected / chains) ** 0.5)
+    with pytest.raises(ValueError, match="the mean is that of clean data"):
+        samplers.GibbsMean(denoiser).step(
+            samplers.State(x0), level, NoiseLevel(sigma=0.5), generator=Streams(0, chains)
+        )
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

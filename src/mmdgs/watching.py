@@ -30,12 +30,10 @@ from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import DENOISERS, MEAN_STD, Model
 from mmdgs.moments import IsotropicMoments
-from mmdgs.noise import CLEAN
 from mmdgs.pictures import image_grid, png
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
-from mmdgs.samplers import Gibbs, Plan, single_level_plan
-from mmdgs.samplers.plans import Step
+from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.sampling import Method, generate, make_plan, start_from_noise
 from mmdgs.sampling.variances import FIT_IMAGES
 from mmdgs.training.settings import TrainingSettings
@@ -46,7 +44,6 @@ logger = logging.getLogger("mmdgs")
 LEVELS = 18
 SWEEPS = 40
 """The paper's number of sweeps at one level, before its FID rises again."""
-NO_VARIANCE = 1e-12
 SHOWN, SCALE = 64, 2
 SEED = 2_000_000_011
 """Added to the run's seed for the noise of samples, which is the same at every look."""
@@ -151,9 +148,7 @@ class SampleWatcher:
         x = midpoints(chosen.images.to(device))
         streams = Streams(self.settings.seed + SEED, len(x))
         moments = IsotropicMoments.fit_errors(model.denoiser, x, level, generator=streams)
-        plan = single_level_plan(moments, level, steps=SWEEPS)
-        last = Gibbs(IsotropicMoments(model.denoiser, {level: NO_VARIANCE}))
-        return Plan(plan.start, (*plan.steps[:-1], Step(last, level, CLEAN)))
+        return single_level_plan(moments, level, steps=SWEEPS, denoiser=model.denoiser)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:
         device = self.images.images.device

@@ -104,6 +104,12 @@ def sample(
     last_noise: Annotated[
         float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
     ] = None,
+    mean: Annotated[
+        bool | None,
+        typer.Option(
+            "--mean/--draw", help="Of one level: end with the posterior's mean, not a draw.", show_default="draw"
+        ),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
@@ -132,7 +138,7 @@ def sample(
         schedule = None if levels is None else parse_levels(levels)
         method = Method(
             sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
-            last_noise, head,
+            last_noise, head, mean or None,
         )  # fmt: skip
         where = device_named(device)
         fit = _fit_data(method, data, data_dir, fit_images, where)

@@ -3,7 +3,7 @@
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
 from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
 from mmdgs.samplers.driver import Run, gibbs_chain, run, run_plan
-from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove
+from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Info, Kernel, State
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
 from mmdgs.samplers.plans import (
@@ -28,6 +28,7 @@ __all__ = [
     "FixedVariance",
     "Gibbs",
     "GibbsFromAbove",
+    "GibbsMean",
     "Heun",
     "Info",
     "Kernel",

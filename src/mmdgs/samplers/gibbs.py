@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg import looks_finite, raise_non_finite
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
@@ -46,6 +47,21 @@ class GibbsFromAbove:
     ) -> tuple[State, Info]:
         taken = State(state.x * (following.alpha / level.alpha))
         return Gibbs(self.moments).step(taken, level, following, generator=generator)
+
+
+@dataclass(frozen=True)
+class GibbsMean:
+    """Noise up, and the mean of the posterior in place of a draw: a last step that leaves no noise in the sample."""
+
+    denoiser: Denoiser
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+    ) -> tuple[State, Info]:
+        if following != CLEAN:
+            raise ValueError(f"the mean is that of clean data; got a step to {following}")
+        x_t = add_noise(state.x, level, generator=generator)
+        return State(finite(denoise(self.denoiser, x_t, level))), {}
 
 
 @dataclass(frozen=True)

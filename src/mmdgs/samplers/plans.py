@@ -19,7 +19,7 @@ from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.randomness import Generator, randn
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
 from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
-from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove
+from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Kernel
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
 from mmdgs.samplers.langevin_rates import suggested_rate
@@ -84,10 +84,16 @@ def gibbs_plan(
     return Plan(found[0], (*steps, Step(Denoise(denoiser), found[-1], CLEAN)))
 
 
-def single_level_plan(moments: Moments, level: NoiseLevel, *, steps: int) -> Plan:
-    """Single-level pseudo-Gibbs: so many sweeps between one level and clean data."""
+def single_level_plan(moments: Moments, level: NoiseLevel, *, steps: int, denoiser: Denoiser | None = None) -> Plan:
+    """Single-level pseudo-Gibbs: so many sweeps between one level and clean data.
+
+    With a denoiser the last sweep ends in the posterior's mean, not in a draw: no noise stays in the sample.
+    """
     _positive("steps", steps)
-    return Plan(level, (Step(Gibbs(moments), level, CLEAN),) * steps)
+    walk = [Step(Gibbs(moments), level, CLEAN)] * steps
+    if denoiser is not None:
+        walk[-1] = Step(GibbsMean(denoiser), level, CLEAN)
+    return Plan(level, tuple(walk))
 
 
 def langevin_plan(

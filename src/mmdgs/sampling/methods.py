@@ -59,6 +59,7 @@ class Method:
     clip: bool | None = None  # the mean, to the data's interval
     last_noise: float | None = None  # most of it that an ancestral sample is left with, in grey levels of 255
     head: str | None = None  # of the covariance ocm: the folder of its head
+    mean: bool | None = None  # of a single-level chain: end with the posterior's mean, not with a draw
 
     def __post_init__(self) -> None:
         if self.sampler is not None and self.sampler not in SAMPLERS:
@@ -192,11 +193,13 @@ SAMPLERS: dict[str, Sampler] = {
 OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
-CHAIN = Sampler(
-    {"covariance": "diagonal", "clip": None},
-    lambda pretrained, steps: pretrained.levels,
-    lambda found: samplers.single_level_plan(found.estimator, found.levels[0], steps=found.settings["steps"]),
-)
+
+def _chain(found: Ingredients) -> Plan:
+    last = found.denoiser if found.settings["mean"] else None
+    return samplers.single_level_plan(found.estimator, found.levels[0], steps=found.settings["steps"], denoiser=last)
+
+
+CHAIN = Sampler({"covariance": "diagonal", "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
 """What "gibbs" is for a model of one level."""
 
 
