@@ -245,6 +245,7 @@ def test_shares_entropy_and_distance_of_classes():
     shares = metrics.class_shares(torch.tensor([0, 0, 1, 3]), 4)
     assert shares.tolist() == [0.5, 0.25, 0, 0.25]
     assert metrics.entropy(shares) == pytest.approx(1.5 * math.log(2))
+    assert f"{metrics.entropy(torch.tensor([0.0, 1.0])):.3f}" == "0.000"  # and no minus before it
     assert metrics.entropy(torch.full((10,), 0.1)) == pytest.approx(math.log(10), rel=1e-6)
     assert metrics.total_variation(shares, torch.full((4,), 0.25, dtype=torch.float64)) == pytest.approx(0.25)
     with pytest.raises(ValueError, match="between 0 and 2"):

@@ -16,7 +16,7 @@ def class_shares(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " cla
 
 def entropy(shares: Float[Tensor, " classes"]) -> float:
     """-sum p log p in nats; log(classes) where all are alike."""
-    return -torch.special.xlogy(shares, shares).sum().item()
+    return torch.special.entr(shares).sum().item()
 
 
 def total_variation(p: Float[Tensor, " classes"], q: Float[Tensor, " classes"]) -> float:
