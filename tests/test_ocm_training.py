@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli, losses
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, ocm, ocm_report, small_models
+from mmdgs.experiments import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
 from mmdgs.models import Model
 from mmdgs.pretrained import from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded
@@ -274,7 +274,7 @@ TINY = ocm.OcmSettings(
 def test_the_experiment_compares_and_resumes_without_work(
     pictures: Path, denoiser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ocm.DATA, (1, 8, 8), str(pictures))
+    monkeypatch.setitem(held_out.DATA, (1, 8, 8), str(pictures))
     monkeypatch.setattr(ocm, "QUICK", TINY)
     levels = len(from_pretrained(denoiser).levels)
 
@@ -304,7 +304,7 @@ def test_the_experiment_compares_and_resumes_without_work(
 def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     denoiser = mmdgs.save(tiny_model(), tmp_path / "denoiser")
     train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
-    monkeypatch.setitem(ocm.DATA, (1, 8, 8), str(pictures))
+    monkeypatch.setitem(held_out.DATA, (1, 8, 8), str(pictures))
     monkeypatch.setattr(ocm, "QUICK", TINY)
     monkeypatch.setattr(small_models, "train_model", None)  # none is trained
     words = ["--quick", "--device", "cpu", "--model", denoiser, "--head", tmp_path / "head", "--out", tmp_path / "out"]
@@ -316,13 +316,13 @@ def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch
 
 def test_levels_are_spread_over_their_logarithm() -> None:
     levels = mmdgs.schedules.parse_levels("linear:1000")
-    chosen = ocm.chosen_levels(levels, 5)
+    chosen = held_out.chosen_levels(levels, 5)
     ratios = [level.sigma / level.alpha for level in chosen]
     assert chosen[0] == levels[0]
     assert chosen[-1] == levels[-1]
     factors = [a / b for a, b in pairwise(ratios)]
     assert max(factors) / min(factors) < 2.2  # near the clean end the levels themselves lie apart
-    assert ocm.chosen_levels(levels[:3], 5) == list(levels[:3])
+    assert held_out.chosen_levels(levels[:3], 5) == list(levels[:3])
 
 
 def test_the_example_of_the_docs_runs() -> None:

@@ -28,11 +28,11 @@ from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace,
 
 WITH_DATASETS = ("table1", "fig2")
 WITH_SEEDS = (*WITH_DATASETS, "table2")
-WITH_MODEL = ("few-steps", "probes", "ocm", "cifar10", "table2", "celeba")
+WITH_MODEL = ("few-steps", "probes", "ocm", "covariances", "cifar10", "table2", "celeba")
 WITH_HEAD = ("few-steps", "ocm")
 WITH_MANY = ("cifar10",)
 WITH_MINUTES = ("table2",)
-WITH_IMAGES = ("ocm", "cifar10", "table2", "celeba")
+WITH_IMAGES = ("ocm", "covariances", "cifar10", "table2", "celeba")
 
 
 @app.command(

@@ -4,6 +4,7 @@ from mmdgs.errors import UsageError
 from mmdgs.experiments import (
     celeba,
     cifar10,
+    covariances,
     demo,
     few_steps,
     fig1,
@@ -19,7 +20,7 @@ from mmdgs.experiments import (
 from mmdgs.experiments.experiment import Context, Experiment, Outcome, conclude
 from mmdgs.experiments.workspace import Workspace
 
-MODULES = (fig1, table1, fig2, theory, mnist, many_levels, few_steps, probes, ocm, cifar10, table2, celeba)
+MODULES = (fig1, table1, fig2, theory, mnist, many_levels, few_steps, probes, ocm, covariances, cifar10, table2, celeba)
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """What `mmdgs reproduce` knows, by name."""
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
-from mmdgs.data import dequantised, load_images, spread
-from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
+from mmdgs.experiments.held_out import chosen_levels, data_of, held_out
 from mmdgs.experiments.ocm_report import HEAD, ISOTROPIC, section
 from mmdgs.experiments.small_models import trained_here
 from mmdgs.experiments.workspace import Part
@@ -23,12 +19,9 @@ from mmdgs.ocm import OcmMoments
 from mmdgs.pretrained import Pretrained, from_pretrained, head_digest, load_head
 from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams
-from mmdgs.schedules import geometric
 from mmdgs.training import Recipe, TrainingSettings
 
 MODEL = "mnist"
-DATA: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist", (3, 32, 32): "cifar10", (3, 64, 64): "celeba"}
-"""The images of a model, by their shape."""
 SEED = 40
 
 PROBED: dict[str, Callable[[Pretrained], Moments]] = {
@@ -75,14 +68,13 @@ def run(context: Context) -> Outcome:
     """Compare at every level, with the head given or with one trained here."""
     settings = context.sized(FULL.get(context.device.type, FULL["cpu"]), QUICK)
     model = from_pretrained(context.model or MODEL, device=context.device)
-    if model.shape not in DATA:
-        raise UsageError(f"no images are known for a model of {model.shape}; known: {list(DATA)}")
+    data = data_of(model)
     head = load(context.head) if context.head is not None else _trained(context, model, settings)
     load_head(head, model)  # refused before the work
     levels = chosen_levels(model.levels, settings.levels)
     found = [_level(context, model, head, level, settings) for level in levels]
     records = {
-        "settings": asdict(settings) | {"model": model.source, "data": DATA[model.shape], "head": context.head},
+        "settings": asdict(settings) | {"model": model.source, "data": data, "head": context.head},
         "parameters": {name: _size(one) for name, one in (("denoiser", model), ("head", head))},
         "levels": found,
     }
@@ -93,24 +85,10 @@ def _size(model: Model | Pretrained) -> int:
     return sum(p.numel() for p in model.network.parameters())
 
 
-def chosen_levels(levels: Sequence[NoiseLevel], count: int) -> list[NoiseLevel]:
-    """About `count` of the levels, equally far apart in log(sigma / alpha), both ends among them."""
-    if len(levels) <= count:
-        return list(levels)
-    ratios = [level.sigma / level.alpha for level in levels]
-    wanted = [level.sigma for level in geometric(count, ratios[0], ratios[-1])]
-    places = [_nearest(ratios, one) for one in wanted]
-    return [levels[i] for i in dict.fromkeys(places)]
-
-
-def _nearest(ratios: Sequence[float], wanted: float) -> int:
-    return min(range(len(ratios)), key=lambda i: abs(math.log(ratios[i] / wanted)))
-
-
 def _trained(context: Context, model: Pretrained, settings: OcmSettings) -> Model:
     """A head for the model, trained here."""
     recipe = Recipe(
-        data=DATA[model.shape],
+        data=data_of(model),
         data_dir=context.data_dir,
         model=settings.network,
         network={"width": settings.width},
@@ -122,14 +100,6 @@ def _trained(context: Context, model: Pretrained, settings: OcmSettings) -> Mode
     return trained_here(context, "head", recipe, asked)
 
 
-def _images(context: Context, model: Pretrained, split: str, count: int) -> Tensor:
-    """Images spread over a set, dequantised, as the model has them."""
-    channels, height, _ = model.shape
-    stored = load_images(DATA[model.shape], split, data_dir=context.data_dir, size=height, channels=channels).images
-    images = stored[spread(len(stored), count)].to(context.device)
-    return model.scaled(dequantised(images, Streams(context.seed + SEED, len(images))))
-
-
 def _level(
     context: Context, model: Pretrained, head: Model, level: NoiseLevel, settings: OcmSettings
 ) -> dict[str, Any]:
@@ -137,11 +107,11 @@ def _level(
     asked = {
         "model": model.digest, "head": head_digest(head), "seed": context.seed,
         "level": [level.alpha, level.sigma], "images": settings.images, "fit_images": settings.fit_images,
-        "reference_probes": settings.reference_probes, "data": DATA[model.shape],
+        "reference_probes": settings.reference_probes, "data": data_of(model),
     }  # fmt: skip
 
     def compute() -> Part:
-        fitted = _images(context, model, "train", settings.fit_images)
+        fitted = held_out(context, model, "train", settings.fit_images, SEED)
         isotropic = IsotropicMoments.fit_errors(
             model, fitted, level, generator=Streams(context.seed + SEED + 1, len(fitted))
         )
@@ -150,7 +120,7 @@ def _level(
             **{name: make(model) for name, make in PROBED.items()},
             ISOTROPIC: isotropic,
         }
-        x = _images(context, model, "test", settings.images)
+        x = held_out(context, model, "test", settings.images, SEED)
         compared = compare_diagonals(
             estimators, model, x, level, seed=context.seed + SEED + 2, reference_probes=settings.reference_probes
         )
