@@ -90,6 +90,6 @@ def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
-    assert "--model is for few-steps, probes, ocm, cifar10, table2 and celeba, not for fig1" in " ".join(
+    assert "--model is for few-steps, probes, ocm, covariances, cifar10, table2 and celeba, not for fig1" in " ".join(
         result.output.split()
     )

@@ -35,8 +35,6 @@ from mmdgs.spectral import SpectralMoments
 MODEL = "cifar10"
 SEED = 60
 ROWS = {"cuda": 64, "cpu": 8}  # images at a time
-KRYLOV_FLOOR = 1e-2
-"""Of (sigma / alpha)^2. Below it the eigenvalues of a network's Jacobian are its errors, and decide the likelihood."""
 ISOTROPIC, DIAGONAL, SPECTRAL, KRYLOV = "isotropic", "diagonal", "spectral", "Krylov"
 STYLES = {
     ISOTROPIC: (ORANGE, "o-"),
@@ -58,6 +56,7 @@ class CovarianceSettings:
     krylov_images: int = 8
     krylov_steps: int = 20
     krylov_probes: int = 2
+    krylov_floor: float = 0.1  # of the isotropic variance: smaller eigenvalues of a network's Jacobian are its errors
 
 
 FULL = {"cuda": CovarianceSettings(images=512, krylov_images=64, krylov_probes=10), "cpu": CovarianceSettings()}
@@ -86,13 +85,13 @@ def _level(context: Context, model: Pretrained, level: NoiseLevel, settings: Cov
         seed = context.seed + SEED
         fit = held_out(context, model, "train", settings.fit_images, SEED)
         x = held_out(context, model, "test", settings.images, SEED)
+        isotropic = IsotropicMoments.fit_errors(model, fit, level, generator=Streams(seed + 1, len(fit)))
+        floor = settings.krylov_floor * isotropic.variances[level] / level.variance
         estimators: dict[str, Moments] = {
-            ISOTROPIC: IsotropicMoments.fit_errors(model, fit, level, generator=Streams(seed + 1, len(fit))),
+            ISOTROPIC: isotropic,
             DIAGONAL: _diagonal(model, fit[: settings.floor_images], level, settings.probes, seed + 2),
             SPECTRAL: SpectralMoments.fit(model, fit, [level], generator=Streams(seed + 1, len(fit))),
-            KRYLOV: KrylovMoments(
-                model, steps=settings.krylov_steps, floor=KRYLOV_FLOOR, probes=settings.krylov_probes
-            ),
+            KRYLOV: KrylovMoments(model, steps=settings.krylov_steps, floor=floor, probes=settings.krylov_probes),
         }
         counts = {
             name: min(settings.krylov_images, settings.images) if name == KRYLOV else settings.images
@@ -173,8 +172,8 @@ def section(levels: Sequence[Level], settings: Mapping[str, Any], *, quick: bool
         "The likelihood of held-out images under the posterior of their noisy versions, in nats a number: higher is "
         "better, and the mean is the same for all. Isotropic and spectral variances are fitted on training images, "
         f"the floor of the diagonal ({settings['probes']} probes) too. Krylov is the full covariance of the network's "
-        f"Jacobian by {settings['krylov_steps']} steps, its eigenvalues at least {KRYLOV_FLOOR:g} of the noise's "
-        "variance.",
+        f"Jacobian by {settings['krylov_steps']} steps, its eigenvalues at least {settings['krylov_floor']:g} of "
+        "the isotropic variance.",
         "This is the quick version: so few images say nothing." if quick else verdict(levels),
     ]
     names = list(STYLES)
