@@ -84,6 +84,9 @@ def test_it_measures_every_covariance_at_every_level(
         assert own["Krylov"]["images"] == 2
     assert (tmp_path / "out" / "covariances.png").is_file()
     assert "quick version" in text
+    first = records["levels"][0]["covariances"]
+    assert f"{first['isotropic']['nats']:.2f} ± {first['isotropic']['interval']:.2f}" in text
+    assert f"{first['Krylov']['gain']:+.2f} ± {first['Krylov']['gain_interval']:.2f}" in text
     monkeypatch.setattr(covariances, "likelihoods", None)  # nothing is run again
     again = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True))
     assert covariances.run(again).records["levels"] == records["levels"]

@@ -179,14 +179,7 @@ def section(levels: Sequence[Level], settings: Mapping[str, Any], *, quick: bool
     names = list(STYLES)
     header = ["covariance", *(f"sigma / alpha {level['ratio']:.3g}" for level in levels), "evaluations"]
     rows = [
-        [
-            name,
-            *(
-                f"{level['covariances'][name]['nats']:.3f} ± {level['covariances'][name]['interval']:.3f}"
-                for level in levels
-            ),
-            f"{levels[0]['covariances'][name]['evaluations']:g}",
-        ]
+        [name, *(_cell(level, name) for level in levels), f"{levels[0]['covariances'][name]['evaluations']:g}"]
         for name in names
     ]
     best = frozenset((names.index(_best(level)), 1 + j) for j, level in enumerate(levels))
@@ -195,10 +188,18 @@ def section(levels: Sequence[Level], settings: Mapping[str, Any], *, quick: bool
         f"{settings['fit_images']} to fit on, of {settings['model']}; ± 95% over images. Evaluations are those of one "
         "draw, a product with the Jacobian counting as two."
     )
-    table = Table("Likelihood, nats a number", header, rows, note, best=best)
+    title = "Likelihood, nats a number; of all but isotropic, how much above it on the same images"
+    table = Table(title, header, rows, note, best=best)
     draw = _draw(levels) if len(levels) > 1 else _draw_bars(levels[0])
     caption = "Nats a number above the isotropic covariance, on the same images; 95% over images."
     return Section("Which covariance", text, [table], [Figure("covariances", caption, draw)])
+
+
+def _cell(level: Level, name: str) -> str:
+    one = level["covariances"][name]
+    if name == ISOTROPIC:
+        return f"{one['nats']:.2f} ± {one['interval']:.2f}"
+    return f"{one['gain']:+.2f} ± {one['gain_interval']:.2f}"
 
 
 def _best(level: Level) -> str:
