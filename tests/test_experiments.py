@@ -8,9 +8,9 @@ from sizes import TINY
 
 from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Workspace, conclude, toys
-from mmdgs.experiments.table1 import interval
 from mmdgs.experiments.workspace import Part
 from mmdgs.files import write_atomically
+from mmdgs.metrics import interval
 
 
 def context_in(folder, **options):

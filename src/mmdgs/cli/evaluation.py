@@ -27,8 +27,8 @@ from mmdgs.evaluation import (
 from mmdgs.evaluation.checks import check_groups, check_images, check_metrics
 from mmdgs.experiments.report import Table
 from mmdgs.files import to_json, write_atomically
+from mmdgs.metrics import jackknife_interval
 from mmdgs.metrics.inception_file import ENVIRONMENT, load_inception
-from mmdgs.metrics.jackknife import jackknife_interval
 from mmdgs.models import load
 
 OPEN = "open"

@@ -105,11 +105,8 @@ def sample(
         float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
     ] = None,
     mean: Annotated[
-        bool | None,
-        typer.Option(
-            "--mean/--draw", help="Of one level: end with the posterior's mean, not a draw.", show_default="draw"
-        ),
-    ] = None,
+        bool, typer.Option("--mean/--draw", help="Of one level: end with the posterior's mean, not a draw.")
+    ] = False,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,

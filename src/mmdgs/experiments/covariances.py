@@ -6,9 +6,9 @@ nats a number. All have the same mean; what differs is C.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from mmdgs.experiments.held_out import chosen_levels, data_of, held_out
 from mmdgs.experiments.report import Figure, Section, Table
 from mmdgs.experiments.workspace import Part
 from mmdgs.linalg import Diagonal
+from mmdgs.metrics import interval
 from mmdgs.metrics.calibration import fitted_floor
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
 from mmdgs.noise import NoiseLevel, add_noise
@@ -72,25 +73,33 @@ def run(context: Context) -> Outcome:
     data = data_of(model)
     if settings.images < 2:
         raise UsageError(f"--images must be at least 2, for an interval; got {settings.images}")
-    levels = [_level(context, model, level, settings) for level in chosen_levels(model.levels, settings.levels)]
+    wanted = {"train": settings.fit_images, "test": settings.images}
+    images = cache(lambda split: held_out(context, model, split, wanted[split], SEED))  # read once, where it is needed
+    levels = [_level(context, model, level, settings, images) for level in chosen_levels(model.levels, settings.levels)]
     named = asdict(settings) | {"model": model.source, "data": data}
     return Outcome({"settings": named, "levels": levels}, [section(levels, named, quick=context.quick)])
 
 
-def _level(context: Context, model: Pretrained, level: NoiseLevel, settings: CovarianceSettings) -> dict[str, Any]:
-    """All covariances at one level."""
+def _level(
+    context: Context,
+    model: Pretrained,
+    level: NoiseLevel,
+    settings: CovarianceSettings,
+    images: Callable[[str], Tensor],
+) -> dict[str, Any]:
+    """All covariances at one level, with the images of each split."""
     asked = {"model": model.digest, "seed": context.seed, "level": [level.alpha, level.sigma], **asdict(settings)}
 
     def compute() -> Part:
         seed = context.seed + SEED
-        fit = held_out(context, model, "train", settings.fit_images, SEED)
-        x = held_out(context, model, "test", settings.images, SEED)
-        isotropic = IsotropicMoments.fit_errors(model, fit, level, generator=Streams(seed + 1, len(fit)))
-        floor = settings.krylov_floor * isotropic.variances[level] / level.variance
+        fit, x = images("train"), images("test")
+        spectral = SpectralMoments.fit(model, fit, [level], generator=Streams(seed + 1, len(fit)))
+        variance = spectral.at(level).mean().item()  # cosines are a rotation: the mean square of the errors themselves
+        floor = settings.krylov_floor * variance / level.variance
         estimators: dict[str, Moments] = {
-            ISOTROPIC: isotropic,
+            ISOTROPIC: IsotropicMoments(model, {level: variance}),
             DIAGONAL: _diagonal(model, fit[: settings.floor_images], level, settings.probes, seed + 2),
-            SPECTRAL: SpectralMoments.fit(model, fit, [level], generator=Streams(seed + 1, len(fit))),
+            SPECTRAL: spectral,
             KRYLOV: KrylovMoments(model, steps=settings.krylov_steps, floor=floor, probes=settings.krylov_probes),
         }
         counts = {
@@ -151,14 +160,8 @@ def _evaluations(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> f
 
 def _summary(own: Tensor, isotropic: Tensor) -> dict[str, Any]:
     """The mean, and how much above isotropic on the same images, each with a 95% interval over images."""
-    return {
-        "images": len(own), "nats": own.mean().item(), "interval": _interval(own),
-        "gain": (own - isotropic).mean().item(), "gain_interval": _interval(own - isotropic),
-    }  # fmt: skip
-
-
-def _interval(values: Tensor) -> float:
-    return 1.96 * values.std().item() / math.sqrt(len(values))
+    (nats, half), (gain, gain_half) = (interval(values.tolist()) for values in (own, own - isotropic))
+    return {"images": len(own), "nats": nats, "interval": half, "gain": gain, "gain_interval": gain_half}
 
 
 # --- the report ---------------------------------------------------------------------------------------------------

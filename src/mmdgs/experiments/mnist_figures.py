@@ -17,8 +17,7 @@ from mmdgs.experiments.drawing import BLUE, COLOURS, GREY, RED, bars, new_figure
 from mmdgs.experiments.mnist_measures import METHODS, SHOWN, UNCERTAIN, Chains, HeldOut
 from mmdgs.experiments.mnist_models import Training
 from mmdgs.experiments.mnist_yardstick import Yardstick
-from mmdgs.experiments.table1 import interval
-from mmdgs.metrics import Instability, standardised
+from mmdgs.metrics import Instability, interval, standardised
 from mmdgs.metrics.curves import running_median
 from mmdgs.randomness import Streams, randn_like
 

@@ -12,7 +12,7 @@ from mmdgs.experiments.mnist_models import SIGMA
 from mmdgs.experiments.mnist_report import Findings
 from mmdgs.experiments.mnist_yardstick import BLACK_SHARE, QUANTISATION
 from mmdgs.experiments.report import Figure, Section, Table
-from mmdgs.experiments.table1 import interval
+from mmdgs.metrics import interval
 
 
 def _failures(scores: Mapping[Any, dict[str, Any]], name: str) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullFormatter
-from scipy.stats import t as student
 
 from mmdgs.experiments.drawing import COLOURS, GREY, bars, new_figure, open_axes
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
@@ -29,6 +28,7 @@ from mmdgs.experiments.toys import (
     together,
     toys_for,
 )
+from mmdgs.metrics import interval
 
 # The paper's Table 1: mean and standard deviation of five runs.
 PUBLISHED = {
@@ -67,14 +67,6 @@ def run(context: Context) -> Outcome:
         "sets": sets,
     }
     return Outcome(records, [_single_section(sets, settings), _many_section(sets, settings), _chain_section(sets)])
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95% confidence interval (Student's t)."""
-    if len(values) < 2:
-        return values[0], math.nan
-    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.mean(values), float(half)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

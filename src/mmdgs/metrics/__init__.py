@@ -9,7 +9,7 @@ from mmdgs.metrics.densities import kl_divergence
 from mmdgs.metrics.existence import Deconvolution, deconvolve
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance, gaussian_frechet_distance
 from mmdgs.metrics.inception_file import Inception, load_inception
-from mmdgs.metrics.jackknife import jackknife_interval
+from mmdgs.metrics.intervals import interval, jackknife_interval
 from mmdgs.metrics.mmd import mmd
 from mmdgs.metrics.neighbours import Diversity, PrecisionRecall, diversity, precision_recall
 from mmdgs.metrics.scores import Spread, inception_score, kernel_distance
@@ -38,6 +38,7 @@ __all__ = [
     "gaussian_frechet_distance",
     "inception_score",
     "instability",
+    "interval",
     "jackknife_interval",
     "kernel_distance",
     "kl_divergence",

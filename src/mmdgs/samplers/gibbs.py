@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.denoisers import Denoiser
 from mmdgs.linalg import looks_finite, raise_non_finite
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
 from mmdgs.randomness import Generator
+from mmdgs.samplers.deterministic import Denoise
 from mmdgs.samplers.kernel import Info, State, finite
 from mmdgs.targets import GaussianMixture
 
@@ -60,8 +61,8 @@ class GibbsMean:
     ) -> tuple[State, Info]:
         if following != CLEAN:
             raise ValueError(f"the mean is that of clean data; got a step to {following}")
-        x_t = add_noise(state.x, level, generator=generator)
-        return State(finite(denoise(self.denoiser, x_t, level))), {}
+        noisy = State(add_noise(state.x, level, generator=generator))
+        return Denoise(self.denoiser).step(noisy, level, generator=generator)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Intervals of a number that is no mean, such as a FID: the jackknife over groups of samples (Tukey, 1958).
+"""Intervals: of a mean, and of a number that is none, such as a FID, by the jackknife over groups (Tukey, 1958).
 
-The number is taken again with each group left out. Groups are of one size and independent of each other, such as the
-samples of one seed each.
+For the jackknife the number is taken again with each group left out. Groups are of one size and independent of each
+other, such as the samples of one seed each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ import statistics
 from collections.abc import Sequence
 
 from scipy.stats import t as student
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95% confidence interval (Student's t)."""
+    if len(values) < 2:
+        return values[0], math.nan
+    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values), float(half)
 
 
 def jackknife_interval(left_out: Sequence[float]) -> float:
