@@ -41,7 +41,7 @@ STYLES = {
     ISOTROPIC: (ORANGE, "o-"),
     DIAGONAL: (COLOURS["diagonal"], "o-"),
     SPECTRAL: (PINK, "o-"),
-    KRYLOV: (COLOURS["diagonal"], "s--"),
+    KRYLOV: (COLOURS["full"], "s--"),
 }
 
 
