@@ -55,6 +55,8 @@ def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
         (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1, fig2 and table2, not for theory"),
         (["reproduce", "mnist", "--images", "9"], "covariances, cifar10, table2 and celeba, not for mnist"),
         (["reproduce", "table2", "--many", "x"], "--many is for cifar10, not for table2"),
+        (["reproduce", "table2", "--only", "nut"], "--only must be a row of the table (Langevin; Gibbs (paper);"),
+        (["reproduce", "cifar10", "--only", "Heun"], "--only is for table2, not for cifar10"),
         (["reproduce", "celeba", "--classifier", "x"], "--classifier is for cifar10, not for celeba"),
         (["reproduce", "fig1", "--seed", "-1"], "--seed"),
         (["reproduce", "fig1", "--device", "meta"], "device 'meta' cannot be used here"),

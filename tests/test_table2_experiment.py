@@ -85,6 +85,20 @@ def test_it_measures_every_row_and_resumes_without_work(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_only_the_rows_that_are_asked_for_are_run(prepared: Context, tmp_path: Path) -> None:
+    records, text = concluded(table2, replace(prepared, only=("Heun", "DDIM")))
+    assert {r["row"] for r in records["samplers"]} == {"Heun", "DDIM"}
+    assert records["tuning"] is None  # there is no Langevin to tune
+    assert "step size of Langevin" not in text
+    again = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True), only=("Heun", "Langevin"))
+    both = table2.run(again).records
+    assert {r["row"] for r in both["samplers"]} == {"Heun", "Langevin"}
+    assert both["tuning"]["rate"] > 0
+    with pytest.raises(UsageError, match=r"--only must be a row of the table \(Langevin; .*got 'heun'"):
+        table2.run(replace(prepared, only=("heun",)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,13 +25,14 @@ from mmdgs.cli.common import (
 from mmdgs.data import toy
 from mmdgs.errors import UsageError
 from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
+from mmdgs.experiments.table2 import chosen_rows
 
 WITH_DATASETS = ("table1", "fig2")
 WITH_SEEDS = (*WITH_DATASETS, "table2")
 WITH_MODEL = ("few-steps", "probes", "ocm", "covariances", "cifar10", "table2", "celeba")
 WITH_HEAD = ("few-steps", "ocm")
 WITH_MANY = ("cifar10",)
-WITH_MINUTES = ("table2",)
+WITH_MINUTES = WITH_ONLY = ("table2",)
 WITH_IMAGES = ("ocm", "covariances", "cifar10", "table2", "celeba")
 
 
@@ -44,9 +45,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5; table2: 2")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5")] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Only this data set (mog, rings, roll); may be given again.")
     ] = None,
@@ -70,6 +69,9 @@ def reproduce(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no new row after so long; --resume does the rest (table2).")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Only this row (table2); may be given again.")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -87,6 +89,7 @@ def reproduce(
             ("--classifier", classifier, WITH_MANY),
             ("--images", images, WITH_IMAGES),
             ("--minutes", minutes, WITH_MINUTES),
+            ("--only", only or None, WITH_ONLY),
         ):
             if given is not None and name not in where_it_goes:
                 *rest, last = where_it_goes
@@ -94,13 +97,14 @@ def reproduce(
                 raise UsageError(f"{option} is for {names}, not for {name}")
         for one in data or []:
             toy(one)
+        rows = chosen_rows(only) if only else None
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         datasets = tuple(dict.fromkeys(data)) if data else None
         files = None if data_dir is None else str(data_dir)
         context = Context(
             workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model,
-            head=head, many=many, classifier=classifier, images=images, minutes=minutes,
+            head=head, many=many, classifier=classifier, images=images, minutes=minutes, only=rows,
         )  # fmt: skip
         _perform(chosen, context)
 

@@ -167,7 +167,9 @@ def fid_verdict(row: str, steps: Sequence[int], values: Sequence[float]) -> str:
     found = minimum(steps, values)
     lowest = f"{row[0].upper()}{row[1:]}: the FID is lowest after {found.steps} Gibbs steps, {found.value:.2f}"
     end = f"after {steps[-1]} it is {values[-1]:.2f}"
-    if not found.rose:
+    if found.steps == steps[-1]:
+        said = "the last that was tried, so no later rise came out"
+    elif not found.rose:
         said = f"{end}: the later rise that the paper shows did not come out within {steps[-1]} steps"
     elif not found.fell:
         said = f"{end}, {100 * found.rise:.0f}% higher: it only rises, from the first number of steps on"

@@ -34,6 +34,7 @@ class Context:
     classifier: str | None = None  # a model of classes, to count those of samples
     images: int | None = None  # samples a cell, in place of the experiment's own number
     minutes: float | None = None  # after which no new cell is begun
+    only: tuple[str, ...] | None = None  # rows of the table, in place of all
     started: float = field(default_factory=time.perf_counter)
 
     def sized(self, full: Settings, quick: Settings) -> Settings:

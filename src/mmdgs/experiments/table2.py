@@ -115,14 +115,16 @@ def run(context: Context) -> Outcome:
     """Tune Langevin's step, sample by every row and seed, and measure."""
     settings = context.sized(FULL, QUICK)
     settings = _of_seeds(settings, context.seeds or settings.seeds)
+    chosen = chosen_rows(context.only)
     model = many_level_model(context)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     judge = Judge.of(context, settings.metrics, references)
     cells = Cells(context, model, DATA, settings.fit_images, settings.batch_size, settings.precision, SHOWN)
-    tuning = tuned(cells, judge, settings)
+    tuning = tuned(cells, judge, settings) if LANGEVIN in chosen else None
     found: dict[tuple[str, int], Part] = {}
     left: list[str] = []
-    for cell in wanted(model, tuning["factor"], settings):
+    every = wanted(model, 1.0 if tuning is None else tuning["factor"], settings)
+    for cell in (one for one in every if one.row in chosen):
         papers = cell.row in PAPERS and cell.steps == settings.levels
         seeds = [context.seed + SEED_STRIDE * i for i in range(settings.papers_seeds if papers else settings.seeds)]
         key = {"judge": judge.key(), "seeds_of_the_table": settings.seeds}
@@ -133,8 +135,9 @@ def run(context: Context) -> Outcome:
         found[cell.row, cell.steps] = cells.sampled(cell.name, cell.method, settings.images_a_seed, seeds, judged, key)
     if not found:
         raise UsageError(
-            f"the {context.minutes:g} minutes were over before the first row: Langevin's step size is tuned, and "
-            "--resume goes on from there"
+            f"the {context.minutes:g} minutes were over before the first row"
+            + (": " if tuning is None else ": Langevin's step size is tuned, and ")
+            + "--resume goes on from there"
         )
     records = [{"row": row, "steps": steps, **part.values} for (row, steps), part in found.items()]
     pictures = {key: part.tensors["shown"] for key, part in found.items()}
@@ -152,7 +155,7 @@ def run(context: Context) -> Outcome:
     }
     sections = [
         table_section(records, named, quick=context.quick),
-        tuning_section(tuning, named),
+        *([] if tuning is None else [tuning_section(tuning, named)]),
         image_section(pictures, quick=context.quick),
     ]
     return Outcome({"settings": named, "tuning": tuning, "samplers": records}, sections)
@@ -167,6 +170,14 @@ def _of_seeds(settings: Table2Settings, seeds: int) -> Table2Settings:
         )
     papers = max(seeds, round(settings.papers_seeds * seeds / settings.seeds))
     return replace(settings, seeds=seeds, papers_seeds=papers)
+
+
+def chosen_rows(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The rows that are asked for, else all."""
+    for name in names or ():
+        if name not in ROWS:
+            raise UsageError(f"--only must be a row of the table ({'; '.join(ROWS)}), got {name!r}")
+    return tuple(names or ROWS)
 
 
 def _judged(judge: Judge, settings: Table2Settings, x: Tensor, label: str) -> dict[str, Any]:
