@@ -99,7 +99,7 @@ def test_only_the_rows_that_are_asked_for_are_run(prepared: Context, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
+def test_no_seed_is_begun_after_its_minutes_and_finished_rows_are_shown(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="0 minutes were over before the first row"):
@@ -120,18 +120,32 @@ def test_no_row_is_begun_after_its_minutes_and_finished_ones_are_shown(
         return [name for name in made if not name.startswith("tuning")]
 
     monkeypatch.setattr(Cells, "sampled", noting)
-    monkeypatch.setattr(Context, "time_is_up", property(lambda _: len(rows()) >= 2))
+    monkeypatch.setattr(Context, "time_is_up", property(lambda _: len(rows()) >= 3))
     records, text = resumed(1.0)
     assert len(records["samplers"]) == 2
-    assert "Not run yet, and begun by --resume: " in text
+    assert records["settings"]["left"][0] == rows()[2]  # the first of its two seeds is done, and kept
+    (begun,) = (tmp_path / "out" / "parts").glob("*.npz")
+    written = begun.stat().st_mtime_ns
+    assert "Not finished yet, which --resume does: " in text
     assert "No row of Gibbs has run yet." in text
     monkeypatch.undo()
     monkeypatch.setattr(table2, "DATA", str(tmp_path / "images"))
     monkeypatch.setattr(table2, "FULL", TINY)
     use_fake_inception(tmp_path, monkeypatch)
+    seeds_done = []
+    generate = sampler_cells.generate
+
+    def watched(*args: object, out: Path, **rest: object) -> object:
+        found = generate(*args, out=out, **rest)
+        if out == begun:
+            seeds_done.append(out.stat().st_mtime_ns)
+        return found
+
+    monkeypatch.setattr(sampler_cells, "generate", watched)
     whole, text = resumed(None)
+    assert seeds_done == [written]
     assert whole["settings"]["left"] == []
-    assert "Not run yet" not in text
+    assert "Not finished yet" not in text
     assert whole["samplers"][: len(records["samplers"])] != []
     assert {r["row"] for r in whole["samplers"]} == set(table2_report.ROWS)
 

@@ -67,7 +67,8 @@ def reproduce(
         typer.Option(min=2, help=f"Images a cell ({', '.join(WITH_IMAGES)}).", show_default="the experiment's own"),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no new row after so long; --resume does the rest (table2).")
+        float | None,
+        typer.Option(min=0, help="Begin no new seed of a row after so long; --resume does the rest (table2)."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="ROW", help="Only this row (table2); may be given again.")

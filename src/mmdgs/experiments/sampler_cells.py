@@ -29,10 +29,14 @@ from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import Model
 from mmdgs.pretrained import Pretrained, head_digest
 from mmdgs.pretrained.pretrained import weights_digest
-from mmdgs.sampling import FitData, Method, fitted_moments, generate, make_plan
+from mmdgs.sampling import FitData, Generated, Method, fitted_moments, generate, make_plan
 
 DIGEST = 12
 """Characters of a digest in a file's name."""
+
+
+class TimeIsUp(Exception):  # noqa: N818 - no error: a run ends as it was told to
+    """The minutes of a run were over between two seeds of a cell; those that are done are kept for --resume."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,8 @@ class Cells:
     ) -> Part:
         """A cell: its cost and what `judged` says of its images, with the first of them as `shown`.
 
-        Each seed has so many images, which come one seed after the other.
+        Each seed has so many images, which come one seed after the other. Raises TimeIsUp where the context's minutes
+        are over before the last of them is begun.
         """
         asked = {**self.asked(method, images, seeds), **judge_key}
 
@@ -188,13 +193,15 @@ class Cells:
         folder = workspace.out / PARTS
         folder.mkdir(exist_ok=True)
         stored = [folder / f"{file_name(name)}-{digest}-{seed}.npz" for seed in seeds]
-        made = [
-            generate(
+        made: list[Generated] = []
+        for file, seed in zip(stored, seeds, strict=True):
+            if made and self.context.time_is_up:
+                raise TimeIsUp
+            seeds_own = generate(
                 self.model, plan, images, out=file, seed=seed, batch_size=self.batch_size, precision=self.precision,
                 fast=not self.context.quick, resume=workspace.resumed, overwrite=not workspace.resumed, progress=name,
-            )
-            for file, seed in zip(stored, seeds, strict=True)
-        ]  # fmt: skip
+            )  # fmt: skip
+            made.append(seeds_own)
         x = torch.cat([to_uint8(torch.from_numpy(_pixels(file)).clamp(0, 1)) for file in stored])
         for file in stored:
             for one in (file, file.with_suffix(".samples.json")):

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdgs.cost import PRODUCT
 from mmdgs.errors import UsageError
 from mmdgs.experiments.experiment import Context, Experiment, Outcome
-from mmdgs.experiments.sampler_cells import Cells, Judge, References
+from mmdgs.experiments.sampler_cells import Cells, Judge, References, TimeIsUp
 from mmdgs.experiments.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.experiments.table2_report import (
     DOWN,
@@ -132,7 +132,12 @@ def run(context: Context) -> Outcome:
             left.append(cell.name)
             continue
         judged = partial(_judged, judge, settings)
-        found[cell.row, cell.steps] = cells.sampled(cell.name, cell.method, settings.images_a_seed, seeds, judged, key)
+        try:
+            part = cells.sampled(cell.name, cell.method, settings.images_a_seed, seeds, judged, key)
+        except TimeIsUp:
+            left.append(cell.name)
+        else:
+            found[cell.row, cell.steps] = part
     if not found:
         raise UsageError(
             f"the {context.minutes:g} minutes were over before the first row"

@@ -71,7 +71,7 @@ def table_section(records: Records, settings: Mapping[str, Any], *, quick: bool)
         "Here both run on one network with the same noise, and beside them what else samples it; Gibbs also with so "
         "few levels that it costs what Langevin costs.",
         *(quick_note() if quick else verdicts(by, settings)),
-        *([f"Not run yet, and begun by --resume: {'; '.join(settings['left'])}."] if settings["left"] else []),
+        *([f"Not finished yet, which --resume does: {'; '.join(settings['left'])}."] if settings["left"] else []),
     ]
     note = (
         f"{settings['images']:,} images{_seeds(settings['seeds'])}, of "
