@@ -30,10 +30,11 @@ Function = Callable[[Tensor], Tensor]
 BASIS_NUMBERS = 1 << 24
 """How many numbers the bases of several start vectors a row may hold at once; more go through in chunks."""
 
-BREAKDOWN = 100.0
+BREAKDOWN = 50.0
 """A residual below so many roundings of C is taken for zero: the space is invariant.
 
-Rounding left 50 where three eigenvalues, two of them close, should have left zero. One missed costs products only."""
+A short residual is made a unit vector, and the roundings in it grow by as much: the next one is measured against
+that. Rounding so counted left at most 19 where zero was due. One missed costs products only."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
     vector = _unit(start, norm)
     basis = start.new_zeros(steps, *start.shape)
     diagonal, coupling, alive = [], [], [norm > 0]
-    largest = torch.zeros_like(norm)
+    largest, rounding = torch.zeros_like(norm), torch.full_like(norm, tolerance)
     for j in range(steps):
         basis[j] = vector
         image = product(vector)
@@ -120,9 +121,10 @@ def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
             image = image - torch.einsum("knb,knbd->nbd", inside, basis[: j + 1])
         length = image.norm(dim=-1)
         largest = torch.maximum(largest, torch.maximum(diagonal[-1].abs(), length))
-        going = alive[-1] & (length > tolerance * largest) if j + 1 < start.shape[-1] else torch.zeros_like(alive[-1])
+        going = alive[-1] & (length > rounding * largest) if j + 1 < start.shape[-1] else torch.zeros_like(alive[-1])
         length = torch.where(going | length.isnan(), length, 0.0)
         coupling.append(length)
+        rounding = tolerance * (largest / length).clamp(min=1.0)
         vector = _unit(image, length)
         alive.append(going)
         if not going.any():
