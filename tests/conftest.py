@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import oracles
 import pytest
 import sizes
@@ -13,6 +15,7 @@ from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, too
 
 
 @pytest.fixture

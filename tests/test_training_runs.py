@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import resource
 import shlex
@@ -595,10 +594,6 @@ def command(*more: str) -> list[str]:
     return [sys.executable, "-m", *more]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def mnist_words(out: Path) -> list[str]:
     settings = TrainingSettings(
         steps=80, batch_size=32, learning_rate=1e-3, warmup=3, decay=True, ema=0.99, checkpoint_every=5
@@ -614,9 +609,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     whole, out = tmp_path / "whole", tmp_path / "out"
     result = run(cli.app, mnist_words(whole))
     assert result.exit_code == 0, result.output
-    process = subprocess.Popen(
-        command("mmdgs", *mnist_words(out)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen(command("mmdgs", *mnist_words(out)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if (out / "metrics.jsonl").exists() and len(losses(out)) >= 7:
@@ -678,7 +671,7 @@ def test_two_processes_give_the_losses_of_one(either: Recipe, tmp_path: Path) ->
     one, two = tmp_path / "one", tmp_path / "two"
     train_model(recipe, one, progress=None)
     launch = command("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs")
-    found = subprocess.run([*launch, *words(recipe, two)], env=environment(), capture_output=True, timeout=200)
+    found = subprocess.run([*launch, *words(recipe, two)], capture_output=True, timeout=200)
     assert found.returncode == 0, found.stderr.decode()
     assert [line["step"] for line in metrics(two)] == [line["step"] for line in metrics(one)]  # each once
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
