@@ -90,7 +90,7 @@ def reproduce(
             ("--classifier", classifier, WITH_MANY),
             ("--images", images, WITH_IMAGES),
             ("--minutes", minutes, WITH_MINUTES),
-            ("--only", only or None, WITH_ONLY),
+            ("--only", only, WITH_ONLY),
         ):
             if given is not None and name not in where_it_goes:
                 *rest, last = where_it_goes

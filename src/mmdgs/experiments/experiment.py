@@ -33,7 +33,7 @@ class Context:
     many: str | None = None  # a model of many noise levels beside one of a single level
     classifier: str | None = None  # a model of classes, to count those of samples
     images: int | None = None  # samples a cell, in place of the experiment's own number
-    minutes: float | None = None  # after which no new cell is begun
+    minutes: float | None = None  # after which no new cell, and no new seed of one, is begun
     only: tuple[str, ...] | None = None  # rows of the table, in place of all
     started: float = field(default_factory=time.perf_counter)
 
