@@ -10,7 +10,7 @@ import sizes
 import torch
 
 import mmdgs
-from mmdgs.experiments import digits, toys
+from mmdgs.lab import digits, toys
 from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.

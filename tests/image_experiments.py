@@ -13,7 +13,7 @@ from fakes import fake_known, fake_script
 from nets import random_images
 from PIL import Image
 
-from mmdgs.experiments import Context, conclude
+from mmdgs.lab import Context, conclude
 from mmdgs.metrics import inception_file
 
 

@@ -1,6 +1,6 @@
 """Sizes that let an experiment run end to end in a second."""
 
-from mmdgs.experiments import digits, toys
+from mmdgs.lab import digits, toys
 from mmdgs.training import TrainingSettings
 
 TINY = toys.ToySettings(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs import metrics
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.networks import MLP
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.randomness import seeded

@@ -10,17 +10,18 @@ from nets import random_images, tiny_model
 from torch import nn
 from typer.testing import CliRunner
 
-from mmdgs import bench, cli
-from mmdgs.bench import chains, diagonals, samplers, timing, trainings
+from mmdgs import cli
 from mmdgs.denoisers import score_denoiser
-from mmdgs.environment import environment
 from mmdgs.errors import UsageError
+from mmdgs.lab import bench
+from mmdgs.lab.bench import chains, diagonals, samplers, timing, trainings
 from mmdgs.models import save
 from mmdgs.moments import DiagonalMoments
+from mmdgs.moments.probes import Rademacher
 from mmdgs.networks import build_network, preset
 from mmdgs.noise import NoiseLevel
-from mmdgs.probes import Rademacher
 from mmdgs.randomness import Streams, seeded
+from mmdgs.runtime import environment
 from mmdgs.samplers import gibbs_plan, run_plan
 from mmdgs.schedules import geometric
 from mmdgs.training.job import new_model

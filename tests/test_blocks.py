@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import mmdgs
 from mmdgs import recording
 from mmdgs.cost import counting
-from mmdgs.linalg import checks_deferred, raise_non_finite
+from mmdgs.linalg.operators import checks_deferred, raise_non_finite
 from mmdgs.networks import MLP
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Streams, Tape, randn, signs

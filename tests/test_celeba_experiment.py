@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, celeba, sampler_cells
+from mmdgs.lab import Context, Workspace, celeba, sampler_cells
 from mmdgs.schedules import geometric
 
 TINY_RECIPE = replace(

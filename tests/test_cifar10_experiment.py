@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from mmdgs import cli, load, save
 from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, cifar10, sampler_cells, single_level_chains
-from mmdgs.experiments.cifar10_collapse import class_verdict, collapse_verdict
-from mmdgs.experiments.cifar10_report import fid_verdict, minimum
-from mmdgs.experiments.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
+from mmdgs.lab import Context, Workspace, cifar10, sampler_cells, single_level_chains
+from mmdgs.lab.cifar10_collapse import class_verdict, collapse_verdict
+from mmdgs.lab.cifar10_report import fid_verdict, minimum
+from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
 from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
 from mmdgs.networks import preset

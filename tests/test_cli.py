@@ -9,9 +9,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from mmdgs import bench, cli
+from mmdgs import cli
 from mmdgs.errors import NonFiniteError
-from mmdgs.experiments import toys
+from mmdgs.lab import bench, toys
 
 run = CliRunner().invoke
 

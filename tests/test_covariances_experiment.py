@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, covariances, held_out
+from mmdgs.lab import Context, Workspace, covariances, held_out
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments, KrylovMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture

@@ -7,9 +7,9 @@ import torch
 from sizes import TINY
 
 from mmdgs.errors import UsageError
-from mmdgs.experiments import DEMO, EXPERIMENTS, Context, Workspace, conclude, toys
-from mmdgs.experiments.workspace import Part
 from mmdgs.files import write_atomically
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Workspace, conclude, toys
+from mmdgs.lab.workspace import Part
 from mmdgs.metrics import interval
 
 

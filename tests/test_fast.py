@@ -32,6 +32,7 @@ from mmdgs.denoisers import (
 )
 from mmdgs.errors import UsageError
 from mmdgs.fast import fast_path
+from mmdgs.generation import generation
 from mmdgs.jacobians import linearised
 from mmdgs.networks import MLP, NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
@@ -39,7 +40,6 @@ from mmdgs.normalisation import group_norm
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.programs import Pure
 from mmdgs.randomness import randn, seeded, signs
-from mmdgs.sampling import generation
 
 SHAPE = (1, 6, 6)
 LEVELS = (NoiseLevel(sigma=0.4), NoiseLevel(alpha=0.8, sigma=0.6))

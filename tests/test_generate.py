@@ -30,11 +30,11 @@ from mmdgs import cli, samplers
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
+from mmdgs.generation import Generated, Method, destinations, generate, make_plan
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.samplers import Plan, State
-from mmdgs.sampling import Generated, Method, destinations, generate, make_plan
 
 run = CliRunner().invoke
 SHARED = Path(__file__).parents[2] / "shared" / "models" / "cifar10_ddpm_unet2d"

@@ -11,7 +11,7 @@ from oracles import random_covariances
 from torch import Tensor
 
 from mmdgs import metrics
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics.calibration import EXPECTED_COVERAGE
 from mmdgs.metrics.curves import running_median
 from mmdgs.moments import ExactMoments

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 import mmdgs
 from mmdgs import linalg
-from mmdgs.krylov import Krylov
-from mmdgs.linalg import Dense
+from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.operators import Dense
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.targets import GaussianMixture
 
@@ -577,7 +577,7 @@ def test_probes_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     post = mmdgs.KrylovMoments(network(6), steps=3, probes=7)
     x_t = random(2, 6)
     at_once = post(x_t, PLAIN, generator=mmdgs.Streams(0, 2)).cov
-    monkeypatch.setattr(mmdgs.krylov, "BASIS_NUMBERS", 80)  # two probes of 36 numbers
+    monkeypatch.setattr(mmdgs.linalg.krylov, "BASIS_NUMBERS", 80)  # two probes of 36 numbers
     chunked = post(x_t, PLAIN, generator=mmdgs.Streams(0, 2)).cov
     torch.testing.assert_close(chunked.logdet(), at_once.logdet(), **EXACT)
     torch.testing.assert_close(chunked.diagonal(), at_once.diagonal(), **EXACT)

@@ -11,9 +11,9 @@ from scipy import fft
 from torch import Tensor
 
 from mmdgs.errors import NonFiniteError
-from mmdgs.krylov import Krylov
-from mmdgs.linalg import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
-from mmdgs.spectral import Spectral
+from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.operators import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
+from mmdgs.linalg.spectral import Spectral
 
 B, D = 4, 12  # IMAGE holds 12 numbers
 Case = tuple[Covariance, Tensor, tuple[int, ...]]

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from mmdgs.experiments import Context, Workspace, conclude, many_levels
+from mmdgs.lab import Context, Workspace, conclude, many_levels
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
 from mmdgs.samplers import gibbs_plan, run_plan

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs import samplers, schedules
-from mmdgs.clipping import ClippedDenoiser, ClippedMoments
 from mmdgs.errors import UsageError
+from mmdgs.generation import Method, make_plan, resolved
+from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import Plan, State, run_plan
-from mmdgs.sampling import Method, make_plan, resolved
 
 CLIPPED = (-1.0, 1.0)
 

@@ -14,7 +14,7 @@ import torch
 
 from mmdgs.data import load_images
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.experiments import (
+from mmdgs.lab import (
     EXPERIMENTS,
     Context,
     Outcome,
@@ -25,9 +25,9 @@ from mmdgs.experiments import (
     mnist_report,
     mnist_yardstick,
 )
-from mmdgs.experiments.drawing import mosaic
-from mmdgs.experiments.mnist_models import ENERGY, LEARNED, SIGMAS, MnistSettings
-from mmdgs.experiments.report import Report, Section
+from mmdgs.lab.drawing import mosaic
+from mmdgs.lab.mnist_models import ENERGY, LEARNED, SIGMAS, MnistSettings
+from mmdgs.lab.report import Report, Section
 from mmdgs.metrics import Instability
 from mmdgs.training import TrainingSettings, job, sets
 
@@ -98,7 +98,7 @@ def forbid(monkeypatch, *places: str) -> None:
         raise AssertionError("this was to come from the folder")
 
     for place in places:
-        monkeypatch.setattr(f"mmdgs.experiments.{place}", refuse)
+        monkeypatch.setattr(f"mmdgs.lab.{place}", refuse)
 
 
 @pytest.fixture(scope="module")

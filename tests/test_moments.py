@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs import jacobians, linalg, moments
-from mmdgs.linalg import Dense, Diagonal
+from mmdgs.linalg.operators import Dense, Diagonal
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture

@@ -12,12 +12,12 @@ from torch import Tensor
 import mmdgs
 from mmdgs import losses
 from mmdgs.cost import counting
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import compare_diagonals, relative_error
+from mmdgs.moments.ocm import OcmMoments, RatioHead, RatioScale, ratio_target, unbiased_design
+from mmdgs.moments.probes import Lattice, Rademacher
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
-from mmdgs.ocm import OcmMoments, RatioHead, RatioScale, ratio_target, unbiased_design
-from mmdgs.probes import Lattice, Rademacher
 from mmdgs.randomness import Streams, seeded
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train

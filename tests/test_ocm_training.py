@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli, losses
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
+from mmdgs.lab import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
 from mmdgs.models import Model
 from mmdgs.pretrained import from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal
 
 import mmdgs
-from mmdgs.linalg import Dense, Diagonal
+from mmdgs.linalg.operators import Dense, Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.targets import GaussianMixture
 

@@ -13,12 +13,12 @@ from pretrained_models import many_level_model
 
 import mmdgs
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, conclude, probe_errors, probes
-from mmdgs.experiments.probe_errors import YARDSTICK, ProbeSettings, errors, jacobian, needed
 from mmdgs.jacobians import mean_and_jacobian
+from mmdgs.lab import Context, Workspace, conclude, probe_errors, probes
+from mmdgs.lab.probe_errors import YARDSTICK, ProbeSettings, errors, jacobian, needed
+from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
-from mmdgs.probes import Rademacher
 from mmdgs.randomness import seeded
 
 TINY = ProbeSettings(counts=(1, 2, 10), draws=3, digits=2, ratios=(0.7, 3.0), sampling_steps=2)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import mmdgs
-from mmdgs import probes
+from mmdgs.moments import probes
+from mmdgs.moments.probes import Hadamard, Lattice, Rademacher, pixel_classes
 from mmdgs.noise import NoiseLevel
-from mmdgs.probes import Hadamard, Lattice, Rademacher, pixel_classes
 from mmdgs.randomness import Streams, seeded
 
 LEVEL = NoiseLevel(sigma=0.5)

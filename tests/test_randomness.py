@@ -40,7 +40,7 @@ def draws(streams: Streams, kind: str, counts: list[int], dtypes: list[torch.dty
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 7, 2**40 + 7, -1])
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 7, 2**64 - 1])
 def test_streams_are_philox_of_seed_row_and_place(kind: str, seed: int) -> None:
     # The counter is (block, high word of the block, row, lane) and the key the two words of the seed.
     row, blocks = 5, range(3)
@@ -213,3 +213,35 @@ def test_few_recordings_are_kept_and_one_that_fails_is_not_tried_again(monkeypat
         given = torch.tensor(0), streams._key, streams._row
         randomness._recorded_numbers(streams._lanes["sign"], count, torch.float32, given)
     assert len(made) == randomness.RECORDERS
+
+
+def words_of(seed: int, purpose: str, rows: int = 8, count: int = 512) -> set[float]:
+    drawn = Streams(seed, rows, purpose=purpose).draw("uniform", count, torch.float64, CPU)
+    # Pairs of 24 bits: 4,096 of them coincide by chance once in 10^7 tries, single numbers in most.
+    return {float(pair) for pair in (drawn[:, ::2] * 2**24 + drawn[:, 1::2]).flatten()}
+
+
+def test_seeds_and_purposes_share_no_number() -> None:
+    purposes = ["", "start", "steps", "noise", "probes"]
+    found = [words_of(seed, purpose) for seed in (0, 1, 2, 2**63) for purpose in purposes]
+    assert len(set().union(*found)) == sum(map(len, found))
+
+
+def test_without_a_purpose_the_stream_is_that_of_the_seed() -> None:
+    one, other = (Streams(3, 2, purpose=purpose).draw("normal", 8, torch.float64, CPU) for purpose in ("", "start"))
+    assert torch.equal(one, Streams(3, 2).draw("normal", 8, torch.float64, CPU))
+    assert not torch.equal(one, other)
+
+
+def test_generators_and_child_seeds_know_their_purpose() -> None:
+    seeds = [randomness.child_seed(seed, purpose) for seed in (0, 1, 2) for purpose in ("a", "b", "1 a")]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert seeded(0, "a").initial_seed() == randomness.child_seed(0, "a") != seeded(0).initial_seed() == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 2**70])
+def test_seeds_beyond_64_bits_are_refused(seed: int) -> None:
+    for use in (lambda: Streams(seed, 1), lambda: Streams([seed], 1), lambda: seeded(seed, "a")):
+        with pytest.raises(ValueError, match=f"from 0 to 2\\^64 - 1, got {seed}"):
+            use()

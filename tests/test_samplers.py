@@ -14,11 +14,11 @@ from scipy import stats
 from torch import Tensor
 
 import mmdgs
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
+from mmdgs.runtime import threads
 from mmdgs.samplers import Info, Kernel, State
 from mmdgs.targets import GaussianMixture
-from mmdgs.threads import threads
 
 MEAN, STD = (1.0, -0.5), 0.7
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 import mmdgs
+from mmdgs.data.pictures import BACKGROUND, GAP, image_grid, png
 from mmdgs.errors import UsageError
+from mmdgs.generation import Sampled, sample, start_from_noise
 from mmdgs.models import Model, ModelConfig
-from mmdgs.pictures import BACKGROUND, GAP, image_grid, png
 from mmdgs.randomness import Streams, seeded
-from mmdgs.sampling import Sampled, sample, start_from_noise
 
 
 def drawn(model: Model, chains: int, **options: object) -> Sampled:

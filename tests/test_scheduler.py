@@ -15,7 +15,7 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs.errors import UsageError
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.pretrained.diffusion import schedule_levels

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli
 from mmdgs.data import load_images, midpoints
+from mmdgs.generation import spectral_moments
+from mmdgs.linalg.spectral import to_cosines
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn_like
-from mmdgs.sampling import spectral_moments
-from mmdgs.spectral import to_cosines
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from torch import Tensor
 import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.denoisers import Denoiser
+from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
+from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
-from mmdgs.spectral import Spectral, SpectralMoments, from_cosines, to_cosines
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}  # in float64
 SHAPES = [(5,), (2, 3), (3, 4, 5)]

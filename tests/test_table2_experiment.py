@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
-from mmdgs.experiments import Context, Workspace, sampler_cells, table2, table2_report
-from mmdgs.experiments.sampler_cells import Cells, Judge, References
-from mmdgs.experiments.workspace import Part
+from mmdgs.generation import Method, generation
+from mmdgs.lab import Context, Workspace, sampler_cells, table2, table2_report
+from mmdgs.lab.sampler_cells import Cells, Judge, References
+from mmdgs.lab.workspace import Part
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import State
 from mmdgs.samplers.langevin import Langevin
 from mmdgs.samplers.langevin_rates import suggested_rate, variance_factor
-from mmdgs.sampling import Method, generation
 from mmdgs.schedules import geometric
 
 TINY = replace(

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdgs.experiments.experiment import Context, conclude
-from mmdgs.experiments.theory import EXPERIMENT, skewed_density
-from mmdgs.experiments.workspace import Workspace
+from mmdgs.lab.experiment import Context, conclude
+from mmdgs.lab.theory import EXPERIMENT, skewed_density
+from mmdgs.lab.workspace import Workspace
 from mmdgs.metrics import deconvolve
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from mmdgs.threads import Stopped, side_by_side, stop_if_asked, threads
+from mmdgs.runtime import Stopped, side_by_side, stop_if_asked, threads
 
 
 def test_the_count_is_given_back() -> None:

@@ -20,13 +20,13 @@ import mmdgs
 from mmdgs import cli, moments
 from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
+from mmdgs.generation import FitData, isotropic_moments, spectral_moments
+from mmdgs.generation.spectra import KNOTS, spectrum_files
+from mmdgs.generation.variances import variance_files
+from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
-from mmdgs.sampling import FitData, isotropic_moments, spectral_moments
-from mmdgs.sampling.spectra import KNOTS, spectrum_files
-from mmdgs.sampling.variances import variance_files
-from mmdgs.spectral import SpectralMoments
 
 run = CliRunner().invoke
 IMAGES = 30

@@ -1,109 +1,35 @@
 """mmdgs: from a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.
 
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
+
+The public names are in __init__.pyi. Each is imported when it is first used, so that `mmdgs --help` needs no torch.
 """
 
-from mmdgs import (
-    data,
-    evaluation,
-    losses,
-    metrics,
-    networks,
-    pretrained,
-    samplers,
-    sampling,
-    schedules,
-    targets,
-    training,
-    watching,
-)
-from mmdgs.denoisers import (
-    Denoiser,
-    clean_denoiser,
-    edm_denoiser,
-    energy_denoiser,
-    noise_denoiser,
-    score_denoiser,
-    velocity_denoiser,
-)
-from mmdgs.errors import CovarianceTooLargeError, NonFiniteError, UsageError
-from mmdgs.fast import fast_path
-from mmdgs.models import Model, ModelConfig, load, save
-from mmdgs.moments import (
-    DiagonalMoments,
-    ExactMoments,
-    FullMoments,
-    IsotropicMoments,
-    KrylovMoments,
-    LearnedMoments,
-    Moments,
-)
-from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels, add_noise
-from mmdgs.ocm import OcmMoments
-from mmdgs.posterior import Gaussian
-from mmdgs.pretrained import Pretrained, from_pretrained, load_head
-from mmdgs.probes import Lattice, Rademacher
-from mmdgs.randomness import Streams
-from mmdgs.samplers import ExactGibbs, Gibbs, gibbs_chain, gibbs_plan, run, run_plan
-from mmdgs.sampling import generate, sample
-from mmdgs.spectral import SpectralMoments
-from mmdgs.version import __version__
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-__all__ = [
-    "CLEAN",
-    "CovarianceTooLargeError",
-    "Denoiser",
-    "DiagonalMoments",
-    "ExactGibbs",
-    "ExactMoments",
-    "FullMoments",
-    "Gaussian",
-    "Gibbs",
-    "IsotropicMoments",
-    "KrylovMoments",
-    "Lattice",
-    "LearnedMoments",
-    "Model",
-    "ModelConfig",
-    "Moments",
-    "NoiseLevel",
-    "NoiseLevels",
-    "NonFiniteError",
-    "OcmMoments",
-    "Pretrained",
-    "Rademacher",
-    "SpectralMoments",
-    "Streams",
-    "UsageError",
-    "__version__",
-    "add_noise",
-    "clean_denoiser",
-    "data",
-    "edm_denoiser",
-    "energy_denoiser",
-    "evaluation",
-    "fast_path",
-    "from_pretrained",
-    "generate",
-    "gibbs_chain",
-    "gibbs_plan",
-    "load",
-    "load_head",
-    "losses",
-    "metrics",
-    "networks",
-    "noise_denoiser",
-    "pretrained",
-    "run",
-    "run_plan",
-    "sample",
-    "samplers",
-    "sampling",
-    "save",
-    "schedules",
-    "score_denoiser",
-    "targets",
-    "training",
-    "velocity_denoiser",
-    "watching",
-]
+from mmdgs.version import __version__ as __version__
+
+_HOMES = {
+    alias.name: node.module
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mmdgs' has no attribute {name!r}")
+    home = _HOMES[name]
+    if home == "mmdgs":
+        return import_module(f"mmdgs.{name}")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from mmdgs.denoisers import DATA_STD, Denoiser, denoise
 from mmdgs.moments import Moments
+from mmdgs.moments.ocm import Head, ratio_target
+from mmdgs.moments.probes import ProbeDesign
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
-from mmdgs.ocm import Head, ratio_target
-from mmdgs.probes import ProbeDesign
 from mmdgs.randomness import Generator
 
 Weighting = Callable[[NoiseLevel | NoiseLevels], float | Tensor]

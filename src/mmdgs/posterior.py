@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.linalg import Covariance
+from mmdgs.linalg.operators import Covariance
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.randomness import Generator, randn, randn_like
 

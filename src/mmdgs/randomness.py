@@ -1,13 +1,20 @@
 """Explicit randomness: every draw takes a `torch.Generator` or a `Streams`, never the global generator.
 
 `Streams` gives every row of a batch (every chain) a random stream of its own. It is counter based: number
-`j` of row `r` is a pure function of (seed, r, j), the Philox4x32-10 generator of Salmon et al. (2011,
+`j` of row `r` is a pure function of (seed, purpose, r, j), the Philox4x32-10 generator of Salmon et al. (2011,
 "Parallel random numbers: as easy as 1, 2, 3"). So a chain's numbers do not depend on how many chains run
 beside it, on which process or device runs it, or on where a run was cut in pieces.
+
+    key        the seed: two words
+    counter    the block of four numbers: two words; the row; purpose and kind of number: one word
+
+Philox is a bijection of the counter, so streams of one seed with different purposes share no block of numbers.
+Nothing adds to a seed: what needs randomness of its own names its purpose.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import threading
@@ -23,6 +30,8 @@ from mmdgs.recording import Recorded
 logger = logging.getLogger("mmdgs")
 
 WORD = 0xFFFFFFFF
+SEEDS = 1 << 64
+KIND_BITS = 0b11
 # Philox4x32: the two multipliers and the two key increments of Salmon et al. (2011), table 2.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -87,6 +96,7 @@ class Streams:
 
     With one integer seed row `r` gets stream `(seed, first_row + r)`; with a sequence of seeds, one per
     row, row `r` gets stream `(seeds[r], 0)`. So `Streams(7, 1)` and `Streams([7], 1)` are the same.
+    `purpose` names what the numbers are for: those of "start" and of "steps" are independent.
     `positions` says how many numbers of each kind a row has drawn; given back to a new `Streams`, they go
     on from there.
     """
@@ -96,6 +106,8 @@ class Streams:
         seed: int | Sequence[int],
         rows: int,
         first_row: int = 0,
+        *,
+        purpose: str = "",
         positions: Mapping[str, int] | None = None,
     ) -> None:
         if rows < 1:
@@ -107,7 +119,9 @@ class Streams:
         self._key = torch.tensor([[s & WORD, (s >> 32) & WORD] for s, _ in streams])[:, None, :]
         self._row = torch.tensor([row for _, row in streams])[:, None]
         self._placed: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._lanes = {"normal": _Lane(0, _normals), "sign": _Lane(1, _signs), "uniform": _Lane(2, _uniforms)}
+        kinds = {"normal": _normals, "sign": _signs, "uniform": _uniforms}
+        code = _code(purpose)
+        self._lanes = {kind: _Lane(code | number, convert) for number, (kind, convert) in enumerate(kinds.items())}
         for kind, position in (positions or {}).items():
             self._lanes[kind].position = position
 
@@ -211,8 +225,26 @@ def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple
     except TypeError:  # not one integer: then one for each row, in a list, an array or a tensor
         if not isinstance(seed, Iterable):
             raise TypeError(f"seed must be an integer or one per chain, got {seed!r}") from None
-        return [(int(s), 0) for s in seed]
-    return [(one, first_row + row) for row in range(rows)]
+        return [(checked_seed(int(s)), 0) for s in seed]
+    return [(checked_seed(one), first_row + row) for row in range(rows)]
+
+
+def checked_seed(seed: int) -> int:
+    """A seed, which must fit into the 64 bits of Philox's key."""
+    if not 0 <= seed < SEEDS:
+        raise ValueError(f"a seed must be a whole number from 0 to 2^64 - 1, got {seed}")
+    return seed
+
+
+def _code(purpose: str) -> int:
+    """The bits of a purpose in the counter's last word, above those of the kind of number; 0 for none."""
+    digest = hashlib.sha256(purpose.encode()).digest() if purpose else bytes(4)
+    return int.from_bytes(digest[:4], "big") & ~KIND_BITS
+
+
+def child_seed(seed: int, purpose: str) -> int:
+    """A seed for something that takes one, made of a seed and what it is for: 63 bits of their SHA-256."""
+    return int.from_bytes(hashlib.sha256(f"{checked_seed(seed)} {purpose}".encode()).digest()[:8], "big") >> 1
 
 
 class Tape:
@@ -292,6 +324,7 @@ def spawn_seeds(rows: int, device: torch.device, generator: Generator) -> Tensor
     return (high << 24) | low
 
 
-def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch.Generator on `device`, seeded."""
-    return torch.Generator(device=device).manual_seed(seed)
+def seeded(seed: int, purpose: str = "", device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch.Generator on `device`, seeded for a purpose."""
+    checked_seed(seed)
+    return torch.Generator(device=device).manual_seed(child_seed(seed, purpose) if purpose else seed)

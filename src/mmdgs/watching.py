@@ -23,19 +23,19 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
+from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.generation import Method, generate, make_plan, start_from_noise
+from mmdgs.generation.variances import FIT_IMAGES
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
 from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import DENOISERS, MEAN_STD, Model
 from mmdgs.moments import IsotropicMoments
-from mmdgs.pictures import image_grid, png
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.samplers import Plan, single_level_plan
-from mmdgs.sampling import Method, generate, make_plan, start_from_noise
-from mmdgs.sampling.variances import FIT_IMAGES
 from mmdgs.training.settings import TrainingSettings
 from mmdgs.training.watchers import Seen
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mmdgs.cli import bench, evaluation, experiments, models, pretrained, sampling  # noqa: F401  they add their commands
-from mmdgs.cli.common import app
+from mmdgs.cli import bench, convert, evaluate, reproduce, sample, train  # noqa: F401  they add their commands
+from mmdgs.cli.app import app
 
 
 def main() -> Any:

@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 import typer
 
-from mmdgs import bench
-from mmdgs.cli.common import Debug, Device, app, device_named, output, plain_errors
-from mmdgs.experiments.report import Table
+from mmdgs.cli.app import Debug, Device, app, device_named, output, plain_errors
+from mmdgs.lab import bench
+from mmdgs.lab.report import Table
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdgs.data.decoding import Fit, Unreadable, decode
 from mmdgs.errors import UsageError
-from mmdgs.progress import progress_bar
+from mmdgs.runtime import progress_bar
 
 logger = logging.getLogger("mmdgs")
 

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 from mmdgs.errors import UsageError
 from mmdgs.files import file_written_atomically
-from mmdgs.progress import progress_bar
+from mmdgs.runtime import progress_bar
 
 ENVIRONMENT = "MMDGS_DATA"
 CACHE_ENVIRONMENT = "MMDGS_CACHE"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
-from mmdgs.environment import environment
 from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
@@ -26,8 +25,8 @@ from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity, precision_recall
 from mmdgs.metrics.scores import inception_score, kernel_distance
 from mmdgs.models import Model
-from mmdgs.progress import progress_bar
 from mmdgs.randomness import seeded
+from mmdgs.runtime import environment, progress_bar
 
 CLASSIFIER_BATCH = 500
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics.calibration import Calibration, calibration, fitted_floor
 from mmdgs.moments import Moments
+from mmdgs.moments.ocm import ratio_target
 from mmdgs.noise import NoiseLevel, add_noise
-from mmdgs.ocm import ratio_target
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 

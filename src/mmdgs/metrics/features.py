@@ -26,7 +26,7 @@ from mmdgs.files import read_json, tensors_to_bytes, to_json, write_atomically
 from mmdgs.metrics.frechet import FeatureMoments
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import Inception
-from mmdgs.progress import progress_bar
+from mmdgs.runtime import progress_bar
 from mmdgs.version import __version__
 
 logger = logging.getLogger("mmdgs")

@@ -23,9 +23,9 @@ from mmdgs.denoisers import (
     velocity_denoiser,
 )
 from mmdgs.errors import UsageError
+from mmdgs.moments.ocm import RatioScale
 from mmdgs.networks.registry import nearest
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.ocm import RatioScale
 from mmdgs.version import __version__
 
 FORMAT = 1

@@ -22,9 +22,9 @@ from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, load_weights, read_weights, write_weights
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
 from mmdgs.noise import NoiseLevel
-from mmdgs.ocm import RatioHead
 
 CONFIG, CARD = "config.json", "README.md"
 HUB_FILES = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS)

@@ -9,7 +9,7 @@ import torch
 
 from mmdgs.errors import UsageError
 from mmdgs.models import VARIANCE_RATIO, Model, load
-from mmdgs.ocm import RatioHead
+from mmdgs.moments.ocm import RatioHead
 from mmdgs.pretrained.pretrained import Pretrained, weights_digest
 
 logger = logging.getLogger("mmdgs")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.linalg import Diagonal, raise_non_finite
+from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.posterior import Gaussian

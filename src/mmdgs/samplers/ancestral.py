@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise
-from mmdgs.linalg import Diagonal
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.moments import Moments, mean_of
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.posterior import Gaussian

@@ -29,7 +29,7 @@ from mmdgs.denoisers import (
     VelocityDenoiser,
 )
 from mmdgs.errors import first_line
-from mmdgs.linalg import checks_deferred, closed_form
+from mmdgs.linalg.operators import checks_deferred, closed_form
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments, LearnedMoments
 from mmdgs.randomness import Tape
 from mmdgs.recording import Recorded

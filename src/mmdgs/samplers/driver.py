@@ -15,13 +15,12 @@ from mmdgs.cost import Cost, counting, spend
 from mmdgs.errors import NonFiniteError
 from mmdgs.moments import Moments, require_batch
 from mmdgs.noise import CLEAN, NoiseLevel
-from mmdgs.progress import progress_bar
 from mmdgs.randomness import Streams
+from mmdgs.runtime import progress_bar, stop_if_asked, threads
 from mmdgs.samplers.blocks import Block, prepared, suited
 from mmdgs.samplers.gibbs import Gibbs
 from mmdgs.samplers.kernel import Info, Kernel, State
 from mmdgs.samplers.plans import Plan, Step
-from mmdgs.threads import stop_if_asked, threads
 
 logger = logging.getLogger("mmdgs")
 

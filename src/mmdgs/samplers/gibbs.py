@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmdgs.denoisers import Denoiser
-from mmdgs.linalg import looks_finite, raise_non_finite
+from mmdgs.linalg.operators import looks_finite, raise_non_finite
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
 from mmdgs.randomness import Generator

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mmdgs.linalg import raise_non_finite
+from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator
 

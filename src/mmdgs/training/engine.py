@@ -20,10 +20,8 @@ from torch import Tensor, nn
 
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.networks.dropout import dropout_keys, uses_dropout
-from mmdgs.precision import autocast, matmul_precision
-from mmdgs.progress import progress_bar
 from mmdgs.randomness import Generator, Streams, seeded, uniforms
-from mmdgs.threads import stop_if_asked
+from mmdgs.runtime import autocast, matmul_precision, progress_bar, stop_if_asked
 from mmdgs.training.average import Average
 from mmdgs.training.contract import PerExampleLoss, Trained, Validation, Watch
 from mmdgs.training.examples import Examples, TensorExamples, batch_order
@@ -365,5 +363,5 @@ def train(
 ) -> Tensor:
     """Train `network` in place on data (n, ...) in memory; returns the mean loss of every step, (steps,)."""
     # MPS generators exist, but a CPU one gives the same numbers everywhere; CUDA draws on the device for speed.
-    noise = seeded(settings.seed + 1, data.device if data.device.type == "cuda" else "cpu")
+    noise = seeded(settings.seed, "noise", data.device if data.device.type == "cuda" else "cpu")
     return Trainer(network, loss, TensorExamples(data), settings, generator=noise).run(progress).losses

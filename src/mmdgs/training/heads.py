@@ -10,9 +10,9 @@ from mmdgs.data import spread
 from mmdgs.denoisers import Compiled
 from mmdgs.errors import UsageError
 from mmdgs.models import Model, ModelConfig
+from mmdgs.moments.ocm import RatioScale
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.noise import NoiseLevel
-from mmdgs.ocm import RatioScale
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.schedules import parse_levels

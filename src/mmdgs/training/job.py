@@ -17,7 +17,6 @@ from torch.nn import functional
 from mmdgs import losses
 from mmdgs.data import spread
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, takes_level
-from mmdgs.environment import device_name
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
@@ -25,6 +24,7 @@ from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
+from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
 from mmdgs.training.contract import PerExampleLoss, Trained, Validation, Watch
 from mmdgs.training.energies import CompiledEnergy

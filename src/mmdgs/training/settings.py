@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mmdgs.errors import UsageError
-from mmdgs.precision import check_precision
+from mmdgs.runtime import check_precision
 from mmdgs.training.optimiser import check_optimiser
 
 FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0

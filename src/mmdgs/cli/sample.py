@@ -1,0 +1,290 @@
+"""`mmdgs sample`: from a model to pictures, by any sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+from torch import Tensor
+
+from mmdgs.cli.app import (
+    INTERRUPTED,
+    Debug,
+    Device,
+    Overwrite,
+    Resume,
+    Seed,
+    app,
+    device_named,
+    messages,
+    output,
+    plain_errors,
+)
+from mmdgs.data.pictures import image_grid, png
+from mmdgs.denoisers import Denoiser
+from mmdgs.errors import UsageError
+from mmdgs.files import write_atomically
+from mmdgs.generation import (
+    FitData,
+    Generated,
+    Method,
+    fitted_moments,
+    generate,
+    make_plan,
+    resolved,
+    start_from_noise,
+)
+from mmdgs.generation.methods import CHAIN_STEPS, COVARIANCES, FITTED, SAMPLERS
+from mmdgs.generation.variances import FIT_IMAGES
+from mmdgs.generation.writers import destination
+from mmdgs.models import MEAN_STD, Model, from_hub, load, shipped
+from mmdgs.moments import Moments
+from mmdgs.noise import NoiseLevel
+from mmdgs.pretrained import Pretrained, from_pretrained, head_digest
+from mmdgs.pretrained.loading import CHECKPOINTS, SETTINGS, is_ours
+from mmdgs.runtime import check_precision
+from mmdgs.samplers import Plan, single_level_plan
+from mmdgs.schedules import Levels, parse_levels
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+SCALE = 3
+GRID = ".png"
+LEARNED = "learned"
+NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others at the end, where one of them has a batch more."""
+
+
+@app.command()
+def sample(
+    model: Annotated[
+        str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder (also of diffusers), or on the hub.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="A picture of all (.png), arrays (.npz), or a folder for PNG files.")
+    ] = Path("samples.png"),
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
+    sampler: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(SAMPLERS)}.", show_default="gibbs; over many levels heun"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Noise levels that are used; sweeps of a model of one level.", show_default="all, 20"),
+    ] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Noise levels, such as geometric:232:50:0.01.", show_default="the model's")
+    ] = None,
+    covariance: Annotated[
+        str | None,
+        typer.Option("--covariance", "--posterior", help=f"{', '.join([*COVARIANCES, LEARNED])}.", show_default="auto"),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    ] = None,
+    sweeps: Annotated[int | None, typer.Option(min=1, help="Steps at each level (gibbs, langevin).")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="Jacobian products for the diagonal [3].")] = None,
+    krylov_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a Krylov draw [20].")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
+    ] = None,
+    eta: Annotated[float | None, typer.Option(help="Fresh noise: of ddim, in [0, 1]; of consistent.")] = None,
+    churn: Annotated[float | None, typer.Option(help="Share of noise added before a step of heun [0].")] = None,
+    clip: Annotated[
+        bool | None, typer.Option("--clip/--no-clip", help="Keep means in the data's interval.", show_default="auto")
+    ] = None,
+    last_noise: Annotated[
+        float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
+    ] = None,
+    mean: Annotated[
+        bool, typer.Option("--mean/--draw", help="Of one level: end with the posterior's mean, not a draw.")
+    ] = False,
+    data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
+    fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
+    precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
+    fast: Annotated[
+        bool | None,
+        typer.Option("--fast/--plain", help="Compile the network on a GPU, or not.", show_default="(in long runs)"),
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Draw samples from noise; killed or stopped, it goes on with --resume (a folder or an .npz).
+
+    Several processes: `accelerate launch -m mmdgs sample ...` or `torchrun --nproc-per-node 2 -m mmdgs sample ...`,
+    with -n for the number of samples: these launchers take --n for an option of their own.
+    """
+    with plain_errors(debug):
+        _check_out(out, resume, overwrite)
+        check_precision(precision)
+        schedule = None if levels is None else parse_levels(levels)
+        method = Method(
+            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
+            last_noise, head, mean or None,
+        )  # fmt: skip
+        where = device_named(device)
+        fit = _fit_data(method, data, data_dir, fit_images, where)
+        accelerator = _accelerator(where)
+        where = accelerator.device if accelerator.num_processes > 1 else where
+        try:
+            found, own = _loaded(model, raw=raw, size=size)
+            _check_shape(found, out)
+            with accelerator.main_process_first():  # one fits variances, the others find them
+                plan, settings = _plan(found.to(where), own, method, fit)
+            result = generate(
+                found,
+                plan,
+                n,
+                out=None if out.suffix == GRID else out,
+                seed=seed,
+                batch_size=batch_size,
+                start=partial(_chain_start, found, seed) if len(found.levels) == 1 else None,
+                precision=precision,
+                fast=fast,
+                settings=settings,
+                resume=resume,
+                overwrite=overwrite,
+                accelerator=accelerator,
+            )
+        except KeyboardInterrupt:
+            if out.suffix != GRID and accelerator.is_main_process:
+                messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            accelerator.end_training()
+        if result.x is not None:
+            write_atomically(out, png(image_grid(result.x), SCALE))
+        if accelerator.is_main_process:
+            messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
+            output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+
+
+def _accelerator(where: torch.device) -> Accelerator:
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    return Accelerator(cpu=where.type == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
+
+
+def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
+    """Refuse what is no place for samples."""
+    if out.suffix.lower() in NO_FOLDERS:
+        raise UsageError(f"--out must end in .png or .npz, or be a folder, got {out}")
+    if out.suffix != GRID:  # before the work that a plan may need
+        destination(out).check(resume=resume, overwrite=overwrite)
+        return
+    if resume:
+        raise UsageError(f"{out} is one picture, made in one go: --resume is for a folder or an .npz")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists; use --overwrite, or another name")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
+
+
+def _check_shape(found: Pretrained, out: Path) -> None:
+    if out.suffix != ".npz" and len(found.shape) != 3:
+        raise UsageError(f"the model gives points of shape {found.shape}, not images: use an --out ending in .npz")
+
+
+def _fit_data(
+    method: Method, data: str | None, data_dir: Path | None, fit_images: int | None, where: torch.device
+) -> FitData | None:
+    """What variances are estimated from, where a covariance is asked for that has fitted ones."""
+    for name, value in (("--data", data), ("--fit-images", fit_images)):
+        if value is not None and method.covariance not in FITTED:
+            given = method.covariance or "auto"
+            raise UsageError(f"{name} is for --covariance {' or '.join(FITTED)}, got --covariance {given}")
+    if data is None:
+        if fit_images is not None:
+            raise UsageError("--fit-images says how many images of --data are used: give --data too")
+        return None
+    return FitData(data, fit_images or FIT_IMAGES.get(where.type, FIT_IMAGES["cpu"]), data_dir)
+
+
+def _loaded(name: str, *, raw: bool, size: int | None) -> tuple[Pretrained, Model | None]:
+    """The denoiser of a name, and the model of mmdgs where it is one."""
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        hub = name.count("/") == 1 and folder.suffix not in CHECKPOINTS
+        folder = shipped(name) or (from_hub(name, [SETTINGS]) if hub else folder)
+    if raw or not is_ours(folder):
+        return from_pretrained(name, ema=not raw, size=size), None
+    model = load(name)
+    if size is not None:
+        raise UsageError(
+            f"{name} says itself that it gives {model.config.shape}; --size is for checkpoints that do not"
+        )
+    if model.config.param == MEAN_STD:
+        mean: Denoiser = _Mean(model.posterior())
+        config = model.config
+        return Pretrained(mean, model.levels, config.shape, config.interval, model.network, name), model
+    return Pretrained.of(model, name), model
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """The mean of an estimator as a denoiser."""
+
+    moments: Moments
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return self.moments(x_t, level).mean
+
+
+def _plan(found: Pretrained, own: Model | None, method: Method, fit: FitData | None) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a method, and what the record says of it."""
+    if own is not None and (own.config.param == MEAN_STD or method.covariance == LEARNED):
+        method = _learned(own, method)
+        plan = single_level_plan(own.posterior(), own.level, steps=method.steps or CHAIN_STEPS)
+        return plan, {"method": method.to_json()}
+    settings: dict[str, Any] = {} if fit is None or method.covariance is None else {method.covariance: fit.key}
+    known = own is not None and fit is None and own.config.isotropic_variance is not None
+
+    def fitted(covariance: str, levels: Levels) -> Moments:
+        if own is not None and known and covariance == "isotropic":
+            return own.isotropic_posterior()
+        return fitted_moments(covariance, found, levels, fit)
+
+    plan = make_plan(method, found, fitted=fitted)
+    if method.head is not None:
+        settings["head"] = head_digest(method.head)
+    return plan, {"method": resolved(method, found).to_json(), **settings}
+
+
+def _learned(model: Model, method: Method) -> Method:
+    """The method of a model with mean and std heads, which has its own covariance: little is left to choose."""
+    param = model.config.param
+    if param != MEAN_STD or method.covariance not in (None, LEARNED):
+        raise UsageError(f"a model with parametrisation {param!r} has no {method.covariance} posterior")
+    wanted = Method("gibbs", steps=CHAIN_STEPS if method.steps is None else method.steps, covariance=LEARNED)
+    for key, value in vars(method).items():
+        if value is not None and value != getattr(wanted, key):
+            raise UsageError(f"a model with parametrisation {param!r} takes no {key.replace('_', '-')}; it takes steps")
+    return wanted
+
+
+def _chain_start(found: Pretrained, seed: int, chains: int, first: int) -> Tensor:
+    return start_from_noise(found.shape, chains, seed=seed, first_chain=first)
+
+
+def _said(result: Generated, what: str) -> str:
+    cost = result.cost
+    said = f"{result.count:,} {what}: {cost.forwards:,} forwards and {cost.products:,} Jacobian products each, "
+    said += f"{result.seconds:,.1f} seconds"
+    if result.repaired > 0:
+        said += f"; {100 * result.repaired:.2g}% of the variances lay below the floor and were lifted to it"
+    return said

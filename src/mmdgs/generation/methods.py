@@ -1,0 +1,337 @@
+"""Samplers by name: from settings, as the command line and experiments have them, to the plan for a model.
+
+A model of one level has Gibbs chains at that level. For the samplers of a model of many levels:
+
+    ancestral, ddim                          the model's own levels, as it was trained
+    gibbs, gibbs-down, langevin, consistent  its own where they are variance exploding, else `exploding_levels`
+    heun                                     EDM's, within the model's range
+
+Where no sampler is named: Gibbs chains of a model of one level; of one of many `gibbs-down` where the settings are of
+Gibbs sampling (a covariance, sweeps ...), else `heun`, which costs 35 evaluations an image in place of thousands.
+
+`steps` is how many levels are used, and `levels` stands in place of all this. A denoiser answers at any level by its
+ratio sigma / alpha, so a variance-preserving model may well be sampled along a variance-exploding path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmdgs import samplers
+from mmdgs.denoisers import Denoiser
+from mmdgs.errors import UsageError
+from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
+from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
+from mmdgs.moments.ocm import OcmMoments
+from mmdgs.moments.probes import Lattice, Rademacher
+from mmdgs.networks.registry import nearest
+from mmdgs.pretrained import Pretrained, load_head
+from mmdgs.samplers import Plan
+from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
+from mmdgs.samplers.langevin_rates import suggested_rate
+from mmdgs.schedules import Levels, edm, geometric, subsampled
+
+LEVELS, LARGEST, SMALLEST = 232, 50.0, 0.01
+"""NCSNv2's levels for CIFAR-10 in [0, 1] (Song and Ermon, 2020); sigmas scale with the width of the interval."""
+EDM_LEVELS, EDM_LARGEST, EDM_SMALLEST = 18, 40.0, 0.001
+"""EDM's for data in [0, 1]: 80 to 0.002 in [-1, 1] (Karras et al., 2022)."""
+CHAIN_STEPS = 20
+CLIPPED_INTERVAL = (-1.0, 1.0)
+"""Where diffusers' images lie: models of this interval have their means clipped, as there."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A sampler by name, with its settings; None stands for the sampler's own choice (`resolved` fills it in)."""
+
+    sampler: str | None = None
+    levels: Levels | None = None
+    steps: int | None = None  # levels that are used; of a single-level chain, its sweeps
+    covariance: str | None = None
+    sweeps: int | None = None  # at each level
+    probes: int | None = None  # of a diagonal covariance
+    krylov_steps: int | None = None
+    rate: float | None = None
+    eta: float | None = None
+    churn: float | None = None
+    clip: bool | None = None  # the mean, to the data's interval
+    last_noise: float | None = None  # most of it that an ancestral sample is left with, in grey levels of 255
+    head: str | None = None  # of the covariance ocm: the folder of its head
+    mean: bool | None = None  # of a single-level chain: end with the posterior's mean, not with a draw
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None and self.sampler not in SAMPLERS:
+            like = nearest(self.sampler, SAMPLERS)
+            raise UsageError(f"unknown sampler {self.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """What is set, for records; of levels how many, the first and the last."""
+        found = {key: value for key, value in vars(self).items() if value is not None}
+        if self.levels is not None:
+            ends = [[level.alpha, level.sigma] for level in (self.levels[0], self.levels[-1])]
+            found["levels"] = {"count": len(self.levels), "first": ends[0], "last": ends[1]}
+        return found
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a plan is made of: the denoiser (clipped or not), the estimator where the sampler has one, the settings."""
+
+    denoiser: Denoiser
+    moments: Moments | None
+    levels: Levels
+    settings: Mapping[str, Any]  # of the resolved method
+    pretrained: Pretrained
+
+    @property
+    def estimator(self) -> Moments:
+        assert self.moments is not None, "the sampler has a covariance"
+        return self.moments
+
+
+def _range(pretrained: Pretrained) -> tuple[float, float]:
+    """The largest and the smallest sigma / alpha that a model was trained at."""
+    noisiest, cleanest = pretrained.levels[0], pretrained.levels[-1]
+    return noisiest.sigma / noisiest.alpha, cleanest.sigma / cleanest.alpha
+
+
+def _within(pretrained: Pretrained, largest: float, smallest: float) -> tuple[float, float]:
+    """Sigmas for data in [0, 1], scaled to the model's interval and kept within its range."""
+    width = pretrained.interval[1] - pretrained.interval[0]
+    high, low = _range(pretrained)
+    return min(high, width * largest), max(low, width * smallest)
+
+
+def is_exploding(pretrained: Pretrained) -> bool:
+    """Whether a model's levels are variance exploding: noise is added, and the data are not scaled down."""
+    return all(level.alpha == 1 for level in pretrained.levels)
+
+
+def exploding_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+    """Variance-exploding levels: the model's own, or NCSNv2's geometric ones within the model's range."""
+    if is_exploding(pretrained):
+        return _fewer(pretrained.levels, steps, "even")
+    count = min(LEVELS, len(pretrained.levels)) if steps is None else steps
+    return geometric(count, *_within(pretrained, LARGEST, SMALLEST))
+
+
+def trained_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+    """The model's own levels; fewer of variance-preserving ones from the cleanest on, as diffusers takes them."""
+    return _fewer(pretrained.levels, steps, "even" if is_exploding(pretrained) else "leading")
+
+
+def edm_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+    """EDM's levels within the model's range."""
+    return edm(EDM_LEVELS if steps is None else steps, *_within(pretrained, EDM_LARGEST, EDM_SMALLEST))
+
+
+def _fewer(levels: Levels, steps: int | None, spacing: str) -> Levels:
+    return levels if steps is None else subsampled(levels, steps, spacing)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler: what can be set of it and to what it is set by itself, its levels, its plan."""
+
+    defaults: Mapping[str, Any]
+    levels: Callable[[Pretrained, int | None], Levels]
+    plan: Callable[[Ingredients], Plan]
+    clips: bool = False  # by itself, where the model's data lie in CLIPPED_INTERVAL
+
+
+def _gibbs(found: Ingredients, noise_first: bool = True) -> Plan:
+    sweeps = found.settings["sweeps"]
+    return samplers.gibbs_plan(found.denoiser, found.estimator, found.levels, sweeps=sweeps, noise_first=noise_first)
+
+
+def _ancestral(found: Ingredients) -> Plan:
+    if found.moments is None:
+        large = found.settings["covariance"] == "large"
+        return samplers.fixed_variance_plan(found.denoiser, found.levels, large=large)
+    last_noise = grey_levels(found.settings["last_noise"], found.pretrained.interval)
+    return samplers.ancestral_plan(found.moments, found.levels, last_noise=last_noise)
+
+
+def _langevin(found: Ingredients) -> Plan:
+    steps, rate = found.settings["sweeps"], found.settings["rate"]
+    return samplers.langevin_plan(found.denoiser, found.levels, steps=steps, rate=rate)
+
+
+def _ddim(found: Ingredients) -> Plan:
+    # The kernel clamps by itself, for as in diffusers it wants the noise by the mean that was not clamped.
+    interval = found.pretrained.interval if found.settings["clip"] else None
+    return samplers.ddim_plan(found.pretrained, found.levels, eta=found.settings["eta"], interval=interval)
+
+
+GIBBS = {"covariance": "diagonal", "sweeps": 3, "clip": None}
+
+SAMPLERS: dict[str, Sampler] = {
+    "gibbs": Sampler(GIBBS, exploding_levels, _gibbs),
+    "gibbs-down": Sampler(GIBBS, exploding_levels, lambda found: _gibbs(found, noise_first=False)),
+    "langevin": Sampler({"sweeps": 5, "rate": None}, exploding_levels, _langevin),
+    "consistent": Sampler(
+        {"eta": None, "clip": None},
+        exploding_levels,
+        lambda found: samplers.consistent_plan(found.denoiser, found.levels, eta=found.settings["eta"]),
+    ),
+    "ancestral": Sampler({"covariance": "small", "clip": None}, trained_levels, _ancestral, clips=True),
+    "ddim": Sampler(
+        {"eta": 0.0, "clip": None},
+        trained_levels,
+        _ddim,
+        clips=True,
+    ),
+    "heun": Sampler(
+        {"churn": 0.0, "clip": None},
+        edm_levels,
+        lambda found: samplers.heun_plan(found.denoiser, found.levels, churn=found.settings["churn"]),
+    ),
+}
+"""Samplers by the names they have on the command line."""
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
+"""Settings that say that Gibbs sampling is meant, where no sampler is named."""
+
+
+def _chain(found: Ingredients) -> Plan:
+    last = found.denoiser if found.settings["mean"] else None
+    return samplers.single_level_plan(found.estimator, found.levels[0], steps=found.settings["steps"], denoiser=last)
+
+
+CHAIN = Sampler({"covariance": "diagonal", "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
+"""What "gibbs" is for a model of one level."""
+
+
+def _ocm(denoiser: Denoiser, given: Mapping[str, Any]) -> Moments:
+    if given["head"] is None:
+        raise UsageError(
+            "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
+        )
+    assert isinstance(denoiser, Pretrained)
+    return OcmMoments(denoiser, load_head(given["head"], denoiser))
+
+
+COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
+    "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
+    "rademacher": (
+        {"probes": 3},
+        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Rademacher()),
+    ),
+    "lattice": (
+        {"probes": 3},
+        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Lattice()),
+    ),
+    "ocm": ({"head": None}, _ocm),
+    "isotropic": ({}, None),
+    "spectral": ({}, None),
+    "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
+    "full": ({}, lambda denoiser, given: FullMoments(denoiser)),
+    "small": ({}, None),
+    "large": ({}, None),
+}
+"""Covariances by name: what can be set of each, with its default, and its estimator where it needs no more.
+
+"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
+FIXED = ("small", "large")
+"""DDPM's, for ancestral sampling only."""
+
+FITTED = ("isotropic", "spectral")
+"""Those that are estimated from data: one variance for all pixels, or one for each frequency."""
+
+Fitted = Callable[[str, Levels], Moments]
+"""From one of their names, and the levels it is needed at, to the estimator (`sampling.spectra.fitted_moments`)."""
+
+
+def resolved(method: Method, pretrained: Pretrained) -> Method:
+    """The method with every setting that applies filled in, levels included; what does not apply is refused."""
+    chosen_name = method.sampler or own_choice(method, pretrained)
+    sampler = _sampler(chosen_name, pretrained)
+    values = dict(sampler.defaults)
+    name = f"the sampler {chosen_name!r}"
+    if "covariance" in values:
+        covariance = method.covariance or values["covariance"]
+        values |= {"covariance": covariance, **_covariance_defaults(covariance, chosen_name)}
+        name += f" with the covariance {covariance!r}"
+    if chosen_name == "ancestral" and values["covariance"] not in FIXED:
+        values["last_noise"] = LAST_NOISE
+    given = {key: value for key, value in vars(method).items() if value is not None}
+    for key in given:
+        if key not in values and key not in ("sampler", "levels", "steps"):
+            takes = ", ".join(sorted([*values, "levels", "steps"])).replace("_", "-")
+            raise UsageError(f"{name} takes no {key.replace('_', '-')}; it takes {takes}")
+    values |= given | {"sampler": chosen_name}
+    if "clip" in values and values["clip"] is None:
+        values["clip"] = sampler.clips and pretrained.interval == CLIPPED_INTERVAL
+    single = sampler is CHAIN
+    if single and method.levels is not None:
+        raise UsageError(f"this model was trained at {pretrained.levels[0]} alone and takes no other levels")
+    try:
+        chosen = method.levels if method.levels is not None else sampler.levels(pretrained, method.steps)
+        values["levels"] = chosen if method.levels is None else _fewer(chosen, method.steps, "even")
+    except ValueError as error:
+        raise UsageError(f"the levels of {name} cannot be made: {error}") from error
+    if "rate" in values and values["rate"] is None:
+        values["rate"] = suggested_rate(values["levels"], values["sweeps"])
+    if method.steps is None:
+        values["steps"] = CHAIN_STEPS if single else len(values["levels"])
+    return Method(**values)
+
+
+def own_choice(method: Method, pretrained: Pretrained) -> str:
+    """The sampler where none is named.
+
+    The paper's order of Gibbs over many levels overdoes the contrast of networks that are told the level
+    (docs/samplers.md), so it is not chosen by itself.
+    """
+    if len(pretrained.levels) == 1:
+        return "gibbs"
+    return "gibbs-down" if any(getattr(method, key) is not None for key in OF_GIBBS) else "heun"
+
+
+def _sampler(name: str, pretrained: Pretrained) -> Sampler:
+    if len(pretrained.levels) > 1:
+        return SAMPLERS[name]
+    if name != "gibbs":
+        raise UsageError(
+            f"the sampler {name!r} needs a model of many noise levels, and this one was trained at "
+            f"{pretrained.levels[0]} alone: use gibbs"
+        )
+    return CHAIN
+
+
+def _covariance_defaults(covariance: str, sampler: str) -> dict[str, Any]:
+    known = [name for name in COVARIANCES if sampler == "ancestral" or name not in FIXED]
+    if covariance not in known:
+        like = nearest(covariance, known)
+        raise UsageError(
+            f"the sampler {sampler!r} has no covariance {covariance!r}{like}; choose one of {', '.join(known)}"
+        )
+    return COVARIANCES[covariance][0]
+
+
+def make_plan(method: Method, pretrained: Pretrained, *, fitted: Fitted | None = None) -> Plan:
+    """The plan of a method for a model. `fitted` gives the estimators of covariances that are fitted on data."""
+    method = resolved(method, pretrained)
+    levels = method.levels or ()
+    denoiser: Denoiser = pretrained
+    moments: Moments | None = None
+    if method.covariance in FITTED:
+        if fitted is None:
+            raise UsageError(
+                f"the covariance {method.covariance!r} needs its variances: give data to estimate them from"
+            )
+        moments = fitted(method.covariance, levels)
+    elif method.covariance is not None:
+        make = COVARIANCES[method.covariance][1]
+        moments = None if make is None else make(denoiser, vars(method))
+    if method.clip:
+        denoiser = ClippedDenoiser(denoiser, pretrained.interval)
+        moments = None if moments is None else ClippedMoments(moments, pretrained.interval)
+    try:
+        assert method.sampler is not None, "it was resolved"
+        return _sampler(method.sampler, pretrained).plan(
+            Ingredients(denoiser, moments, levels, vars(method), pretrained)
+        )
+    except ValueError as error:
+        raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error

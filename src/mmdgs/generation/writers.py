@@ -1,0 +1,263 @@
+"""Where samples are written as they come: a folder of PNG files, or one .npz, and a record of the run beside them.
+
+What is there is whole: files get their names when they are complete. A hidden folder holds notes of finished parts
+(their cost) and, for an .npz, the parts themselves until all are there. So a run that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import re
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from mmdgs.data import to_uint8
+from mmdgs.data.pictures import png
+from mmdgs.errors import UsageError
+from mmdgs.files import (
+    LOCK,
+    file_written_atomically,
+    output_folder,
+    read_json,
+    remove_if_empty,
+    to_json,
+    write_atomically,
+)
+
+RECORD = "samples.json"
+PARTS = "parts"
+KIND = "mmdgs_samples"
+FORMAT = 1
+DIGITS = 6
+"""Digits of an image's number in a file's name, or more where there are more images."""
+
+
+class Destination(abc.ABC):
+    """Where a run's images go. `path` is what is asked for, `record` its record, `work` the hidden folder."""
+
+    def __init__(self, path: Path, record: Path, work: Path) -> None:
+        self.path, self.record, self.work = path, record, work
+
+    @abc.abstractmethod
+    def present(self, count: int) -> set[int]:
+        """The images that are there, whole."""
+
+    @abc.abstractmethod
+    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
+        """Write images (n, ...) in [0, 1], numbered from `first` on, those that are wanted."""
+
+    @abc.abstractmethod
+    def _assemble(self, count: int) -> None:
+        """Bring what was written into its final form."""
+
+    @abc.abstractmethod
+    def _clear(self) -> None:
+        """Remove what an earlier run left, and nothing else."""
+
+    @abc.abstractmethod
+    def _in_use(self) -> bool:
+        """Whether there is something that must not be overwritten unasked."""
+
+    @abc.abstractmethod
+    def _half_written(self) -> Iterable[Path]:
+        """What a kill left beside the files it would have become."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the destination for this process: a second run into it is refused."""
+        with output_folder(self.path if self.work.parent == self.path else self.work):
+            try:
+                yield
+            finally:
+                remove_if_empty(self.work)  # refused or finished: nothing of ours is left in it
+
+    def check(self, *, resume: bool, overwrite: bool) -> None:
+        """Refuse what is in use, unless to go on with it or to start anew."""
+        if resume and overwrite:
+            raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
+        begun = self.record.exists()
+        if (begun or self._in_use()) and not overwrite and not (begun and resume):
+            advice = "--overwrite to start anew" + (", --resume to go on" if begun else "")
+            raise UsageError(f"{self.path} exists; use {advice}, or another name")
+
+    def begin(self, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Start, or go on: refused where there is something else, or a run with other settings."""
+        self.check(resume=resume, overwrite=overwrite)
+        begun = self.record.exists()
+        if begun and resume:
+            self._require_same(settings)
+        elif overwrite:
+            self._clear()
+        self.work.mkdir(parents=True, exist_ok=True)
+        for file in [*self.work.glob(".?*.*"), *self._half_written()]:
+            file.unlink()
+        if not (begun and resume):
+            write_atomically(self.record, to_json({KIND: FORMAT, "finished": False, "settings": settings}))
+
+    def _require_same(self, settings: Mapping[str, Any]) -> None:
+        found = read_json(self.record)
+        if found.get(KIND) != FORMAT or not isinstance(found.get("settings"), dict):
+            raise UsageError(f"{self.record} is no record of samples; use another name")
+        before, now = _flat(found["settings"]), _flat(settings)
+        changed = [
+            f"{key} was {before.get(key)}, now {now.get(key)}"
+            for key in [*before, *(key for key in now if key not in before)]
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise UsageError(
+                f"the samples in {self.path} were begun with other settings ({', '.join(changed)}); use the same to "
+                "go on, or another name"
+            )
+
+    def write(self, first: int, images: Tensor, wanted: set[int], note: Mapping[str, Any]) -> None:
+        """Write a batch of images, and first the note that goes with it: what is there has one."""
+        try:
+            write_atomically(self.work / f"{_name(first)}.json", to_json(note))
+            self._write(first, images, wanted)
+        except OSError as error:
+            raise OSError(
+                f"the images from {first} on could not be written into {self.path} ({error.strerror or error}); those "
+                "before are whole. Free some room and use --resume"
+            ) from error
+
+    def notes(self) -> list[dict[str, Any]]:
+        """The notes of all batches that were written since the run began."""
+        return [read_json(file) for file in sorted(self.work.glob("[0-9]*.json"))]
+
+    def finish(self, count: int, record: Mapping[str, Any]) -> None:
+        """Everything is there: the final form, the record, and an end to the hidden folder."""
+        self._assemble(count)
+        write_atomically(self.record, to_json({KIND: FORMAT, "finished": True, **record}))
+        for file in self.work.iterdir():
+            if file.name != LOCK:
+                file.unlink()
+
+    def finished(self) -> dict[str, Any] | None:
+        """The record of a run that is done, where all of it is still there."""
+        found = read_json(self.record) if self.record.exists() else {}
+        if found.get("finished") is not True:
+            return None
+        count = found["settings"]["count"]
+        return found if len(self.present(count)) == count else None
+
+
+class PictureFolder(Destination):
+    """PNG files 000000.png, 000001.png ... in a folder, with samples.json."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path / RECORD, path / f".{PARTS}")
+
+    def _files(self) -> dict[int, Path]:
+        names = re.compile(rf"(\d{{{DIGITS},}})\.png")
+        return {int(m[1]): file for file in self.path.iterdir() if (m := names.fullmatch(file.name))}
+
+    def present(self, count: int) -> set[int]:
+        return {number for number in self._files() if number < count}
+
+    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
+        for number, image in enumerate(to_uint8(images), first):
+            if number in wanted:
+                picture = image[0] if len(image) == 1 else image.permute(1, 2, 0)
+                write_atomically(self.path / f"{_name(number)}.png", png(picture.numpy()))
+
+    def _assemble(self, count: int) -> None:
+        """The files are what was asked for."""
+
+    def _clear(self) -> None:
+        for file in [*self._files().values(), self.record]:
+            file.unlink(missing_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _in_use(self) -> bool:
+        return self.path.exists() and any(path.name != LOCK for path in self.path.iterdir())
+
+    def _half_written(self) -> Iterable[Path]:
+        return self.path.glob(".*.png.*")
+
+
+class ArrayFile(Destination):
+    """One .npz with the samples as `x`, float32 (n, ...), in [0, 1] for images; its record is NAME.samples.json."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.with_suffix(f".{RECORD}"), path.with_name(f".{path.name}.{PARTS}"))
+
+    def _parts(self) -> list[tuple[int, int, Path]]:
+        """(the first number, how many, the file) of each part that was written, in order: its name says all."""
+        files = self.work.glob("[0-9]*.npy")
+        return sorted((*map(int, file.stem.split("-")), file) for file in files)  # type: ignore[misc]
+
+    def present(self, count: int) -> set[int]:
+        if self.path.exists():
+            return set(range(count))
+        return {number for first, samples, _ in self._parts() for number in range(first, first + samples)}
+
+    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
+        with file_written_atomically(self.work / f"{_name(first)}-{_name(len(images))}.npy") as stream:
+            numpy.save(stream, images.to(torch.float32).numpy())
+
+    def _assemble(self, count: int) -> None:
+        parts = self._parts()
+        with (
+            file_written_atomically(self.path) as stream,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            entry = zipfile.ZipInfo("x.npy")  # without a time: the same samples are the same bytes
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(entry, "w", force_zip64=True) as array:
+                shape = (count, *numpy.load(parts[0][2]).shape[1:])
+                head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                numpy.lib.format.write_array_header_1_0(array, head)
+                written = 0
+                for first, samples, file in parts:  # of another batch size they may overlap
+                    if first <= written < first + samples:
+                        array.write(numpy.load(file)[written - first :].astype("<f4").tobytes())
+                        written = first + samples
+        assert written == count, f"{written} of {count} samples were written"
+
+    def _clear(self) -> None:
+        for file in (self.path, self.record):
+            file.unlink(missing_ok=True)
+        for file in self.work.iterdir():
+            if file.name != LOCK:
+                file.unlink()
+
+    def _in_use(self) -> bool:
+        return self.path.exists()
+
+    def _half_written(self) -> Iterable[Path]:
+        return [file for file in self.path.parent.glob(f".{escape(self.path.name)}.*") if file.is_file()]
+
+
+def destination(path: Path) -> Destination:
+    """An .npz, or else a folder of PNG files."""
+    if path.suffix.lower() == ".npz":
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder; give the name of a file, or of a folder that does not end in .npz")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
+        return ArrayFile(path)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; give a folder, or a name that ends in .npz")
+    return PictureFolder(path)
+
+
+def _name(number: int) -> str:
+    return f"{number:0{DIGITS}}"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings with those inside others by names such as method.sampler."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

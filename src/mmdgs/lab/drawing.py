@@ -1,0 +1,142 @@
+"""Drawing: one look for all figures (no global matplotlib state)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import LogLocator, NullLocator
+from torch import Tensor
+
+from mmdgs.data.pictures import tiled
+
+BLUE, ORANGE, GREEN, GREY, RED, PINK = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b", "#d1478c"
+COLOURS = {
+    "learned": RED,
+    "isotropic": ORANGE,
+    "diagonal": "#8a5fb0",
+    "full": BLUE,
+    "moments": GREEN,
+    "exact": "#4a5568",
+    "data": GREY,
+}
+UNIT_TICKS = (-1, 0, 1)
+
+
+def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, each about `size` inches."""
+    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes.tolist()
+
+
+def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | None = None) -> None:
+    """A square picture of [-limit, limit]^2 with light ticks, at these places if given."""
+    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7, length=2, color=GREY, labelcolor=GREY)
+    for spine in axis.spines.values():
+        spine.set_color("#cfd6e0")
+    if ticks is not None:
+        axis.set(xticks=ticks, yticks=ticks)
+
+
+def open_axes(axis: Axes, labels: int) -> None:
+    """Axes without a frame above and to the right, tick labels of this size."""
+    axis.tick_params(labelsize=labels)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def plain_logs(axis: Axes) -> None:
+    """Logarithmic axes with ticks at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
+    for line in (axis.xaxis, axis.yaxis):
+        low, high = line.get_view_interval()
+        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        line.set_major_formatter(lambda value, _: f"{value:,g}")
+        line.set_minor_locator(NullLocator())
+
+
+def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, float]:
+    """The points (points^2, 2) of a square grid on [-limit, limit]^2, and the area of a cell."""
+    line = torch.linspace(-limit, limit, points, dtype=dtype)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], dim=1), (2 * limit / (points - 1)) ** 2
+
+
+def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues") -> None:
+    """A density on a square grid (points^2,) as an image."""
+    side = round(len(values) ** 0.5)
+    axis.imshow(values.reshape(side, side).numpy(), extent=(-limit, limit, -limit, limit), origin="lower", cmap=cmap)
+
+
+def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: float = 0.35) -> None:
+    """A cloud of points (n, 2)."""
+    axis.scatter(
+        points[:, 0].numpy(), points[:, 1].numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True
+    )
+
+
+def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
+    """Images (n, 1, H, W) as one picture (rows, columns) of tiles, row after row; NaN between the tiles."""
+    return tiled(images, columns, gap=gap, fill=torch.nan)[0]
+
+
+def picture(
+    axis: Axes,
+    images: Tensor,
+    title: str = "",
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    cmap: str = "gray",
+) -> AxesImage:
+    """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
+    colours = colormaps[cmap].with_extremes(bad="#8d99ab")
+    drawn = axis.imshow(mosaic(images).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    return drawn
+
+
+def bars(
+    axis: Axes, names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, colours: Sequence[str]
+) -> None:
+    """Horizontal bars with error bars, first name on top."""
+    position = range(len(names))
+    axis.barh(
+        position, values, xerr=errors, color=colours, height=0.65, error_kw={"elinewidth": 1, "ecolor": "#1c2330"}
+    )
+    axis.set_yticks(position, names, fontsize=8)
+    axis.invert_yaxis()
+    open_axes(axis, 8)
+
+
+def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", gap: int = 1) -> None:
+    """Images uint8 (n, 1 or 3, H, W) as a mosaic without ticks, white between the tiles."""
+    canvas = tiled(images.float().expand(-1, 3, -1, -1) / 255, columns, gap=gap, fill=1.0)
+    axis.imshow(canvas.movedim(0, -1).numpy(), interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=8)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:
+    """A strip of images uint8 (n, C, H, W) for each label, one under the other; titles stand above the columns."""
+    canvas, axes = new_figure(len(rows), 1, 1.0)
+    most = max(len(images) for images in rows.values())
+    canvas.set_size_inches(1.9 + tile * most, tile * len(rows))
+    for (axis,), (label, images) in zip(axes, rows.items(), strict=True):
+        colour_picture(axis, images, len(images))
+        axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
+    width = next(iter(rows.values())).shape[3] + 1
+    axes[0][0].xaxis.tick_top()
+    axes[0][0].set_xticks([width * (i + 0.5) - 1 for i in range(len(titles))], titles, fontsize=8)
+    axes[0][0].tick_params(length=0)
+    return canvas

@@ -1,0 +1,29 @@
+"""Moment estimators: from a denoiser to the Gaussian that stands for p(x | x_t). One file a way to the covariance."""
+
+from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
+from mmdgs.moments.contract import FLOOR, Moments, fit_rows, mean_of, require_batch
+from mmdgs.moments.diagonal import DiagonalMoments
+from mmdgs.moments.full import ExactMoments, FullMoments
+from mmdgs.moments.isotropic import IsotropicMoments
+from mmdgs.moments.krylov import KrylovMoments
+from mmdgs.moments.learned import LearnedMoments
+from mmdgs.moments.ocm import OcmMoments
+from mmdgs.moments.spectral import SpectralMoments
+
+__all__ = [
+    "FLOOR",
+    "ClippedDenoiser",
+    "ClippedMoments",
+    "DiagonalMoments",
+    "ExactMoments",
+    "FullMoments",
+    "IsotropicMoments",
+    "KrylovMoments",
+    "LearnedMoments",
+    "Moments",
+    "OcmMoments",
+    "SpectralMoments",
+    "fit_rows",
+    "mean_of",
+    "require_batch",
+]

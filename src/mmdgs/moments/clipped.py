@@ -1,0 +1,45 @@
+"""Means kept within the interval where the data lie, as diffusers does in every step (its `clip_sample`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser, evaluate
+from mmdgs.moments.contract import Moments
+from mmdgs.noise import NoiseLevel
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator
+
+
+@dataclass(frozen=True)
+class ClippedDenoiser:
+    """D(x_t) clamped to an interval. Its Jacobian is zero outside: take covariances of the denoiser itself."""
+
+    denoiser: Denoiser
+    interval: tuple[float, float]
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return evaluate(self.denoiser, x_t, level).clamp(*self.interval)
+
+
+@dataclass(frozen=True)
+class ClippedMoments:
+    """An estimator's posterior with its mean clamped to an interval; the covariance is left as it is."""
+
+    moments: Moments
+    interval: tuple[float, float]
+
+    @property
+    def denoiser(self) -> ClippedDenoiser | None:
+        """The mean alone, where the estimator has a denoiser."""
+        inner: Denoiser | None = getattr(self.moments, "denoiser", None)
+        return None if inner is None else ClippedDenoiser(inner, self.interval)
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        q = self.moments(x_t, level, generator=generator)
+        return replace(q, mean=q.mean.clamp(*self.interval))

@@ -1,0 +1,62 @@
+"""The contract of moment estimators, (denoiser) -> (x_t, level) -> Gaussian, and what they share.
+
+By Tweedie's formulas the mean of p(x | x_t) is the denoiser D and its covariance the denoiser's Jacobian,
+
+    Cov[x | x_t] = (sigma^2 / alpha) dD/dx_t        (the paper's Theorem 2, for any alpha),
+
+so every estimator needs one forward pass, shared by the mean and all products with the Jacobian. Products
+are vector-Jacobian products, batched: fused attention has no forward-mode derivative. A network's Jacobian
+need not be symmetric or positive, so what is repaired is counted in `Gaussian.repaired`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator
+
+logger = logging.getLogger("mmdgs")
+
+
+FLOOR = 1e-6
+"""Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
+
+FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
+"""Rows per forward pass where an estimator is fitted on data, and numbers in them: on a GPU 500 images of CIFAR-10."""
+
+
+@runtime_checkable
+class Moments(Protocol):
+    """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes."""
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
+
+
+def mean_of(moments: Moments, x_t: Tensor, level: NoiseLevel, *, generator: Generator) -> Tensor:
+    """The posterior's mean alone: by the estimator's denoiser where it has one, which spares the covariance."""
+    denoiser: Denoiser | None = getattr(moments, "denoiser", None)
+    return moments(x_t, level, generator=generator).mean if denoiser is None else denoise(denoiser, x_t, level)
+
+
+def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:
+    """Refuse what is not a batch of floating-point vectors, and a level without noise."""
+    if not isinstance(x_t, Tensor):
+        raise ValueError(f"need a torch tensor, got {type(x_t).__name__}; use torch.as_tensor(...)")
+    if level == CLEAN:
+        raise ValueError("there is no denoising posterior at the clean level; give a NoiseLevel with sigma > 0")
+    if x_t.ndim < 2 or 0 in x_t.shape:
+        raise ValueError(f"x_t must be a batch (B, ...) with at least one number a row, got shape {tuple(x_t.shape)}")
+    if not x_t.is_floating_point():
+        raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
+
+
+def fit_rows(x: Tensor) -> int:
+    """How many rows of data x go through a network at a time, where an estimator is fitted on them."""
+    return max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))

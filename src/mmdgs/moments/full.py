@@ -1,0 +1,62 @@
+"""The full covariance: by d products with the Jacobian, or exact where the target is a mixture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser
+from mmdgs.jacobians import mean_and_jacobian
+from mmdgs.linalg.operators import Dense, floored, raise_non_finite, require_room_for_dense
+from mmdgs.moments.contract import FLOOR, require_batch
+from mmdgs.noise import NoiseLevel
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator
+from mmdgs.targets import GaussianMixture
+
+
+def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
+    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to floor (sigma / alpha)^2."""
+    raise_non_finite("denoising mean", mean)
+    cov = Dense.from_matrix(covariance, mean.shape[1:])
+    values, repaired = floored(cov.values, floor * level.variance)
+    return Gaussian(mean, Dense(values, cov.vectors, cov.event_shape), repaired)
+
+
+@dataclass(frozen=True)
+class FullMoments:
+    """The full covariance, by d products with the Jacobian (the paper's eq. optimaldenoising).
+
+    The Jacobian is symmetrised, and eigenvalues below floor (sigma / alpha)^2 are lifted to it.
+    """
+
+    denoiser: Denoiser
+    floor: float = FLOOR
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        rows, d = len(x_t), math.prod(x_t.shape[1:])
+        require_room_for_dense(rows, d, x_t.dtype, x_t.device)
+        mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
+        return _repaired_dense(mean, (0.5 * level.tweedie) * (jacobian + jacobian.mT), level, self.floor)
+
+
+@dataclass(frozen=True)
+class ExactMoments:
+    """The Gaussian with the true moments of p(x | x_t) under a mixture: the oracle row."""
+
+    mixture: GaussianMixture
+    floor: float = FLOOR  # rounding alone can make an eigenvalue negative
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        require_room_for_dense(len(x_t), self.mixture.dim, x_t.dtype, x_t.device)
+        posterior = self.mixture.posterior(x_t, level)
+        return _repaired_dense(posterior.mean, posterior.covariance, level, self.floor)

@@ -1,0 +1,67 @@
+"""The full covariance without forming it, by products with the Jacobian (linalg/krylov.py)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser
+from mmdgs.jacobians import chunked, linearised
+from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.operators import raise_non_finite
+from mmdgs.moments.contract import FLOOR, require_batch
+from mmdgs.noise import NoiseLevel
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, Streams, signs, spawn_seeds
+
+
+@dataclass(frozen=True)
+class KrylovMoments:
+    """The full covariance without forming it: `steps` products with the symmetrised Jacobian for each draw (krylov.py).
+
+    Draws, densities and variances along directions converge to FullMoments' as steps grow, and are theirs where
+    d <= steps. Ritz values below floor (sigma / alpha)^2 are lifted to it; how many, and the estimated relative
+    error of a draw, are in a run's info ("repaired", "krylov_error") and in `Gaussian.sample_with_info`. The
+    densities draw `probes` signs. `symmetric` says whether the Jacobian is symmetric, which halves the work; None
+    asks the denoiser: energies' are. The posterior holds the graph of its forward pass until it is dropped.
+    """
+
+    denoiser: Denoiser
+    steps: int = 20
+    floor: float = FLOOR
+    symmetric: bool | None = None
+    probes: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "probes"):
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise ValueError(f"{name} must be a positive whole number, got {given!r}")
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
+        mean = at.mean
+        raise_non_finite("denoising mean", mean)
+
+        def product(v: Tensor) -> Tensor:
+            # In the network's precision, whatever that of the Krylov space is.
+            image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
+            return level.tweedie * image.reshape(v.shape).to(v.dtype)
+
+        # Probes are few numbers' worth of randomness until they are needed, which in a chain they never are.
+        d = math.prod(x_t.shape[1:])
+        seeds = None if generator is None or d <= self.steps else spawn_seeds(len(x_t), x_t.device, generator)
+
+        def probes() -> Tensor:
+            assert seeds is not None
+            drawn = signs((len(x_t), self.probes, d), mean, Streams(seeds.tolist(), len(x_t)))
+            return drawn.transpose(0, 1)
+
+        cov = Krylov(product, mean, self.steps, self.floor * level.variance, None if seeds is None else probes)
+        return Gaussian(mean, cov)

@@ -1,0 +1,199 @@
+"""An amortised diagonal covariance: a small network that says what probes would (optimal covariance matching).
+
+For a denoiser D that stays as it is, with J = dD/dx_t, the posterior's variances are a ratio of the noise's,
+
+    r = Var[x | x_t] / (sigma / alpha)^2 = alpha diag(J),        y = alpha v * (v' J),   E[y | x_t] = r,
+
+v being probes. A head that is regressed on y by squared error learns r itself, whatever the noise of y (Ou et al.,
+2024, "Improving probabilistic diffusion models with optimal diagonal covariance matching"). Sampling then takes one
+pass of the denoiser and one of the head, and no products with a Jacobian. The head is
+
+    r = b softplus(F(inputs, level) + c),    softplus(c) = 1,    inputs: (x_t - alpha D) / sigma  and  D / d,
+
+where b is the mean of r at a level and d the data's standard deviation: what F sees and what it says is of size 1 at
+every level, and F = 0 is the isotropic posterior. Nothing here depends on alpha but through sigma / alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from mmdgs.cost import spend
+from mmdgs.denoisers import Denoiser, Network, denoise, takes_level
+from mmdgs.jacobians import chunks, linearised
+from mmdgs.linalg.operators import Diagonal, floored, raise_non_finite
+from mmdgs.moments.contract import FLOOR, require_batch
+from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
+from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise, between_levels
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, Streams
+
+START = math.log(math.e - 1)
+"""c, for which softplus(c) = 1."""
+FITTED_LEVELS = 24
+"""Levels at which the scale of the ratios is measured; between them it is interpolated."""
+FIT_ROWS = 16
+"""Rows of data at a time where it is measured: with their graph they fit in memory for any network that does."""
+
+
+@runtime_checkable
+class Head(Protocol):
+    """The variances of p(x | x_t) as a ratio of the noise's: (x_t, D(x_t), level) -> r, all (B, ...)."""
+
+    def __call__(self, x_t: Tensor, mean: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor: ...
+
+
+def unbiased_design(x: Tensor) -> ProbeDesign:
+    """Probes for targets: sublattices for images, whose filter would bias them and is left out; else signs."""
+    return Lattice(smooth=False) if x.ndim == 4 else Rademacher()
+
+
+def ratio_target(
+    denoiser: Denoiser,
+    x_t: Float[Tensor, "batch ..."],
+    level: NoiseLevel | NoiseLevels,
+    *,
+    generator: Generator,
+    probes: int = 1,
+    design: ProbeDesign | None = None,
+) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
+    """D(x_t), and an unbiased y of r: the mean of alpha v * (v' J) over probes. No graph is left.
+
+    In float32 whatever the precision around it: r is 1 minus nearly 1 where a network predicts strong noise.
+    """
+    design = unbiased_design(x_t) if design is None else design
+    with torch.autocast(x_t.device.type, enabled=False):
+        at = linearised(denoiser, x_t, level)
+        v = design.draw(probes, x_t, generator)
+        sums = design.diagonal(probes, x_t)
+        for start, stop in chunks(probes, x_t):
+            sums.add(v[start:stop], at.pull(v[start:stop]))
+        return at.mean, level.alpha * sums.estimate()
+
+
+@dataclass(frozen=True)
+class RatioScale:
+    """How large ratios and their targets are at each level: what brings a head's outputs and losses to size 1."""
+
+    ratios: tuple[float, ...]  # sigma / alpha, rising
+    means: tuple[float, ...]  # of r there
+    spreads: tuple[float, ...]  # root mean squares of the targets y
+    data_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("ratios", "means", "spreads"):
+            values = tuple(float(value) for value in getattr(self, name))
+            object.__setattr__(self, name, values)
+            if not values or len(values) != len(self.ratios) or not all(0 < v < math.inf for v in values):
+                raise ValueError(f"{name} must be positive numbers, one for each of {len(self.ratios)} levels")
+        if any(a >= b for a, b in zip(self.ratios, self.ratios[1:], strict=False)):
+            raise ValueError("ratios sigma / alpha must rise from one to the next")
+        if not 0 < self.data_std < math.inf:
+            raise ValueError(f"data_std must be positive and finite, got {self.data_std}")
+
+    @classmethod
+    def fit(
+        cls,
+        denoiser: Denoiser,
+        x: Float[Tensor, "data ..."],
+        levels: Sequence[NoiseLevel],
+        *,
+        seed: int,
+        probes: int = 1,
+        design: ProbeDesign | None = None,
+    ) -> RatioScale:
+        """Measured on clean data x with probes, at some of the levels (the noisiest first)."""
+        require_batch(x)
+        last = len(levels) - 1
+        places = sorted({round(i * last / (FITTED_LEVELS - 1)) for i in range(FITTED_LEVELS)}, reverse=True)
+        means, spreads = [], []
+        for place in places:
+            found = []
+            for first in range(0, len(x), FIT_ROWS):
+                part = x[first : first + FIT_ROWS]
+                streams = Streams(seed, len(part), first_row=place * len(x) + first)
+                x_t = add_noise(part, levels[place], generator=streams)
+                found.append(
+                    ratio_target(denoiser, x_t, levels[place], generator=streams, probes=probes, design=design)[1]
+                )
+            y = torch.cat(found).double()
+            raise_non_finite(f"variance ratios at {levels[place]}", y)
+            means.append(max(y.mean().item(), FLOOR))
+            spreads.append(max(y.square().mean().sqrt().item(), FLOOR))
+        ratios = [levels[place].sigma / levels[place].alpha for place in places]
+        return cls(tuple(ratios), tuple(means), tuple(spreads), max(x.double().std().item(), FLOOR))
+
+    def to_json(self) -> dict[str, Any]:
+        """The arguments of this scale, as JSON has them."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    def mean(self, level: NoiseLevel | NoiseLevels) -> float | Tensor:
+        """b, the mean of r at a level."""
+        return self._at(self.means, level)
+
+    def weight(self, level: NoiseLevel | NoiseLevels) -> float | Tensor:
+        """One over the mean square of a target: levels count alike in a loss."""
+        return self._at(self.spreads, level) ** -2
+
+    def _at(self, values: Sequence[float], level: NoiseLevel | NoiseLevels) -> float | Tensor:
+        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float64)
+        ratios, known = torch.tensor([self.ratios, values], dtype=torch.float64, device=ratio.device)
+        found = between_levels(ratios, known, ratio)
+        return found.item() if isinstance(level, NoiseLevel) else found.to(level.sigma)
+
+
+@dataclass(frozen=True)
+class RatioHead:
+    """A network F with twice the data's channels in and as many out, as a head; `scale` brings both to size 1."""
+
+    network: Network
+    scale: RatioScale
+    with_level: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "with_level", takes_level(self.network))
+
+    def __call__(self, x_t: Tensor, mean: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
+        noise = (x_t - level.alpha * mean) / level.sigma
+        inputs = torch.cat([noise, mean / self.scale.data_std], dim=1)
+        out = self.network(inputs, level) if self.with_level else self.network(inputs)
+        if out.shape != x_t.shape:
+            raise ValueError(
+                f"the head's network must return the data's shape {tuple(x_t.shape)}, got {tuple(out.shape)}"
+            )
+        return self.scale.mean(level) * functional.softplus(out.to(x_t.dtype) + START)
+
+
+@dataclass(frozen=True)
+class OcmMoments:
+    """The diagonal of the covariance by a head: one pass of the denoiser and one of the head, which counts as much.
+
+    Variances below floor (sigma / alpha)^2 are lifted to it, as in DiagonalMoments.
+    """
+
+    denoiser: Denoiser
+    head: Head
+    floor: float = FLOOR
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        with torch.no_grad():
+            mean = denoise(self.denoiser, x_t, level)
+            raise_non_finite("denoising mean", mean)
+            spend(forwards=1)
+            ratio = self.head(x_t, mean, level)
+        if ratio.shape != x_t.shape:
+            raise ValueError(f"the head must return its input's shape {tuple(x_t.shape)}, got {tuple(ratio.shape)}")
+        raise_non_finite("denoising covariance", ratio)
+        values, repaired = floored(level.variance * ratio, self.floor * level.variance)
+        return Gaussian(mean, Diagonal(values), repaired)

@@ -1,0 +1,112 @@
+"""A covariance of few numbers with the correlations of images: one variance for each frequency, at each noise level.
+
+    C = Q diag(v) Q'        Q the orthonormal basis of cosines (DCT-II) along every dimension, colours included
+
+What a denoiser leaves open of natural images is smooth: the error at one pixel is like that at the next. A covariance
+that is diagonal in pixels, however exact, draws every pixel for itself, and the next denoising step takes that noise
+away again, with the contrast it stood for. In the basis of cosines the errors are nearly uncorrelated, since images
+look alike wherever one looks. Their variances are estimated from data, once, and cost nothing when sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.linalg.operators import raise_non_finite
+from mmdgs.linalg.spectral import Spectral, to_cosines
+from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
+from mmdgs.noise import NoiseLevel, add_noise, between_levels
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator
+
+
+@dataclass(frozen=True)
+class SpectralMoments:
+    """One variance for each frequency, the same at every x_t; between the fitted levels it is interpolated.
+
+    `ratios` (K,) are the fitted sigma / alpha, rising, and `variances` (K, ...) those of the coefficients there, both
+    in float64; `between_levels` takes them to other levels.
+    """
+
+    denoiser: Denoiser
+    ratios: Tensor
+    variances: Tensor
+    floor: float = FLOOR
+    _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if self.ratios.ndim != 1 or len(self.ratios) != len(self.variances) or not (self.ratios.diff() > 0).all():
+            raise ValueError(
+                f"need rising ratios (K,) and variances (K, ...), got {tuple(self.ratios.shape)} and "
+                f"{tuple(self.variances.shape)}"
+            )
+        if not ((self.variances > 0) & self.variances.isfinite()).all():
+            raise ValueError("the variances of the frequencies must be positive and finite")
+
+    @classmethod
+    def fit(
+        cls,
+        denoiser: Denoiser,
+        x: Float[Tensor, "data ..."],
+        levels: Sequence[NoiseLevel],
+        *,
+        generator: Generator,
+        floor: float = FLOOR,
+    ) -> SpectralMoments:
+        """Estimate E[(Q' (x - D(x_t)))^2] from clean data x, at each level: what fits the denoiser's own mean."""
+        ordered = sorted(levels, key=lambda level: level.sigma / level.alpha)
+        found = [fitted_spectrum(denoiser, x, level, generator=generator, floor=floor) for level in ordered]
+        ratios = torch.tensor([level.sigma / level.alpha for level in ordered], dtype=torch.float64)
+        return cls(denoiser, ratios, torch.stack(found), floor)
+
+    def at(self, level: NoiseLevel) -> Tensor:
+        """The variances at a level, (...)."""
+        ratio = torch.tensor(level.sigma / level.alpha, dtype=torch.float64)
+        return between_levels(self.ratios, self.variances, ratio)
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        if x_t.shape[1:] != self.variances.shape[1:]:
+            raise ValueError(
+                f"the spectrum was fitted for {tuple(self.variances.shape[1:])}, got x_t of shape {tuple(x_t.shape)}"
+            )
+        with torch.no_grad():
+            mean = denoise(self.denoiser, x_t, level)
+        raise_non_finite("denoising mean", mean)
+        key = (level, mean.dtype, mean.device)
+        if key not in self._made:
+            self._made[key] = self.at(level).clamp(min=self.floor * level.variance).to(mean)
+        return Gaussian(mean, Spectral(self._made[key].expand_as(mean)))
+
+
+def fitted_spectrum(
+    denoiser: Denoiser,
+    x: Float[Tensor, "data ..."],
+    level: NoiseLevel,
+    *,
+    generator: Generator,
+    floor: float = FLOOR,
+) -> Float[Tensor, "..."]:
+    """The mean square of the coefficients of x - D(x_t) over clean data x, (...), in float64 on the CPU."""
+    require_batch(x)
+    if len(x) < 2 or not torch.isfinite(x).all():
+        raise ValueError(f"a spectrum is fitted on two images or more, all finite; got {len(x)}")
+    rows = fit_rows(x)
+    x_t = add_noise(x, level, generator=generator)
+    total = torch.zeros(x.shape[1:], dtype=torch.float64)
+    with torch.no_grad():
+        for clean, noisy in zip(x.split(rows), x_t.split(rows), strict=True):
+            total += to_cosines(clean - denoise(denoiser, noisy, level)).double().square().sum(0).cpu()
+    if not torch.isfinite(total).all():
+        raise ValueError(f"the spectrum at {level} is not finite: the denoiser gives non-finite means")
+    return (total / len(x)).clamp(min=floor * level.variance)
