@@ -14,11 +14,9 @@ ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
     ["errors", "version"],
-    ["files", "cost", "recording", "runtime"],
+    ["files", "cost", "derivatives", "recording", "runtime"],
     ["randomness"],
-    ["noise", "normalisation", "second_order"],
-    ["programs"],
-    ["fast"],
+    ["noise", "compiled"],
     ["schedules"],
     ["linalg"],
     ["posterior"],

@@ -36,6 +36,9 @@ from mmdgs import (
 from mmdgs import (
     watching as watching,
 )
+from mmdgs.compiled import (
+    fast_path as fast_path,
+)
 from mmdgs.denoisers import (
     Denoiser as Denoiser,
 )
@@ -65,9 +68,6 @@ from mmdgs.errors import (
 )
 from mmdgs.errors import (
     UsageError as UsageError,
-)
-from mmdgs.fast import (
-    fast_path as fast_path,
 )
 from mmdgs.generation import (
     generate as generate,

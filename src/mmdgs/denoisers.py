@@ -26,12 +26,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mmdgs import fast
+from mmdgs.compiled import Pure, applies, compiled_mean
 from mmdgs.cost import spend
 from mmdgs.errors import first_line
 from mmdgs.networks import PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.programs import Pure
 
 logger = logging.getLogger("mmdgs")
 
@@ -255,13 +254,13 @@ def edm_denoiser(network: Network, *, data_std: float = DATA_STD) -> EdmDenoiser
 
 def pure_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Pure | None:
     """A denoiser for the fast path, where a batch is one for it."""
-    return denoiser.pure(level) if fast.applies(x_t) and isinstance(denoiser, HasPure) else None
+    return denoiser.pure(level) if applies(x_t) and isinstance(denoiser, HasPure) else None
 
 
 def evaluate(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """D(x_t), by the fast path where there is one and nothing is to be differentiated."""
     pure = None if torch.is_grad_enabled() else pure_of(denoiser, x_t, level)
-    found = None if pure is None else fast.mean(pure, x_t)
+    found = None if pure is None else compiled_mean(pure, x_t)
     # A level for each row is for networks' denoisers.
     return denoiser(x_t, level) if found is None else found  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@
     rows of J  v' J with basis vectors: the whole matrix, or its diagonal
 
 Reverse mode comes first since fused attention has no forward-mode derivative. On a GPU all of it goes through the fast
-path (fast.py) where that can be: the same products, from compiled programs.
+path (compiled.py) where that can be: the same products, from compiled programs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmdgs import fast
+from mmdgs.compiled import Pure, compiled_mean, compiled_products
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, has_symmetric_jacobian, pure_of
+from mmdgs.derivatives import SecondOrder
 from mmdgs.errors import UsageError
 from mmdgs.noise import AnyLevel, NoiseLevel
-from mmdgs.programs import Pure
-from mmdgs.second_order import SecondOrder
 
 logger = logging.getLogger("mmdgs")
 
@@ -101,7 +100,7 @@ class _Programs:
     @property
     def mean(self) -> Tensor:
         if self._mean is None:
-            found = fast.mean(self._pure, self._x)
+            found = compiled_mean(self._pure, self._x)
             self._mean = self._plain().mean if found is None else checked(found, self._x)
         return self._mean
 
@@ -113,7 +112,7 @@ class _Programs:
         return self.pull(v) if self._known else self._product("symmetric", v, products=2)
 
     def _product(self, kind: str, v: Tensor, products: int) -> Tensor:
-        found = fast.products(self._pure, self._x, v, kind=kind)
+        found = compiled_products(self._pure, self._x, v, kind=kind)
         if found is None:
             return self._plain().symmetric(v) if kind == "symmetric" else self._plain().pull(v)
         spend(products=products * len(v))

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
-from mmdgs.fast import fast_path
 from mmdgs.generation.chains import BATCH_NUMBERS
 from mmdgs.generation.writers import Destination, destination
 from mmdgs.pretrained import Pretrained

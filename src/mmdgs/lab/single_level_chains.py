@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmdgs.compiled import fast_path
 from mmdgs.data import to_uint8
-from mmdgs.fast import fast_path
 from mmdgs.generation import FitData, fitted_moments
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.sampler_cells import file_name

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmdgs.derivatives import group_norm
 from mmdgs.networks.dropout import RowDropout
 from mmdgs.networks.initial import initialise
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.normalisation import group_norm, want_plain_norms
 
 GROUPS = 32
 CHANNELS_A_GROUP = 4
@@ -37,7 +37,7 @@ class GroupNorm(nn.GroupNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = self.weight.requires_grad or not x.is_cuda or not torch.is_grad_enabled() or want_plain_norms()
+        plain = self.weight.requires_grad or not x.is_cuda or not torch.is_grad_enabled()
         if plain and not torch.compiler.is_compiling():
             return super().forward(x)
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

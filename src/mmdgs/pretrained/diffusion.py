@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdgs.compiled import Pure
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError, first_line
 from mmdgs.files import read_json
@@ -25,7 +26,6 @@ from mmdgs.models import CONFIG, check_finite
 from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.pretrained.levels import LevelScale
 from mmdgs.pretrained.pretrained import Pretrained
-from mmdgs.programs import Pure
 
 logger = logging.getLogger("mmdgs")
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdgs.compiled import Pure
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.pretrained.pretrained import Pretrained
-from mmdgs.programs import Pure
 from mmdgs.schedules import edm
 
 INTERVAL = (-1.0, 1.0)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdgs.compiled import Pure
 from mmdgs.denoisers import Denoiser, HasPure, has_symmetric_jacobian
 from mmdgs.errors import UsageError
 from mmdgs.models import DENOISERS, Model
 from mmdgs.moments import require_batch
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.pretrained.levels import LevelScale
-from mmdgs.programs import Pure
 
 SAME_RATIO = 1e-4
 """How much a ratio sigma / alpha may differ from the one of a single-level model, relatively."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmdgs.fast import fast_path
+from mmdgs.compiled import fast_path
 from mmdgs.runtime import environment
 
 REPEATS = 5

@@ -1,13 +1,24 @@
-"""Layers of frozen networks whose backward pass is itself differentiated: products with the Hessian of an energy.
+"""Layers with derivatives by hand, where torch's own are slow or missing.
 
-Autograd can do this by itself, but spends half the time on what nobody asked for: torch's second derivative of a
-convolution takes the gradient of its weights along, and those of a norm and of SiLU are dozens of small operations.
-Written by hand, with u the vector that comes in and y = weight g, per group of a norm,
+**Group norm written out** (Wu and He, 2018), for compilers and for derivatives of any order:
+
+    y = x - c,    out = (y - m) / sqrt(mean(y^2) - m^2 + eps) * weight + bias,    m = mean(y)
+
+Any constant c gives the same result and the same derivatives. It is the mean of a group over the first line of pixels:
+the square of its distance from the mean of all H lines is at most H times the variance, so few digits are lost, however
+far from zero the numbers are; and all sums are then made in one pass over the image, as over a derivative's argument.
+Sums go over the pixels of a channel first and then over the channels of a group: fast in either layout of memory.
+
+**Second derivatives of frozen layers**, for products with the Hessian of an energy on a CPU. Autograd takes the
+gradient of the weights along, and dozens of small operations for a norm. By hand, with u the vector that comes in and
+y = weight g, per group of a norm,
 
     convolution   the backward pass is a transposed convolution, whose own backward pass is a convolution
-    SiLU          g s'(x)        ->  u s'(x) in g,            u g s''(x) in x
     group norm    B = r P y      ->  weight r P u in g,       -r (q z + b r P u + a B) in x
                   P = I - 11'/n - z z'/n,    z = r (x - mean),    a = mean(z u),    b = mean(z y),    q = mean(u B)
+
+With both, the probe diagonal of the MNIST energy takes 0.60 of autograd's time; with the convolutions alone, 0.83
+(one CPU thread, 4 probes, batch 8).
 """
 
 from __future__ import annotations
@@ -21,6 +32,41 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+
+
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """torch's function of the same name: x (B, C, ...), sums in float32 at least, and put out in it."""
+    precise = x.to(torch.promote_types(x.dtype, torch.float32))
+    pixels = list(range(2, x.ndim))
+    image = (*x.shape[:2], *[1] * len(pixels))
+
+    def group_mean(values: Tensor) -> Tensor:
+        channels = (values.mean(pixels) if pixels else values).unflatten(1, (num_groups, -1))
+        return channels.mean(2, keepdim=True).expand_as(channels).reshape(image)
+
+    line = precise[:, :, :1] if pixels else precise
+    y = precise - group_mean(line).detach()
+    m = group_mean(y)
+    scale = (group_mean(y.square()) - m.square() + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight.reshape(1, *image[1:])
+    out = (y - m) * scale
+    return out if bias is None else out + bias.reshape(1, *image[1:])
+
+
+class WrittenOutNorms(TorchFunctionMode):
+    """Inside: every network's group norm is the one above."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is functional.group_norm:
+            return group_norm(*args, **(kwargs or {}))
+        if func is torch.group_norm:  # has one argument more, which asks for cuDNN
+            return group_norm(*args[:5], **{key: value for key, value in (kwargs or {}).items() if key in ("eps",)})
+        return func(*args, **(kwargs or {}))
 
 
 def output_padding(
@@ -65,31 +111,6 @@ class _ConvolutionGrad(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.options
         found = aten.convolution(u, *ctx.saved_tensors, None, stride, padding, dilation, False, [0, 0], groups)
         return found, None, None, None
-
-
-class _Silu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return functional.silu(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return _SiluGrad.apply(grad, x) if torch.is_grad_enabled() else aten.silu_backward(grad, x)
-
-
-class _SiluGrad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, x: Tensor) -> Tensor:
-        s = x.sigmoid()
-        ctx.save_for_backward(x, grad * (s * (1 - s) * (2 + x * (1 - 2 * s))))
-        return aten.silu_backward(grad, x)
-
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> Any:
-        x, curved = ctx.saved_tensors
-        return aten.silu_backward(u, x), u * curved
 
 
 class _Norm(torch.autograd.Function):
@@ -153,7 +174,7 @@ def _mean_product(x: Tensor, y: Tensor, mean: Tensor) -> Tensor:
 
 
 class SecondOrder(TorchFunctionMode):
-    """Inside: convolutions, group norms and SiLU of frozen networks are those above."""
+    """Inside: convolutions and group norms of frozen networks are those above."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -167,8 +188,6 @@ class SecondOrder(TorchFunctionMode):
             x, groups, weight, bias, eps = _norm_arguments(*args, **kwargs)
             if _served([x, weight, bias]):
                 return _Norm.apply(x.contiguous(memory_format=_layout(x)), groups, weight, bias, eps)
-        if func is functional.silu and len(args) == 1 and not kwargs.get("inplace") and _served(args):
-            return _Silu.apply(args[0])
         return func(*args, **kwargs)
 
 

@@ -18,7 +18,8 @@ from pretrained_models import many_level_model
 from torch import Tensor, nn
 
 import mmdgs
-from mmdgs import fast, programs
+from mmdgs import compiled
+from mmdgs.compiled import Pure, fast_path
 from mmdgs.cost import counting
 from mmdgs.denoisers import (
     Denoiser,
@@ -30,15 +31,13 @@ from mmdgs.denoisers import (
     score_denoiser,
     velocity_denoiser,
 )
+from mmdgs.derivatives import group_norm
 from mmdgs.errors import UsageError
-from mmdgs.fast import fast_path
-from mmdgs.generation import generation
+from mmdgs.generation import engine
 from mmdgs.jacobians import linearised
 from mmdgs.networks import MLP, NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.normalisation import group_norm
 from mmdgs.pretrained import Pretrained, from_pretrained
-from mmdgs.programs import Pure
 from mmdgs.randomness import randn, seeded, signs
 
 SHAPE = (1, 6, 6)
@@ -106,14 +105,14 @@ def probes(count: int, like: Tensor) -> Tensor:
 def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kinds of programs that are made inside."""
     made: list[str] = []
-    make = fast.make_program
+    make = compiled.make_program
 
     def counted(kind: str, *rest: object) -> object:
         made.append(kind)
         return make(kind, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, fast_path("now"):
-        patch.setattr(fast, "make_program", counted)
+        patch.setattr(compiled, "make_program", counted)
         yield made
 
 
@@ -225,13 +224,13 @@ def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network,
 
 def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> None:
     denoiser, x = score_denoiser(Small()), batch()
-    traced = programs._traced
+    traced = compiled.traced
 
     def wrong(kind: str, pure: Pure, *rest: object) -> object:
         twice = Pure(lambda x, *n: 2 * pure.function(x, *n), pure.alpha, pure.numbers, pure.network, pure.key)
         return traced(kind, twice, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(programs, "_traced", wrong)
+    monkeypatch.setattr(compiled, "traced", wrong)
     with fast_path("now"), caplog.at_level(logging.WARNING, "mmdgs"):
         pulled = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
     torch.testing.assert_close(pulled, linearised(denoiser, x, LEVELS[0]).pull(probes(1, x)), **CLOSE)
@@ -257,8 +256,8 @@ def test_where_it_does_not_apply_nothing_is_compiled(off, monkeypatch) -> None:
 
 def test_by_itself_it_waits_until_it_pays(monkeypatch) -> None:
     denoiser, x = score_denoiser(Small()), batch()
-    monkeypatch.setattr(fast, "PATIENCE", 3)
-    monkeypatch.setattr(fast, "applies", lambda x_t: True)  # as on a GPU
+    monkeypatch.setattr(compiled, "PATIENCE", 3)
+    monkeypatch.setattr(denoisers, "applies", lambda x_t: True)  # as on a GPU
     with torch.no_grad(), programs_made(monkeypatch) as made, fast_path("auto"):
         counts = []
         for _ in range(5):
@@ -297,11 +296,11 @@ def test_unknown_modes_are_named(monkeypatch) -> None:
         pass
     monkeypatch.setenv("MMDGS_FAST", "quick")
     with pytest.raises(UsageError, match="got 'quick'"):
-        fast.applies(batch())
+        compiled.applies(batch())
     monkeypatch.setenv("MMDGS_FAST", "now")
-    assert fast.applies(batch())
+    assert compiled.applies(batch())
     monkeypatch.setenv("MMDGS_FAST", "never")
-    assert not fast.applies(batch())
+    assert not compiled.applies(batch())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
@@ -344,9 +343,9 @@ def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dil
     options = [stride] * 2, [1, 2], [dilation] * 2
     y, pullback = torch.func.vjp(lambda x: torch.conv2d(x, weight, None, *options, groups), x)
     u = randn(tuple(y.shape), x, seeded(2))
-    found = programs._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
+    found = compiled._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
     torch.testing.assert_close(found, pullback(u)[0], **CLOSE)
-    assert programs._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
+    assert compiled._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
         NotImplemented
     )
 
@@ -363,4 +362,4 @@ def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dil
     ],
 )
 def test_long_runs_on_a_gpu_compile_from_their_first_step_and_short_ones_never(wanted, steps, device, mode) -> None:
-    assert generation._path(wanted, steps, torch.device(device)) == mode
+    assert engine._path(wanted, steps, torch.device(device)) == mode

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from mmdgs import jacobians
 from mmdgs.denoisers import energy_denoiser
+from mmdgs.derivatives import SecondOrder
 from mmdgs.jacobians import linearised
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import randn, seeded
-from mmdgs.second_order import SecondOrder
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -34,7 +34,6 @@ LAYERS = {
     "group norm": lambda x: functional.group_norm(x, 2, numbers(4, seed=1), numbers(4, seed=2), 1e-3),
     "group norm, no weights": lambda x: functional.group_norm(x, 4),
     "norm of points": lambda x: functional.group_norm(x.flatten(2)[..., 0], 2, numbers(4, seed=1)),
-    "silu": functional.silu,
 }
 
 
