@@ -18,7 +18,7 @@ from pretrained_models import many_level_model
 from torch import Tensor, nn
 
 import mmdgs
-from mmdgs import compiled
+from mmdgs import compiled, denoisers
 from mmdgs.compiled import Pure, fast_path
 from mmdgs.cost import counting
 from mmdgs.denoisers import (

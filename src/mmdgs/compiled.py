@@ -233,7 +233,7 @@ def traced(kind: str, pure: Pure, x: Tensor, v: Tensor | None, weights: dict[str
     # Networks may ask whether they will be differentiated; torch's forward mode scripts functions, and warns of it.
     with torch.set_grad_enabled(v is not None), WrittenOutNorms(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        return make_fx(function, table, tracing_mode="fake")(*inputs)
 
 
 class _Call(nn.Module):
