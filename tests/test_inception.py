@@ -309,7 +309,7 @@ def test_pickles_and_zips_that_torch_did_not_write_are_refused(tmp_path: Path, m
     bad = tmp_path / "bad.pt"
     trapped = str(tmp_path / "trapped").encode()
     trap = b"\x80\x02cos\nmkdir\nX" + len(trapped).to_bytes(4, "little") + trapped + b"\x85R."
-    with pytest.raises(UsageError, match=r"it asks for os\.mkdir, which is refused; nothing in it was run"):
+    with pytest.raises(UsageError, match=r"the pickle asks for os\.mkdir, which is refused; nothing in it was run"):
         load_inception(rewritten(good, bad, data=trap))
     assert not (tmp_path / "trapped").exists()
     with pytest.raises(UsageError, match="is compressed"):

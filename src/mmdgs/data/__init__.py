@@ -1,8 +1,7 @@
 """Data: the paper's 2-D sets with their densities, and sets of images."""
 
-from mmdgs.data.images import load_images
+from mmdgs.data.images import image_set, load_images, load_samples
 from mmdgs.data.imageset import ImageSet, spread
-from mmdgs.data.samples import image_set, load_samples
 from mmdgs.data.toys import (
     CURVE_POINTS,
     MOG_MEANS,
