@@ -11,20 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdgs.data.celeba import load_celeba
-from mmdgs.data.cifar import load_cifar10
-from mmdgs.data.decoding import Fit
-from mmdgs.data.folders import PARTS, Reading, is_gallery, load_folder, open_gallery, read_images, title
-from mmdgs.data.idx import load_mnist
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.transforms import recoloured, resized, to_uint8
 from mmdgs.errors import UsageError
 
 logger = logging.getLogger("mmdgs")
 
-STORED = {"mnist": load_mnist, "cifar10": load_cifar10}
-"""Sets that come as arrays, which can be downloaded."""
-NAMES = (*STORED, "celeba")
+NAMES = ("mnist", "cifar10", "celeba")
 SAMPLES = "samples"
 """The split of images that are no part of a data set."""
 ARRAYS = ("x", "arr_0")
@@ -56,16 +49,19 @@ def load_images(
     `channels` is 1 (grey) or 3 (RGB); the default is what is stored, for files what the first image has. Files that
     cannot be read are refused, or left out with unreadable="skip". `limit` keeps the first so many images.
     """
+    from mmdgs.data import celeba, cifar, folders, idx  # here: readers of files would slow down every start
+
     _check(size, channels, unreadable, limit)
-    if data in STORED:
-        found = STORED[str(data)](split, data_dir, download=download).take(slice(limit))
+    if data in ("mnist", "cifar10"):
+        stored = idx.load_mnist if data == "mnist" else cifar.load_cifar10
+        found = stored(split, data_dir, download=download).take(slice(limit))
         images = found.images if size is None else resized(found.images, size)
         images = images if channels is None else recoloured(images, channels)
         return ImageSet(found.name, found.split, images, found.labels, found.classes)
-    reading = Reading(Fit(size, channels), unreadable, limit)
+    reading = folders.Reading(folders.Fit(size, channels), unreadable, limit)
     if data == "celeba":
-        return load_celeba(split, data_dir, reading)
-    return load_folder(_path(data), split, reading)
+        return celeba.load_celeba(split, data_dir, reading)
+    return folders.load_folder(_path(data), split, reading)
 
 
 def _check(size: int | None, channels: int | None, unreadable: str, limit: int | None) -> None:
@@ -80,6 +76,8 @@ def _check(size: int | None, channels: int | None, unreadable: str, limit: int |
 
 def _path(data: str | Path) -> Path:
     """The folder or zip that data names."""
+    from mmdgs.data.folders import is_gallery
+
     path = Path(data).expanduser()
     if is_gallery(path):
         return path
@@ -98,6 +96,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
     A .npz holds floating-point images (n, channels, height, width) in [0, 1] as `x`, or 8-bit ones, channels first or
     last, as `x`, `arr_0` or its only array of four dimensions. `size` resizes images that are no array.
     """
+    from mmdgs.data.folders import PARTS, Fit, Reading, is_gallery, open_gallery, read_images, title
+
     name, _, split = str(source).rpartition(":")
     if split in PARTS and name:
         return load_images(name, split, data_dir=data_dir, size=size)

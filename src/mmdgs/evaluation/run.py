@@ -17,13 +17,12 @@ from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
-from mmdgs.metrics.classes import class_shares, entropy, total_variation
 from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
 from mmdgs.metrics.frechet import frechet_distance, left_out_distances
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity, precision_recall
-from mmdgs.metrics.scores import inception_score, kernel_distance
+from mmdgs.metrics.scores import class_shares, entropy, inception_score, kernel_distance, total_variation
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
 from mmdgs.runtime import environment, progress_bar

@@ -1,18 +1,15 @@
 """Numbers that say how good samples and posteriors are, and tests of densities on grids."""
 
 from mmdgs.metrics.calibration import Calibration, Reliability, calibration, fitted_floor, reliability, standardised
-from mmdgs.metrics.chains import ModeStatistics, effective_sample_size, mode_statistics
-from mmdgs.metrics.classes import class_shares, entropy, total_variation
 from mmdgs.metrics.comparison import Compared, compare_diagonals, relative_error
-from mmdgs.metrics.curves import Instability, instability
-from mmdgs.metrics.densities import kl_divergence
-from mmdgs.metrics.existence import Deconvolution, deconvolve
+from mmdgs.metrics.densities import Deconvolution, deconvolve, kl_divergence
+from mmdgs.metrics.diagnostics import Instability, ModeStatistics, effective_sample_size, instability, mode_statistics
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance, gaussian_frechet_distance
 from mmdgs.metrics.inception_file import Inception, load_inception
 from mmdgs.metrics.intervals import interval, jackknife_interval
 from mmdgs.metrics.mmd import mmd
 from mmdgs.metrics.neighbours import Diversity, PrecisionRecall, diversity, precision_recall
-from mmdgs.metrics.scores import Spread, inception_score, kernel_distance
+from mmdgs.metrics.scores import Spread, class_shares, entropy, inception_score, kernel_distance, total_variation
 
 __all__ = [
     "Calibration",

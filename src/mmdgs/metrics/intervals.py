@@ -7,7 +7,6 @@ other, such as the samples of one seed each.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 
@@ -39,8 +38,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and half the width of its 95% confidence interval (Student's t)."""
     if len(values) < 2:
         return values[0], math.nan
-    half = student_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.mean(values), half
+    count, mean = len(values), math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, student_quantile(0.975, count - 1) * math.sqrt(variance / count)
 
 
 def jackknife_interval(left_out: Sequence[float]) -> float:
@@ -51,5 +51,5 @@ def jackknife_interval(left_out: Sequence[float]) -> float:
     groups = len(left_out)
     if groups < 2:
         return math.nan
-    error = math.sqrt(groups - 1) * statistics.pstdev(left_out)
-    return student_quantile(0.975, groups - 1) * error
+    # Their spread around the mean, times groups - 1, since each value has all groups but one.
+    return (groups - 1) * interval(left_out)[1]
