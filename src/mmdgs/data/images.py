@@ -49,7 +49,7 @@ def load_images(
     `channels` is 1 (grey) or 3 (RGB); the default is what is stored, for files what the first image has. Files that
     cannot be read are refused, or left out with unreadable="skip". `limit` keeps the first so many images.
     """
-    from mmdgs.data import celeba, cifar, folders, idx  # here: readers of files would slow down every start
+    from mmdgs.data import celeba, cifar, decoding, folders, idx  # here: readers of files would slow down every start
 
     _check(size, channels, unreadable, limit)
     if data in ("mnist", "cifar10"):
@@ -58,7 +58,7 @@ def load_images(
         images = found.images if size is None else resized(found.images, size)
         images = images if channels is None else recoloured(images, channels)
         return ImageSet(found.name, found.split, images, found.labels, found.classes)
-    reading = folders.Reading(folders.Fit(size, channels), unreadable, limit)
+    reading = folders.Reading(decoding.Fit(size, channels), unreadable, limit)
     if data == "celeba":
         return celeba.load_celeba(split, data_dir, reading)
     return folders.load_folder(_path(data), split, reading)
@@ -96,7 +96,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
     A .npz holds floating-point images (n, channels, height, width) in [0, 1] as `x`, or 8-bit ones, channels first or
     last, as `x`, `arr_0` or its only array of four dimensions. `size` resizes images that are no array.
     """
-    from mmdgs.data.folders import PARTS, Fit, Reading, is_gallery, open_gallery, read_images, title
+    from mmdgs.data.decoding import Fit
+    from mmdgs.data.folders import PARTS, Reading, is_gallery, open_gallery, read_images, title
 
     name, _, split = str(source).rpartition(":")
     if split in PARTS and name:

@@ -21,6 +21,8 @@ class Inert:
 
     __slots__ = ("args", "state")
     name = ""
+    args: tuple[Any, ...]
+    state: Any
 
     def __new__(cls, *args: Any) -> Inert:
         self = super().__new__(cls)

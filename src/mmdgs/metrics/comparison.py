@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics.calibration import Calibration, calibration, fitted_floor
+from mmdgs.metrics.coverage import Calibration, calibration, fitted_floor
 from mmdgs.moments import Moments
 from mmdgs.moments.ocm import ratio_target
 from mmdgs.noise import NoiseLevel, add_noise

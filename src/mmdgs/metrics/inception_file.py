@@ -184,7 +184,7 @@ def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Public scripts have `weight`, `beta`, `mean` and `var` for each convolution, list the convolutions in our network's
     order, and have no scale in batch normalisation. The head is known by its shape. Other names stay as they are.
     """
-    public = {}
+    public: dict[str, str] = {}
     for key, value in tensors.items():
         if tuple(value.shape) == (CLASSES, KNOWN.features):
             public |= {key: "fc.weight", f"{key.removesuffix('weight')}bias": "fc.bias"}
@@ -214,7 +214,7 @@ def network_of(content: Any, where: object) -> tuple[nn.Module, Tensor | None]:
     optional = {"fc.weight": torch.Size((CLASSES, KNOWN.features)), "fc.bias": torch.Size((CLASSES,))}
     # A count of training, which older files lack.
     counts = {key: torch.tensor(0) for key in wanted if key.endswith("num_batches_tracked")}
-    tensors = counts | content
+    tensors: dict[str, Tensor] = {**counts, **content}
     missing, foreign = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys() - optional.keys()
     other = [key for key, shape in (wanted | optional).items() if key in tensors and tensors[key].shape != shape]
     if missing or foreign or other:
