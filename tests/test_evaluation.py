@@ -297,7 +297,7 @@ def test_the_measures_are_those_of_the_parts() -> None:
     assert found.values["kid"]["mean"] == pytest.approx(metrics.kernel_distance(ours, theirs, seed=3).mean, rel=1e-4)
     pair = metrics.precision_recall(ours, theirs)
     assert found.values["precision-recall"] == {"precision": pair.precision, "recall": pair.recall}
-    order = torch.randperm(60, generator=seeded(3))
+    order = torch.randperm(60, generator=seeded(3, "order"))
     score = metrics.inception_score(network.probabilities(ours)[order])
     assert found.values["is"]["mean"] == pytest.approx(score.mean, rel=1e-5)
     other = metrics.diversity(random_subset(reference, 60, 3).images)

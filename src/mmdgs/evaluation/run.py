@@ -145,7 +145,7 @@ class _Run:
         features = ours.features.to(self.device)
         if name == "is":
             # Sets may be sorted by class, and a part should be like the whole.
-            order = torch.randperm(len(features), generator=seeded(self.seed))
+            order = torch.randperm(len(features), generator=seeded(self.seed, "order"))
             return dataclasses.asdict(inception_score(inception.probabilities(features).cpu()[order]))
         assert theirs is not None
         assert theirs.features is not None
@@ -197,7 +197,7 @@ def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
         return images
     if limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
-    return images.take(torch.randperm(len(images), generator=seeded(seed))[:limit].sort().values)
+    return images.take(torch.randperm(len(images), generator=seeded(seed, "subset"))[:limit].sort().values)
 
 
 def _described(images: ImageSet, available: int) -> Images:

@@ -46,7 +46,7 @@ def kernel_distance(
         raise ValueError(f"need subsets of at least 2 rows, at least one of them, got {size} rows, {subsets=}")
     if size == len(a) == len(b):
         subsets = 1  # there is nothing to draw: all would be alike
-    generator = seeded(seed)
+    generator = seeded(seed, "subsets")
 
     def part(x: Tensor) -> Tensor:
         return x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
