@@ -29,9 +29,9 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test]'
 	@touch $@

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdgs.data import gallery, load_images
+from mmdgs.data import folders, load_images
 from mmdgs.errors import UsageError
 
 FACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "celeba" / "faces64.zip"
@@ -139,12 +139,12 @@ def test_all_formats_are_read_and_other_files_left_alone(tmp_path: Path) -> None
 
 
 def test_a_limit_keeps_the_first_and_decodes_no_other(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(gallery, "BLOCK", 4)
+    monkeypatch.setattr(folders, "BLOCK", 4)
     files = {f"{i:02}.png": plain(i) if i < 12 else b"broken" for i in range(20)}
     path = write(tmp_path / "many", files)
     decoded: list[bytes] = []
-    decode = gallery.decode
-    monkeypatch.setattr(gallery, "decode", lambda content, fit: (decoded.append(content), decode(content, fit))[1])
+    decode = folders.decode
+    monkeypatch.setattr(folders, "decode", lambda content, fit: (decoded.append(content), decode(content, fit))[1])
     assert levels(path, limit=11) == list(range(1, 12))
     assert sorted(decoded) == sorted(files[f"{i:02}.png"] for i in range(1, 12))
     with refused("12.png"):
@@ -259,7 +259,7 @@ def test_unreadable_images(tmp_path: Path, place: str, case: tuple[bytes, str], 
 
 
 def test_labels_and_limits_step_over_what_is_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(gallery, "BLOCK", 2)
+    monkeypatch.setattr(folders, "BLOCK", 2)
     files = {f"cat/{i}.png": plain(i) for i in range(4)} | {f"dog/{i}.png": plain(10 + i) for i in range(4)}
     files |= {"cat/1.png": b"", "cat/3.png": b"", "dog/2.png": b""}
     path = write(tmp_path / "zoo", files)
@@ -291,7 +291,7 @@ def test_decompression_bombs(tmp_path: Path, side: int, action: str, monkeypatch
 @places
 def test_files_too_large_are_not_read(tmp_path: Path, place: str, monkeypatch) -> None:
     path = write(tmp_path / place, {"0.png": plain(0), "1.png": plain(1) + bytes(5000)})
-    monkeypatch.setattr(gallery, "LARGEST", 4000)
+    monkeypatch.setattr(folders, "LARGEST", 4000)
     with refused("1.png", "bytes, more than the limit of 4,000"):
         load_images(str(path))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmdgs import metrics
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics.calibration import EXPECTED_COVERAGE
-from mmdgs.metrics.curves import running_median
+from mmdgs.metrics.coverage import EXPECTED_COVERAGE
+from mmdgs.metrics.diagnostics import running_median
 from mmdgs.moments import ExactMoments
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian

@@ -5,21 +5,31 @@ Tests that need the real weights take the file of the environment's MMDGS_INCEPT
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from fakes import fake_known, fake_script
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mmdgs.data.sources import Source
 from mmdgs.errors import UsageError
-from mmdgs.metrics import inception_file
-from mmdgs.metrics.inception import InceptionV3, as_colour, prepared, resized_as_tensorflow
-from mmdgs.metrics.inception_file import ENVIRONMENT, KNOWN, Inception, load_inception, network_of, probe_image
+from mmdgs.metrics import inception, inception_file
+from mmdgs.metrics.inception import as_colour, prepared, resized_as_tensorflow
+from mmdgs.metrics.inception_file import (
+    ENVIRONMENT,
+    KNOWN,
+    PACKAGE_SHA256,
+    Inception,
+    Standard,
+    load_inception,
+    probe_image,
+)
 from mmdgs.randomness import seeded
 
 
@@ -67,33 +77,15 @@ def real() -> Path:
     return path
 
 
-def public_state(path: Path) -> dict[str, Tensor]:
-    """The weights of the real file under the names of the public state dict."""
-    loaded = inception_file._read(path)
-    if isinstance(loaded.network, InceptionV3):
-        return loaded.network.state_dict()
-    stored = loaded.network.state_dict()
-    with torch.device("meta"):
-        names = [key.removesuffix(".conv.weight") for key in InceptionV3().state_dict() if key.endswith("conv.weight")]
-    sources = [key.removesuffix(".weight") for key in stored if key.endswith(".weight") and stored[key].ndim == 4]
-    state = {}
-    for name, source in zip(names, sources, strict=True):  # both list the convolutions in the same order
-        state[f"{name}.conv.weight"] = stored[f"{source}.weight"]
-        state[f"{name}.bn.bias"] = stored[f"{source}.beta"]
-        state[f"{name}.bn.weight"] = torch.ones_like(stored[f"{source}.beta"])
-        state[f"{name}.bn.running_mean"] = stored[f"{source}.mean"]
-        state[f"{name}.bn.running_var"] = stored[f"{source}.var"]
-    return state
-
-
 def test_our_network_agrees_with_the_torchscript_one(real: Path) -> None:
-    loaded = load_inception(real)
-    network, head = network_of(public_state(real), real)
-    assert head is None
+    if inception_file._sha256(real) != PACKAGE_SHA256:
+        pytest.skip("runs only the script whose checksum is known")
     images = torch.cat([probe_image(), random_images(1, 3, 32, 32)])
-    expected, found = loaded.features(images), network(prepared(images))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        expected = torch.jit.load(real).eval()(prepared(images))
     assert expected.shape == (2, 2048)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(load_inception(real).features(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_known_output_is_that_of_the_real_network_and_tight(real: Path) -> None:
@@ -103,21 +95,16 @@ def test_the_known_output_is_that_of_the_real_network_and_tight(real: Path) -> N
 
 def test_weights_stored_in_16_bits_pass_and_run_in_32(real: Path, tmp_path: Path) -> None:
     half = tmp_path / "half.pt"
-    loaded = inception_file._read(real)
-    loaded.network.half()
-    if isinstance(loaded.network, InceptionV3):
-        torch.save(loaded.network.state_dict(), half)
-    else:
-        loaded.network.save(str(half))
+    torch.save(load_inception(real).network.half().state_dict(), half)
     found = load_inception(half)
-    assert {value.dtype for value in found.network.state_dict().values()} == {torch.float32}
+    assert {value.dtype for value in found.network.state_dict().values()} == {torch.float32, torch.int64}
     assert found.features(probe_image()).dtype == torch.float32
 
 
 def test_a_state_dict_gives_the_network_with_its_head_and_altered_weights_are_refused(
     real: Path, tmp_path: Path
 ) -> None:
-    state = public_state(real)
+    state = load_inception(real).network.state_dict()
     head = torch.randn(1008, 2048, generator=seeded(0))
     file = tmp_path / "weights.pth"
     torch.save({**state, "fc.weight": head, "fc.bias": torch.ones(1008)}, file)
@@ -188,7 +175,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 def test_another_network_of_the_right_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = fake_script(tmp_path / "fake.pt")
-    with pytest.raises(UsageError, match=r"features of shape \(1, 6\), expected \(1, 2048\)"):
+    with pytest.raises(UsageError, match=r"not the Inception network of.*such as Conv2d_1a.*, scale"):
         load_inception(file)
     monkeypatch.setattr(inception_file, "KNOWN", fake_known())
     assert load_inception(file).head is None
@@ -197,18 +184,8 @@ def test_another_network_of_the_right_form_is_refused(tmp_path: Path, monkeypatc
     assert load_inception(fake_script(tmp_path / "near.pt", scale=1.005)).file == "near.pt"
 
 
-def test_a_script_that_prepares_images_by_itself_is_given_them_raw(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(inception_file, "KNOWN", fake_known())
-    found = load_inception(fake_script(tmp_path / "raw.pt", raw=True))
-    assert found.raw
-    plain = load_inception(fake_script(tmp_path / "fake.pt"))
-    images = random_images(3, 1, 9, 7)
-    torch.testing.assert_close(found.features(images), plain.features(images), rtol=1e-4, atol=1e-5)
-
-
 def test_a_head_is_found_in_a_script_and_its_absence_is_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(inception_file, "KNOWN", fake_known())
-    monkeypatch.setattr(inception_file, "FEATURES", 6)
     headless = load_inception(fake_script(tmp_path / "fake.pt"))
     with pytest.raises(UsageError, match=r"fake\.pt has no classification head; give the public file"):
         headless.probabilities(torch.zeros(1, 6))
@@ -218,6 +195,133 @@ def test_a_head_is_found_in_a_script_and_its_absence_is_said(tmp_path: Path, mon
     features = found.features(random_images(4, 3, 8, 8))
     rows = found.probabilities(features)
     torch.testing.assert_close(rows, functional.softmax(features @ found.head.mT, 1))
+
+
+# --- TorchScript is read and not run ----------------------------------------------------------------------------
+
+
+class Convolution(nn.Module):
+    """A layer of the public scripts."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: tuple[int, int]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, *kernel, generator=seeded(outputs)))
+        self.beta = nn.Parameter(torch.randn(outputs, generator=seeded(1)))
+        self.register_buffer("mean", torch.randn(outputs, generator=seeded(2)))
+        self.register_buffer("var", torch.rand(outputs, generator=seeded(3)) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.conv2d(x, self.weight)
+        return functional.relu(functional.batch_norm(x, self.mean, self.var, None, self.beta, eps=0.001))
+
+
+class Small(nn.Module):
+    """Two of our convolutions, named as ours are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = inception.Convolution(3, 4, (1, 3), pad=False)
+        self.second = inception.Convolution(4, 6, 1, pad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).mean((2, 3))
+
+
+def saved(module: nn.Module, file: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(module).save(str(file))
+    return file
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_layers_of_a_script_are_ours_in_their_order(tmp_path: Path, monkeypatch, dtype: torch.dtype) -> None:
+    theirs = nn.Sequential(Convolution(3, 4, (1, 3)), Convolution(4, 6, (1, 1)))
+    with torch.no_grad():
+        theirs[0].weight.set_(theirs[0].weight.contiguous(memory_format=torch.channels_last))
+    stored = copy.deepcopy(theirs).to(dtype)
+    with torch.no_grad():
+        expected = theirs(prepared(probe_image())).mean((2, 3))[0].tolist()
+    monkeypatch.setattr(
+        inception_file, "KNOWN", Standard(Small, 6, 1, tuple(expected), 1e-5 if dtype == torch.float32 else 0.01)
+    )
+    found = load_inception(saved(stored, tmp_path / "layers.pt"))
+    assert torch.equal(found.network.first.conv.weight, stored[0].weight.float())
+
+
+class WritesWhenCalled(nn.Module):
+    """`Fake`, which also writes two files."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.register_buffer("scale", torch.tensor(1.0))
+
+    def write(self) -> Tensor:
+        mapped = torch.from_file(self.folder + "/mapped", shared=True, size=4)
+        torch.save(self.scale, self.folder + "/saved")
+        return self.scale + mapped.fill_(0).sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write() * torch.cat([x.mean((2, 3)), x.square().mean((2, 3))], 1)
+
+
+class WritesWhenLoaded(WritesWhenCalled):
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, Tensor, bool]:
+        return self.folder, self.scale, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, Tensor, bool]) -> None:
+        self.folder = state[0]
+        self.training = state[2]
+        self.scale = state[1]
+        self.scale = self.write()
+
+
+def test_a_script_that_writes_files_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inception_file, "KNOWN", fake_known())
+    folder = tmp_path / "written"
+    folder.mkdir()
+    called = saved(WritesWhenCalled(str(folder)), tmp_path / "called.pt")
+    loaded = saved(WritesWhenLoaded(str(folder)), tmp_path / "loaded.pt")
+    load_inception(called).features(random_images(2, 3, 8, 8))  # its tensors are right, and only they are used
+    with pytest.raises(UsageError, match="not the Inception network of"):
+        load_inception(loaded)
+    assert list(folder.iterdir()) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.load(loaded)
+    assert {entry.name for entry in folder.iterdir()} == {"mapped", "saved"}  # the script works where it is run
+
+
+def rewritten(file: Path, target: Path, *, data: bytes | None = None, method: int = zipfile.ZIP_STORED) -> Path:
+    """A script with another tree of modules, or compressed."""
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(target, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, data if data is not None and name.endswith("/data.pkl") else old.read(name))
+    return target
+
+
+def test_pickles_and_zips_that_torch_did_not_write_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(inception_file, "KNOWN", fake_known())
+    good = fake_script(tmp_path / "fake.pt")
+    bad = tmp_path / "bad.pt"
+    trapped = str(tmp_path / "trapped").encode()
+    trap = b"\x80\x02cos\nmkdir\nX" + len(trapped).to_bytes(4, "little") + trapped + b"\x85R."
+    with pytest.raises(UsageError, match=r"the pickle asks for os\.mkdir, which is refused; nothing in it was run"):
+        load_inception(rewritten(good, bad, data=trap))
+    assert not (tmp_path / "trapped").exists()
+    with pytest.raises(UsageError, match="is compressed"):
+        load_inception(rewritten(good, bad, method=zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(good) as archive:
+        (tree,) = (archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl"))
+    for damaged in (tree[: len(tree) // 2], b"", tree.replace(b"FloatStorage", b"FancyStorage")):
+        with pytest.raises(UsageError, match="damaged TorchScript"):
+            load_inception(rewritten(good, bad, data=damaged))
+    circle = b"\x80\x02c__torch__\nA\nq\x00)\x81q\x01}X\x01\x00\x00\x00ah\x01sb."
+    with pytest.raises(UsageError, match=r"such as scale"):
+        load_inception(rewritten(good, bad, data=circle))
 
 
 # --- where files are looked for ---------------------------------------------------------------------------------

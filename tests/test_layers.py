@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "version"],
+    ["errors", "lazy", "version"],
     ["files", "cost", "derivatives", "recording", "runtime"],
     ["randomness"],
     ["noise", "compiled"],

@@ -237,6 +237,7 @@ def test_generators_and_child_seeds_know_their_purpose() -> None:
     seeds = [randomness.child_seed(seed, purpose) for seed in (0, 1, 2) for purpose in ("a", "b", "1 a")]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
+    assert not torch.equal(torch.rand(4, generator=seeded(5)), torch.rand(4, generator=seeded(5 + 2**32)))
     assert seeded(0, "a").initial_seed() == randomness.child_seed(0, "a") != seeded(0).initial_seed() == 0
 
 

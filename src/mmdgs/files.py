@@ -13,8 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError

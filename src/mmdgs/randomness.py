@@ -30,7 +30,7 @@ from mmdgs.recording import Recorded
 logger = logging.getLogger("mmdgs")
 
 WORD = 0xFFFFFFFF
-SEEDS = 1 << 64
+SEEDS, GENERATOR_SEEDS = 1 << 64, 1 << 32
 KIND_BITS = 0b11
 # Philox4x32: the two multipliers and the two key increments of Salmon et al. (2011), table 2.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -325,6 +325,9 @@ def spawn_seeds(rows: int, device: torch.device, generator: Generator) -> Tensor
 
 
 def seeded(seed: int, purpose: str = "", device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch.Generator on `device`, seeded for a purpose."""
-    checked_seed(seed)
-    return torch.Generator(device=device).manual_seed(child_seed(seed, purpose) if purpose else seed)
+    """A torch.Generator on `device`, seeded for a purpose.
+
+    Without one it is `manual_seed(seed)`, but for seeds that torch's CPU generator, which has 32 bits, would cut off.
+    """
+    plain = not purpose and checked_seed(seed) < GENERATOR_SEEDS
+    return torch.Generator(device=device).manual_seed(seed if plain else child_seed(seed, purpose))

@@ -1,48 +1,8 @@
-"""Data: the paper's 2-D sets with their densities, and sets of images."""
+"""Data: the paper's 2-D sets with their densities, and sets of images.
 
-from mmdgs.data.images import load_images
-from mmdgs.data.imageset import ImageSet, spread
-from mmdgs.data.samples import image_set, load_samples
-from mmdgs.data.toys import (
-    CURVE_POINTS,
-    MOG_MEANS,
-    MOG_STD,
-    RINGS_FACTOR,
-    RINGS_NOISE,
-    RINGS_SCALE,
-    ROLL_NOISE,
-    ROLL_SCALE,
-    TOYS,
-    Toy,
-    mog_density,
-    rings_density,
-    roll_density,
-    toy,
-)
-from mmdgs.data.transforms import dequantised, flipped, midpoints, to_uint8
+The public names are in __init__.pyi. Each is imported when it is first used.
+"""
 
-__all__ = [
-    "CURVE_POINTS",
-    "MOG_MEANS",
-    "MOG_STD",
-    "RINGS_FACTOR",
-    "RINGS_NOISE",
-    "RINGS_SCALE",
-    "ROLL_NOISE",
-    "ROLL_SCALE",
-    "TOYS",
-    "ImageSet",
-    "Toy",
-    "dequantised",
-    "flipped",
-    "image_set",
-    "load_images",
-    "load_samples",
-    "midpoints",
-    "mog_density",
-    "rings_density",
-    "roll_density",
-    "spread",
-    "to_uint8",
-    "toy",
-]
+from mmdgs.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

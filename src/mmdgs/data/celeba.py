@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from mmdgs.data.gallery import Reading, open_gallery, read_images
+from mmdgs.data.folders import Reading, open_gallery, read_images
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import ENVIRONMENT, check_split, data_folder
 from mmdgs.errors import UsageError

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """The only decoders that are tried: Pillow would start other programs for some formats, whatever the file's name."""
@@ -33,6 +36,8 @@ class Fit:
 
 def decode(content: bytes, fit: Fit) -> np.ndarray:
     """The image in these bytes, uint8 (channels, height, width); the first one of an animation."""
+    from PIL import Image, ImageOps, UnidentifiedImageError  # here: it would slow down every start
+
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _refuse_bombs(image)
@@ -50,6 +55,8 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
 
 
 def _refuse_bombs(image: Image.Image) -> None:
+    from PIL import Image
+
     # Pillow only warns up to twice its limit. Asking here, and not through a warning filter, holds in every thread.
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:
@@ -57,6 +64,8 @@ def _refuse_bombs(image: Image.Image) -> None:
 
 
 def _fitted(image: Image.Image, fit: Fit) -> Image.Image:
+    from PIL import Image
+
     image = _eight_bits(image)
     grey = image.mode in GREY if fit.channels is None else fit.channels == 1
     if image.has_transparency_data:  # colours under transparency are arbitrary: show white instead
@@ -70,6 +79,8 @@ def _fitted(image: Image.Image, fit: Fit) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):

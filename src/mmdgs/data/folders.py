@@ -1,4 +1,4 @@
-"""Images of one's own, from a folder or a zip: its parts for training and testing, and labels from its subfolders.
+"""Image files in a folder or a zip: how they are read, its parts for training and testing, labels from its subfolders.
 
 A folder may say itself what is for what, with a subfolder `train` and one of `test`, `valid` or `val`; what lies
 elsewhere is then left alone. Otherwise every 20th image in the order of the names, beginning with the first, is
@@ -10,20 +10,189 @@ that holds all the rest is looked through, as zips have them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from mmdgs.data.gallery import Reading, open_gallery, read_images
+from mmdgs.data.decoding import Fit, Unreadable, decode
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import check_split
 from mmdgs.errors import UsageError
+from mmdgs.runtime import progress_bar
 
+logger = logging.getLogger("mmdgs")
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+LARGEST = 1 << 28
+"""Bytes of a file above which it is no image for a set: a member of a zip may unpack to any size."""
+BLOCK = 32
+"""Files that are decoded side by side: Pillow's decoders let other threads run."""
+WORKERS = min(8, os.cpu_count() or 1)
 HELD_OUT = 20
 PARTS = {"train": ("train",), "test": ("test", "valid", "val"), "valid": ("valid", "val", "test")}
 """The subfolders that stand for a split; the first that is there counts."""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The image files of a folder or zip: their names below it, sorted, and how one is read."""
+
+    path: Path
+    names: tuple[str, ...]
+    size: Callable[[str], int]
+    read: Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read: what images are brought to, "refuse" or "skip" unreadable ones, and how many are wanted."""
+
+    fit: Fit
+    unreadable: str = "refuse"
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What was read: `images` uint8 (n, channels, height, width), their indices in the names, and what was left out."""
+
+    images: Tensor
+    indices: list[int]
+    skipped: tuple[str, ...]
+
+
+@contextmanager
+def open_gallery(path: Path) -> Iterator[Gallery]:
+    """The images of a folder or of a zip, with all its subfolders."""
+    if path.is_dir():
+        files = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        yield Gallery(
+            path, _images(path, files), lambda n: (path / n).stat().st_size, lambda n: (path / n).read_bytes()
+        )
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise UsageError(f"{path} is not a zip archive, or a damaged one: {error}") from error
+    with archive:
+        yield Gallery(path, _images(path, archive.namelist()), lambda n: archive.getinfo(n).file_size, archive.read)
+
+
+def is_gallery(path: Path) -> bool:
+    """Whether a path is a folder, or a file that ends in .zip."""
+    return path.is_dir() or (path.is_file() and path.suffix.lower() == ".zip")
+
+
+def title(path: Path) -> str:
+    """The name of a set of images: its folder's or its zip's."""
+    return path.resolve().stem if path.is_file() else path.resolve().name
+
+
+def _images(path: Path, names: Iterable[str]) -> tuple[str, ...]:
+    found = [name for name in names if name.lower().endswith(SUFFIXES) and not _hidden(name)]
+    if not found:
+        raise UsageError(f"{path} holds no images: expected files that end in {', '.join(SUFFIXES)}")
+    return tuple(sorted(found, key=lambda name: name.split("/")))
+
+
+def _hidden(name: str) -> bool:
+    # macOS leaves a "._" twin of every file, in zips in a folder of their own.
+    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+
+
+def read_images(gallery: Gallery, names: Sequence[str], reading: Reading) -> Pictures:
+    """These images of a gallery, brought to one shape; with a limit the first so many that can be read."""
+    total = min(reading.limit or len(names), len(names))
+    pixels: np.ndarray | None = None
+    kept: list[int] = []
+    skipped: list[str] = []
+    decoded = _decoded(gallery, names, reading.fit, total)
+    with closing(decoded), progress_bar(total, f"reading {gallery.path.name}", unit="image") as bar:
+        for index, picture in decoded:
+            if isinstance(picture, Unreadable):
+                skipped.append(_left_out(gallery, names[index], picture, reading.unreadable))
+                continue
+            if pixels is None:
+                pixels = np.empty((total, *picture.shape), dtype=np.uint8)
+            elif picture.shape != pixels.shape[1:]:
+                raise _differ(gallery, (names[kept[0]], pixels[0]), (names[index], picture))
+            pixels[len(kept)] = picture
+            kept.append(index)
+            bar.update()
+            if len(kept) == total:
+                break
+    if pixels is None:
+        raise UsageError(f"{gallery.path} holds no readable image: all {len(names):,} were left out")
+    return Pictures(torch.from_numpy(pixels[: len(kept)]), kept, tuple(skipped))
+
+
+def _decoded(
+    gallery: Gallery, names: Sequence[str], fit: Fit, wanted: int
+) -> Generator[tuple[int, np.ndarray | Unreadable], None, None]:
+    """Index and picture of each name in turn, decoded in blocks side by side."""
+    start = 0
+    with ThreadPoolExecutor(WORKERS) as pool:
+        while start < len(names):
+            # One alone until the first image has decided on grey or colour, and where others only replace skipped ones.
+            alone = fit.channels is None or start >= wanted
+            end = start + 1 if alone else min(start + BLOCK, wanted)
+            contents = [_content(gallery, name) for name in names[start:end]]  # here: a zip is not for many threads
+            for index, picture in enumerate(pool.map(partial(_attempt, fit=fit), contents), start=start):
+                if fit.channels is None and isinstance(picture, np.ndarray):
+                    fit = replace(fit, channels=len(picture))
+                yield index, picture
+            start = end
+
+
+def _content(gallery: Gallery, name: str) -> bytes | Unreadable:
+    try:
+        size = gallery.size(name)
+        if size > LARGEST:
+            return Unreadable(f"it has {size:,} bytes, more than the limit of {LARGEST:,}")
+        return gallery.read(name)
+    except KeyError:
+        return Unreadable("there is no such file in the archive")
+    except OSError as error:
+        return Unreadable(error.strerror or str(error))
+    except Exception as error:  # zipfile has an error of another kind for each way a member can be damaged
+        return Unreadable(str(error) or type(error).__name__)
+
+
+def _attempt(content: bytes | Unreadable, fit: Fit) -> np.ndarray | Unreadable:
+    if isinstance(content, Unreadable):
+        return content
+    try:
+        return decode(content, fit)
+    except Unreadable as error:
+        return error
+
+
+def _left_out(gallery: Gallery, name: str, why: Unreadable, unreadable: str) -> str:
+    if unreadable == "refuse":
+        raise UsageError(
+            f"cannot read the image {name} in {gallery.path}: {why}; "
+            "use --unreadable skip (unreadable='skip') to leave such files out"
+        ) from why
+    logger.warning("left out the image %s in %s: %s", name, gallery.path, why)
+    return name
+
+
+def _differ(gallery: Gallery, first: tuple[str, np.ndarray], other: tuple[str, np.ndarray]) -> UsageError:
+    sizes = [f"{name} is {picture.shape[2]} x {picture.shape[1]}" for name, picture in (first, other)]
+    return UsageError(
+        f"the images in {gallery.path} differ in size ({', '.join(sizes)}); give the size to bring them to, "
+        "--size 64 (size=64)"
+    )
 
 
 @dataclass(frozen=True)
@@ -48,8 +217,7 @@ def load_folder(path: Path, split: str, reading: Reading) -> ImageSet:
     labels = None
     if classes:
         labels = torch.tensor([classes.index(members[i].parts[0]) for i in pictures.indices])
-    name = path.resolve().stem if path.is_file() else path.resolve().name
-    return ImageSet(name, split, pictures.images, labels, classes, pictures.skipped)
+    return ImageSet(title(path), split, pictures.images, labels, classes, pictures.skipped)
 
 
 def choose(names: Sequence[str], split: str) -> tuple[list[Member], tuple[str, ...]]:

@@ -1,23 +1,29 @@
-"""Sets of images by name or by path."""
+"""Sets of images by name or by path, and images that are to be judged: arrays, a folder or zip, a part of a set."""
 
 from __future__ import annotations
 
 import difflib
+import logging
+import zipfile
 from pathlib import Path
 
-from mmdgs.data.celeba import load_celeba
-from mmdgs.data.cifar import load_cifar10
-from mmdgs.data.decoding import Fit
-from mmdgs.data.folders import load_folder
-from mmdgs.data.gallery import Reading
-from mmdgs.data.idx import load_mnist
+import numpy as np
+import torch
+from torch import Tensor
+
 from mmdgs.data.imageset import ImageSet
-from mmdgs.data.transforms import recoloured, resized
+from mmdgs.data.transforms import recoloured, resized, to_uint8
 from mmdgs.errors import UsageError
 
-STORED = {"mnist": load_mnist, "cifar10": load_cifar10}
-"""Sets that come as arrays, which can be downloaded."""
-NAMES = (*STORED, "celeba")
+logger = logging.getLogger("mmdgs")
+
+NAMES = ("mnist", "cifar10", "celeba")
+SAMPLES = "samples"
+"""The split of images that are no part of a data set."""
+ARRAYS = ("x", "arr_0")
+"""Names of the array in an .npz: that of `mmdgs sample`, and that of numpy, which public sample files have."""
+SLACK, STRAYS = 0.25, 0.01
+"""Samples of a Gaussian stray out of [0, 1]. More than 1% further out than 0.25, and it is another range."""
 
 
 def load_images(
@@ -43,16 +49,19 @@ def load_images(
     `channels` is 1 (grey) or 3 (RGB); the default is what is stored, for files what the first image has. Files that
     cannot be read are refused, or left out with unreadable="skip". `limit` keeps the first so many images.
     """
+    from mmdgs.data import celeba, cifar, decoding, folders, idx  # here: readers of files would slow down every start
+
     _check(size, channels, unreadable, limit)
-    if data in STORED:
-        found = STORED[str(data)](split, data_dir, download=download).take(slice(limit))
+    if data in ("mnist", "cifar10"):
+        stored = idx.load_mnist if data == "mnist" else cifar.load_cifar10
+        found = stored(split, data_dir, download=download).take(slice(limit))
         images = found.images if size is None else resized(found.images, size)
         images = images if channels is None else recoloured(images, channels)
         return ImageSet(found.name, found.split, images, found.labels, found.classes)
-    reading = Reading(Fit(size, channels), unreadable, limit)
+    reading = folders.Reading(decoding.Fit(size, channels), unreadable, limit)
     if data == "celeba":
-        return load_celeba(split, data_dir, reading)
-    return load_folder(_path(data), split, reading)
+        return celeba.load_celeba(split, data_dir, reading)
+    return folders.load_folder(_path(data), split, reading)
 
 
 def _check(size: int | None, channels: int | None, unreadable: str, limit: int | None) -> None:
@@ -67,8 +76,10 @@ def _check(size: int | None, channels: int | None, unreadable: str, limit: int |
 
 def _path(data: str | Path) -> Path:
     """The folder or zip that data names."""
+    from mmdgs.data.folders import is_gallery
+
     path = Path(data).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".zip"):
+    if is_gallery(path):
         return path
     if path.exists():
         raise UsageError(f"{path} is a file; expected a folder of images or a .zip of them")
@@ -77,3 +88,78 @@ def _path(data: str | Path) -> Path:
     raise UsageError(
         f"unknown data {str(data)!r}: {hint}choose one of {', '.join(NAMES)}, or the path of a folder or .zip of images"
     )
+
+
+def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size: int | None = None) -> ImageSet:
+    """Images to be judged: a .npz, all of a folder or zip of images, or "NAME:SPLIT" of a set of `load_images`.
+
+    A .npz holds floating-point images (n, channels, height, width) in [0, 1] as `x`, or 8-bit ones, channels first or
+    last, as `x`, `arr_0` or its only array of four dimensions. `size` resizes images that are no array.
+    """
+    from mmdgs.data.decoding import Fit
+    from mmdgs.data.folders import PARTS, Reading, is_gallery, open_gallery, read_images, title
+
+    name, _, split = str(source).rpartition(":")
+    if split in PARTS and name:
+        return load_images(name, split, data_dir=data_dir, size=size)
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return image_set(_array(path), path.stem)
+    if is_gallery(path):
+        with open_gallery(path) as gallery:
+            found = read_images(gallery, gallery.names, Reading(Fit(size)))
+        return ImageSet(title(path), SAMPLES, found.images)
+    if str(source) in NAMES:
+        raise UsageError(f"{source} has several parts; name one, such as {source}:train or {source}:test")
+    raise UsageError(
+        f"there are no images at {str(source)!r}; expected an .npz, a folder or .zip of images, or a set and its split "
+        f"such as {NAMES[1]}:test ({', '.join(NAMES)}, or a folder of one's own)"
+    )
+
+
+def image_set(images: np.ndarray | Tensor, name: str) -> ImageSet:
+    """An array of images as a set: 8-bit ones as they are, floating-point ones in [0, 1] as the levels they lie in."""
+    x = torch.as_tensor(images)
+    if x.ndim != 4 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
+        raise UsageError(
+            f"{name} must hold images (n, channels, height, width), uint8 or floating point, "
+            f"got {x.dtype} {tuple(x.shape)}"
+        )
+    if x.shape[1] not in (1, 3):
+        if x.shape[3] not in (1, 3):
+            raise UsageError(f"{name} must hold images of 1 or 3 channels, first or last, got {tuple(x.shape)}")
+        x = x.permute(0, 3, 1, 2).contiguous()
+    return ImageSet(name, SAMPLES, x if x.dtype == torch.uint8 else _levels(x, name))
+
+
+def _levels(x: Tensor, name: str) -> Tensor:
+    """Levels 0..255 of floating-point images; refused where they hold NaNs or are not in [0, 1]."""
+    if not torch.isfinite(x).all():
+        bad = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten()
+        raise UsageError(f"{name} holds values that are not finite, in {len(bad)} images (the first: {int(bad[0])})")
+    strays = ((x < -SLACK) | (x > 1 + SLACK)).double().mean().item()
+    if strays > STRAYS:
+        raise UsageError(
+            f"{name} holds values from {x.min().item():.3g} to {x.max().item():.3g}; floating-point images must lie in "
+            "[0, 1]: rescale them, or give 8-bit images"
+        )
+    outside = ((x < 0) | (x > 1)).double().mean().item()
+    if outside > 0:
+        logger.info("%.2g%% of the values of %s lie outside [0, 1] and were clamped", 100 * outside, name)
+    return to_uint8(x)
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = [name for name in ARRAYS if name in archive.files]
+            if not names:
+                shapes = {name: archive[name].ndim for name in archive.files}
+                names = [name for name, dimensions in shapes.items() if dimensions == 4]
+            if not names or (len(names) > 1 and names[0] not in ARRAYS):
+                raise UsageError(f"{path} must hold images as the array x or arr_0, got {', '.join(archive.files)}")
+            return archive[names[0]]
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} is not an .npz of arrays, or a damaged one: {error}") from error

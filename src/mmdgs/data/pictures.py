@@ -7,7 +7,6 @@ import math
 
 import numpy
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,6 +38,8 @@ def image_grid(x: Tensor, columns: int | None = None) -> numpy.ndarray:
 
 def png(picture: numpy.ndarray, scale: int = 1) -> bytes:
     """A uint8 picture as a PNG file, each pixel `scale` pixels wide."""
+    from PIL import Image  # here: it would slow down every start
+
     image = Image.fromarray(picture)
     if scale > 1:
         image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)

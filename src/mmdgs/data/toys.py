@@ -1,8 +1,8 @@
 """The paper's 2-D data sets, and the densities they are drawn from.
 
-Each set is scikit-learn's, scaled as the authors did, with its law written as a Gaussian mixture: exact for
-the mixture of Gaussians, and for rings and roll a mixture along the curve, spaced far below the width of the
-noise, so that exact posteriors are known for all three.
+Rings and roll have the numbers that scikit-learn gives for a seed, scaled as the authors did. Each law is written as a
+Gaussian mixture: exact for the mixture of Gaussians, and for rings and roll a mixture along the curve, spaced far below
+the width of the noise, so that exact posteriors are known for all three.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,17 +67,30 @@ def _mog(n: int, seed: int) -> Tensor:
 
 
 def _rings(n: int, seed: int) -> Tensor:
-    from sklearn.datasets import make_circles  # here, since importing it takes longer than torch
-
-    points, _ = make_circles(n, noise=RINGS_NOISE, factor=RINGS_FACTOR, random_state=seed)
+    """Points of scikit-learn's make_circles: evenly spaced, half of them (rounded down) on the outer circle."""
+    draws = _numpy_draws(seed)
+    circles = []
+    for radius, count in ((1, n // 2), (RINGS_FACTOR, n - n // 2)):
+        t = np.linspace(0, 2 * np.pi, count, endpoint=False)
+        circles.append(radius * np.stack([np.cos(t), np.sin(t)], 1))
+    order = np.arange(n)
+    draws.shuffle(order)
+    points = np.concatenate(circles)[order] + draws.normal(scale=RINGS_NOISE, size=(n, 2))
     return torch.tensor(RINGS_SCALE * points, dtype=torch.float32)
 
 
 def _roll(n: int, seed: int) -> Tensor:
-    from sklearn.datasets import make_swiss_roll
+    """Points of scikit-learn's make_swiss_roll, without the roll's axis."""
+    draws = _numpy_draws(seed)
+    t = 1.5 * np.pi * (1 + 2 * draws.uniform(size=n))
+    draws.uniform(size=n)  # places along the axis
+    points = np.stack([t * np.cos(t), t * np.sin(t)]) + ROLL_NOISE * draws.standard_normal(size=(3, n))[[0, 2]]
+    return torch.tensor(ROLL_SCALE * points.T, dtype=torch.float32)
 
-    points, _ = make_swiss_roll(n, noise=ROLL_NOISE, random_state=seed)
-    return torch.tensor(ROLL_SCALE * points[:, [0, 2]], dtype=torch.float32)
+
+def _numpy_draws(seed: int) -> np.random.RandomState:
+    """The generator that scikit-learn makes of a seed; seeds above its 32 bits are given as two words."""
+    return np.random.RandomState(seed if seed < 1 << 32 else [seed & 0xFFFFFFFF, seed >> 32])
 
 
 TOYS = {

@@ -17,13 +17,12 @@ from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
-from mmdgs.metrics.classes import class_shares, entropy, total_variation
 from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
 from mmdgs.metrics.frechet import frechet_distance, left_out_distances
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity, precision_recall
-from mmdgs.metrics.scores import inception_score, kernel_distance
+from mmdgs.metrics.scores import class_shares, entropy, inception_score, kernel_distance, total_variation
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
 from mmdgs.runtime import environment, progress_bar
@@ -146,7 +145,7 @@ class _Run:
         features = ours.features.to(self.device)
         if name == "is":
             # Sets may be sorted by class, and a part should be like the whole.
-            order = torch.randperm(len(features), generator=seeded(self.seed))
+            order = torch.randperm(len(features), generator=seeded(self.seed, "order"))
             return dataclasses.asdict(inception_score(inception.probabilities(features).cpu()[order]))
         assert theirs is not None
         assert theirs.features is not None
@@ -198,7 +197,7 @@ def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
         return images
     if limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
-    return images.take(torch.randperm(len(images), generator=seeded(seed))[:limit].sort().values)
+    return images.take(torch.randperm(len(images), generator=seeded(seed, "subset"))[:limit].sort().values)
 
 
 def _described(images: ImageSet, available: int) -> Images:

@@ -25,7 +25,7 @@ from mmdgs.lab.report import Figure, Section, Table
 from mmdgs.lab.workspace import Part
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import interval
-from mmdgs.metrics.calibration import fitted_floor
+from mmdgs.metrics.coverage import fitted_floor
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
 from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import NoiseLevel, add_noise

@@ -18,7 +18,7 @@ from mmdgs.lab.mnist_measures import METHODS, SHOWN, UNCERTAIN, Chains, HeldOut
 from mmdgs.lab.mnist_models import Training
 from mmdgs.lab.mnist_yardstick import Yardstick
 from mmdgs.metrics import Instability, interval, standardised
-from mmdgs.metrics.curves import running_median
+from mmdgs.metrics.diagnostics import running_median
 from mmdgs.randomness import Streams, randn_like
 
 TAIL = 5.0  # of the histograms of residuals, in standard deviations

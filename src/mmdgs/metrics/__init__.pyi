@@ -1,0 +1,50 @@
+"""The public names of mmdgs.metrics, and where each lives: read by type checkers, and by __init__.py."""
+
+from mmdgs.metrics.comparison import (
+    Compared as Compared,
+    compare_diagonals as compare_diagonals,
+    relative_error as relative_error,
+)
+from mmdgs.metrics.coverage import (
+    EXPECTED_COVERAGE as EXPECTED_COVERAGE,
+    Calibration as Calibration,
+    Reliability as Reliability,
+    calibration as calibration,
+    fitted_floor as fitted_floor,
+    reliability as reliability,
+    standardised as standardised,
+)
+from mmdgs.metrics.densities import (
+    Deconvolution as Deconvolution,
+    deconvolve as deconvolve,
+    kl_divergence as kl_divergence,
+)
+from mmdgs.metrics.diagnostics import (
+    Instability as Instability,
+    ModeStatistics as ModeStatistics,
+    effective_sample_size as effective_sample_size,
+    instability as instability,
+    mode_statistics as mode_statistics,
+)
+from mmdgs.metrics.discrepancy import mmd as mmd
+from mmdgs.metrics.frechet import (
+    FeatureMoments as FeatureMoments,
+    frechet_distance as frechet_distance,
+    gaussian_frechet_distance as gaussian_frechet_distance,
+)
+from mmdgs.metrics.inception_file import Inception as Inception, load_inception as load_inception
+from mmdgs.metrics.intervals import interval as interval, jackknife_interval as jackknife_interval
+from mmdgs.metrics.neighbours import (
+    Diversity as Diversity,
+    PrecisionRecall as PrecisionRecall,
+    diversity as diversity,
+    precision_recall as precision_recall,
+)
+from mmdgs.metrics.scores import (
+    Spread as Spread,
+    class_shares as class_shares,
+    entropy as entropy,
+    inception_score as inception_score,
+    kernel_distance as kernel_distance,
+    total_variation as total_variation,
+)
