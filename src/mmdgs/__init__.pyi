@@ -72,9 +72,6 @@ from mmdgs.fast import (
 from mmdgs.generation import (
     generate as generate,
 )
-from mmdgs.generation import (
-    sample as sample,
-)
 from mmdgs.models import (
     Model as Model,
 )
@@ -161,9 +158,6 @@ from mmdgs.samplers import (
 )
 from mmdgs.samplers import (
     run as run,
-)
-from mmdgs.samplers import (
-    run_plan as run_plan,
 )
 from mmdgs.version import (
     __version__ as __version__,
