@@ -22,7 +22,7 @@ from mmdgs.networks import build_network, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
 from mmdgs.runtime import environment
-from mmdgs.samplers import gibbs_plan, run_plan
+from mmdgs.samplers import gibbs_plan, run
 from mmdgs.schedules import geometric
 from mmdgs.training.job import new_model
 from mmdgs.training.recipe import Recipe
@@ -78,9 +78,9 @@ def test_the_plain_gibbs_loop_is_algorithm_2(sweeps):
     pretrained.network.double()
     levels = geometric(3, 2.0, 0.1)
     x = torch.randn(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
-    plan = gibbs_plan(pretrained, DiagonalMoments(pretrained, probes=2, design=Rademacher()), levels, sweeps=sweeps)
-    found = bench.plain_gibbs(pretrained, x, levels, sweeps, 2, Streams(3, 2))
-    torch.testing.assert_close(found, run_plan(plan, x, seed=3, progress=None).state.x, rtol=1e-8, atol=1e-8)
+    plan = gibbs_plan(DiagonalMoments(pretrained, probes=2, design=Rademacher()), levels, sweeps=sweeps)
+    found = bench.plain_gibbs(pretrained, x, levels, sweeps, 2, Streams(3, 2, purpose="steps"))
+    torch.testing.assert_close(found, run(plan, x, seed=3, progress=None).x, rtol=1e-8, atol=1e-8)
 
 
 def test_random_weights_leave_no_layer_at_zero():

@@ -88,7 +88,7 @@ def test_it_measures_and_draws_all_and_resumes_without_work(
     assert "Of means, at their best numbers of steps: " in text
     assert "Spectral covariance, from uniform noise. After 2 steps" in text
     assert "many levels have" in text
-    monkeypatch.setattr(single_level_chains, "run_plan", None)  # nothing is run again
+    monkeypatch.setattr(single_level_chains, "run", None)  # nothing is run again
     monkeypatch.setattr(sampler_cells, "generate", None)
     again = replace(prepared, workspace=Workspace(tmp_path / "out", resume=True))
     assert json.loads(json.dumps(cifar10.run(again).records["curves"])) == records["curves"]
@@ -102,13 +102,13 @@ def test_more_images_reuse_the_blocks_that_are_there(
     _, text = concluded(cifar10, few)
     assert "No model of many levels was named" in text
     rows: list[int] = []
-    run_plan = single_level_chains.run_plan
+    run = single_level_chains.run
 
     def noting(plan, x0, **options):  # type: ignore[no-untyped-def]
         rows.append(options["first_chain"])
-        return run_plan(plan, x0, **options)
+        return run(plan, x0, **options)
 
-    monkeypatch.setattr(single_level_chains, "run_plan", noting)
+    monkeypatch.setattr(single_level_chains, "run", noting)
     cifar10.run(replace(few, images=6, workspace=Workspace(tmp_path / "out", resume=True)))
     assert rows == [4] * len(ROWS)
 
@@ -124,9 +124,9 @@ def test_chains_are_gibbs_sweeps_whatever_their_block(tmp_path: Path) -> None:
     cut = chains(tmp_path, model, "b", 2, 3).states(PAPERS, 5, (0, 1, 3))
     moments, level = DiagonalMoments(model, probes=2), model.levels[0]
     seed = single_level_chains.START_SEED
-    x0 = randn((5, *SHAPE), torch.empty(0), Streams(seed, 5))
+    x0 = randn((5, *SHAPE), torch.empty(0), Streams(seed, 5, purpose="start"))
     assert x0.std().item() == pytest.approx(1, abs=0.1)  # the paper's standard normal
-    state, streams, means = State(x0), Streams(seed + 1, 5), []
+    state, streams, means = State(x0), Streams(seed, 5, purpose="steps"), []
 
     def noting(x_t, level, *, generator):  # type: ignore[no-untyped-def]
         means.append(model(x_t, level))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,12 @@ from mmdgs import cli, samplers
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
-from mmdgs.generation import Generated, Method, destinations, generate, make_plan
+from mmdgs.generation import Generated, Method, generate, make_plan, writers
+from mmdgs.generation.identity import plan_record
+from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained
-from mmdgs.randomness import Generator, Streams
+from mmdgs.randomness import Generator, Streams, randn_like, seeded, uniforms
 from mmdgs.samplers import Plan, State
 
 run = CliRunner().invoke
@@ -63,16 +68,22 @@ def said(result: Any) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of five levels, saved."""
+    return mmdgs.save(many_level_model(), tmp_path / "model")
+
+
 # --- what comes out ----------------------------------------------------------------------------------------------
 
 
 def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval() -> None:
     model = exact()
     plan = plan_of(model)
-    start = plan.noise(SHAPE, 5, generator=Streams(4, 5))
-    by_hand = samplers.run_plan(plan, start, seed=5, progress=None)
+    start = plan.noise(SHAPE, 5, generator=Streams(4, 5, purpose="start"))
+    by_hand = samplers.run(plan, start, seed=4, progress=None)
     found = drawn(model, 5, batch_size=5)
-    assert torch.equal(found.x, (by_hand.state.x + 1) / 2)  # [-1, 1] as [0, 1]
+    assert torch.equal(found.x, (by_hand.x + 1) / 2)  # [-1, 1] as [0, 1]
     assert found.cost == by_hand.cost
     assert found.seconds > 0
     assert found.path is None
@@ -85,8 +96,101 @@ def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval()
     assert not torch.allclose(drawn(model, 5, start=elsewhere).x, found.x, atol=1e-2)
     assert asked == [(3, 0), (2, 3)]
     shifted = Pretrained(model.denoiser, LEVELS, SHAPE, (2.0, 6.0), model.network, "")
-    by_hand = samplers.run_plan(plan, start + 4, seed=5, progress=None)
-    assert torch.allclose(drawn(shifted, 5, plan=plan).x, (by_hand.state.x - 2) / 4, atol=1e-6)
+    by_hand = samplers.run(plan, start + 4, seed=4, progress=None)
+    assert torch.allclose(drawn(shifted, 5, plan=plan).x, (by_hand.x - 2) / 4, atol=1e-6)
+
+
+def test_a_method_stands_in_place_of_its_plan(tmp_path: Path) -> None:
+    method = Method("gibbs", sweeps=1, probes=2)
+    assert torch.equal(drawn(plan=method).x, drawn().x)
+    drawn(plan=method, out=tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "samples.json").read_text())
+    assert record["settings"]["method"]["probes"] == 2
+
+
+class Draws:
+    """A kernel whose state is what it draws."""
+
+    def step(self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator):
+        return State(randn_like(state.x, generator)), {}
+
+
+def test_seeds_and_purposes_share_no_number() -> None:
+    model, numbers = exact(), []
+    plan = Plan.along(Draws(), [(LEVELS[0], LEVELS[0])] * 2)
+    for seed in (0, 1, 2, 2**63):
+        states = drawn(model, 5, plan=plan, keep=[0, 1, 2], seed=seed).states
+        start, *steps = 2 * states - 1  # as they were, in [-1, 1]
+        numbers += [start / LEVELS[0].sigma, *steps]
+    ordered = torch.stack(numbers).flatten().sort().values
+    # 720 numbers that lie within 1e-6 of another by chance: once in ten tries, so a few are allowed.
+    assert (ordered.diff() < 1e-6).sum() < 5
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 2**70])
+def test_seeds_beyond_64_bits_are_refused(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"from 0 to 2\\^64 - 1, got {seed}"):
+        drawn(seed=seed, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def one_level(shape: tuple[int, ...] = SHAPE, interval: tuple[float, float] = (-1.0, 1.0)) -> tuple[Pretrained, Plan]:
+    """A model of one level that shrinks x_t by half, and three sweeps of it."""
+    level = NoiseLevel(sigma=0.5)
+    model = Pretrained(lambda x_t, level: 0.5 * x_t, (level,), shape, interval, exact().network, "")
+    return model, samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=3)
+
+
+def test_states_on_the_way_are_those_of_the_gibbs_sampler() -> None:
+    model, plan = one_level()
+    found = drawn(model, 5, plan=plan, keep=[0, 1, 3])
+    assert found.states.shape == (3, 5, *SHAPE)
+    assert torch.equal(found.states[-1], found.x)
+    streams, x = Streams(4, 5, purpose="steps"), 2 * found.states[0] - 1
+    for step in (1, 2, 3):
+        x_t = mmdgs.add_noise(x, model.levels[0], generator=streams)
+        x = mmdgs.DiagonalMoments(model, probes=None)(x_t, model.levels[0]).sample(generator=streams)
+        if step != 2:
+            torch.testing.assert_close(2 * found.states[min(step, 2)] - 1, x)
+    part = drawn(model, 2, plan=plan, keep=[0, 1, 3], first=3)  # the last two of the five
+    torch.testing.assert_close(part.states, found.states[:, 3:])
+    assert drawn(model, 5, plan=plan).states is None
+
+
+def test_where_chains_start() -> None:
+    """Images of one level: uniform in the interval. Points, and models of many levels: noise of the first level."""
+    model, plan = one_level((1, 6, 6), (2.0, 6.0))
+    uniform = drawn(model, 50, plan=plan, keep=[0], batch_size=20).states[0]
+    expected = uniforms((50, 1, 6, 6), torch.empty(0), Streams(4, 50, purpose="start"))
+    torch.testing.assert_close(uniform, expected)
+    points, plan = one_level((2,), (2.0, 6.0))
+    normal = 4 * drawn(points, 3_000, plan=plan, keep=[0], batch_size=1_000).states[0] - 2
+    assert normal.mean().item() == pytest.approx(0, abs=0.04)
+    assert normal.std().item() == pytest.approx(0.5, abs=0.03)
+    start = torch.rand(5, 1, 6, 6, generator=seeded(0))
+    given = drawn(model, 5, plan=plan, keep=[0], start=model.scaled(start)).states[0]
+    torch.testing.assert_close(given, start)
+    with pytest.raises(UsageError, match=re.escape("start must have shape (5, 1, 6, 6), got (4, 1, 6, 6)")):
+        drawn(model, 5, plan=plan, start=start[:4])
+
+
+def test_a_callback_sees_every_step_of_every_batch() -> None:
+    model, plan = one_level()
+    seen = torch.zeros(3, 5, *SHAPE)
+
+    def note(step: int, state: State, info: samplers.Info, first: int) -> None:
+        seen[step, first : first + len(state.x)] = state.x
+
+    found = drawn(model, 5, plan=plan, keep=[1, 2, 3], callback=note)
+    assert torch.equal((seen + 1) / 2, found.states)
+
+
+def test_repairs_are_counted_over_all_chains() -> None:
+    level = NoiseLevel(sigma=0.5)
+    for slope, expected in ((0.5, 0.0), (-0.5, 1.0)):  # a negative variance is lifted to the floor
+        model = Pretrained(lambda x_t, level, a=slope: a * x_t, (level,), SHAPE, (-1.0, 1.0), exact().network, "")
+        plan = samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=2)
+        assert drawn(model, 5, plan=plan, batch_size=2).repaired == pytest.approx(expected)
 
 
 def test_a_sample_does_not_depend_on_its_batch() -> None:
@@ -264,7 +368,7 @@ def test_a_deleted_image_is_made_again(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_finished_images(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, out = tmp_path / f"whole-{name}", tmp_path / name
     drawn(out=whole)
-    write, written = destinations.file_written_atomically, []
+    write, written = writers.file_written_atomically, []
 
     def full(path: Path) -> Any:
         written.append(path)
@@ -274,7 +378,7 @@ def test_a_full_disk_leaves_finished_images(name: str, tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("mmdgs.files.file_written_atomically", full)
-        patch.setattr(destinations, "file_written_atomically", full)
+        patch.setattr(writers, "file_written_atomically", full)
         with pytest.raises(OSError, match=r"could not be written into .* \(No space left on device\).* use --resume"):
             drawn(out=out)
     drawn(out=out, resume=True)
@@ -294,12 +398,129 @@ def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:
         ({"seed": 5}, "seed was 4, now 5"),
         ({"count": 12}, "count was 11, now 12"),
         ({"settings": {"method": {"probes": 3}}}, "method.probes was 2, now 3"),
-        ({"plan": plan_of(model, steps=4)}, "plan was"),
+        ({"plan": plan_of(model, steps=4)}, "plan.levels was"),
         ({"model": other}, "model was"),
     ):
         with pytest.raises(UsageError, match=re.escape("begun with other settings (") + f".*{re.escape(message)}"):
             drawn(**{"settings": {"method": {"probes": 2}}, "out": tmp_path / "out", "resume": True, **changes})
     assert images_in(tmp_path / "out") == before
+
+
+def fitted(model: Pretrained, **changes: float) -> mmdgs.IsotropicMoments:
+    variances = dict.fromkeys(LEVELS, 0.1) | {LEVELS[2]: changes.get("variance", 0.2)}
+    return mmdgs.IsotropicMoments(model, variances)
+
+
+D = mmdgs.DiagonalMoments
+OTHERS = {
+    "eta": (lambda m: samplers.ddim_plan(m, LEVELS, eta=0.0), lambda m: samplers.ddim_plan(m, LEVELS, eta=1.0)),
+    "rate": (
+        lambda m: samplers.langevin_plan(m, LEVELS, rate=0.1),
+        lambda m: samplers.langevin_plan(m, LEVELS, rate=0.2),
+    ),
+    "churn": (lambda m: samplers.heun_plan(m, LEVELS), lambda m: samplers.heun_plan(m, LEVELS, churn=0.1)),
+    "floor": (lambda m: samplers.gibbs_plan(D(m), LEVELS), lambda m: samplers.gibbs_plan(D(m, floor=0.01), LEVELS)),
+    "probes": (lambda m: samplers.gibbs_plan(D(m), LEVELS), lambda m: samplers.gibbs_plan(D(m, probes=3), LEVELS)),
+    "design": (
+        lambda m: samplers.gibbs_plan(D(m, design=mmdgs.Lattice()), LEVELS),
+        lambda m: samplers.gibbs_plan(D(m, design=mmdgs.Lattice(smooth=False)), LEVELS),
+    ),
+    "moments": (
+        lambda m: samplers.gibbs_plan(D(m), LEVELS),
+        lambda m: samplers.gibbs_plan(mmdgs.KrylovMoments(m), LEVELS),
+    ),
+    "variances": (
+        lambda m: samplers.ancestral_plan(fitted(m), LEVELS),
+        lambda m: samplers.ancestral_plan(fitted(m, variance=0.3), LEVELS),
+    ),
+    "levels": (lambda m: samplers.ddim_plan(m, LEVELS), lambda m: samplers.ddim_plan(m, LEVELS[1:])),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_plan_does_not_go_on(name: str, tmp_path: Path) -> None:
+    before, now = OTHERS[name]
+    out = tmp_path / "out"
+    drawn(count=2, plan=before(exact()), out=out)
+    first = images_in(out)
+    (out / "000001.png").unlink()
+    with pytest.raises(UsageError, match=rf"begun with other settings \(plan\..*\b{name}\b.* was .*, now "):
+        drawn(count=2, plan=now(exact()), out=out, resume=True)
+    drawn(count=2, plan=before(exact()), out=out, resume=True)
+    assert images_in(out) == first
+
+
+class Holder:
+    """An object of anybody's: what is public counts, what it found out by itself does not."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self._calls = scale, 0
+
+    @functools.cached_property
+    def slow(self) -> float:
+        return self.scale + 1
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        self._calls += 1
+        return self.slow * x_t
+
+
+def scaled_by(scale: float) -> Any:
+    return lambda x_t, level: scale * x_t
+
+
+def record_of(denoiser: Any, levels: Any = LEVELS) -> str:
+    return json.dumps(plan_record(samplers.ddim_plan(denoiser, levels)))
+
+
+def test_a_record_covers_functions_objects_and_networks() -> None:
+    network = MLP(2, 2, width=4, seed=0)
+    makers = {
+        "closure": scaled_by,
+        "object": Holder,
+        "partial": lambda scale: functools.partial(torch.mul, scale),
+        "method": lambda scale: Holder(scale).__call__,
+        "tensor": lambda scale: scaled_by(torch.tensor([1.0, scale])),
+        "mixture": lambda scale: mmdgs.targets.GaussianMixture([1.0], torch.zeros(1, 2), scale).denoiser(),
+    }
+    for name, make in makers.items():
+        assert record_of(make(2.0)) == record_of(make(2.0)), name
+        assert record_of(make(2.0)) != record_of(make(2.5)), name
+    used = Holder(2.0)
+    used(torch.zeros(1, 2), LEVELS[0])
+    assert record_of(used) == record_of(Holder(2.0))
+    before = record_of(mmdgs.clean_denoiser(network))
+    assert record_of(mmdgs.noise_denoiser(network)) != before
+    torch.nn.init.zeros_(next(network.parameters()))
+    assert record_of(mmdgs.clean_denoiser(network)) != before
+
+
+@dataclass(frozen=True)
+class Fitted(Draws):
+    """A kernel with one of each: a set, a mapping, a tensor, a function and a number."""
+
+    levels: frozenset[NoiseLevel]
+    table: dict[NoiseLevel, float]
+    spectrum: Tensor
+    denoiser: Any
+    interval: tuple[float, float] = (0.0, 1.0)
+
+
+def test_a_record_is_the_same_in_every_process() -> None:
+    """These digests were written by another process, which hashed strings in another way."""
+    levels = [NoiseLevel(sigma=float(sigma)) for sigma in (8, 4, 2, 1)]
+    kernel = Fitted(frozenset(levels), dict.fromkeys(levels, 0.5), torch.tensor([0.5, 0.25]), scaled_by(2.0))
+    assert plan_record(Plan.along(kernel, list(pairwise(levels)))) == {
+        "levels": "5a5cb2e4ded8d41a",
+        "Fitted": {
+            "kind": "test_generate.Fitted",
+            "levels": "37bacd7a2a0cf98c",
+            "table": "83da63963e2a736d",
+            "spectrum": "11d56c283761cdbe",
+            "denoiser": "3e9cb4e7834a19b9",
+            "interval": [0.0, 1.0],
+        },
+    }
 
 
 def test_a_batch_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture) -> None:
@@ -373,6 +594,7 @@ def test_requests_that_cannot_be(tmp_path: Path) -> None:
     for options, message in (
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"keep": [1], "out": tmp_path / "kept"}, "keep, first and callback are for samples that are returned"),
         ({"out": tmp_path / "file"}, "is a file; give a folder, or a name that ends in .npz"),
         ({"out": tmp_path / "no" / "x.npz"}, "there is no folder"),
         ({"out": tmp_path / "points", "model": points}, "points of shape (12,), not images"),
@@ -384,12 +606,6 @@ def test_requests_that_cannot_be(tmp_path: Path) -> None:
 
 
 # --- the command line --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model of five levels, saved."""
-    return mmdgs.save(many_level_model(), tmp_path / "model")
 
 
 def words(model: Path, out: Path, *more: str) -> list[str]:

@@ -20,6 +20,7 @@ from mmdgs import linalg
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import Dense
 from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.samplers import Plan
 from mmdgs.targets import GaussianMixture
 
 EXACT = {"rtol": 1e-8, "atol": 1e-8}
@@ -469,7 +470,7 @@ def test_a_chain_is_that_of_the_full_covariance(skewed: GaussianMixture) -> None
     x0 = torch.zeros(50, 3, dtype=torch.float64)
     path = [(SCALED, NoiseLevel(sigma=0.3)), (NoiseLevel(sigma=0.3), CLEAN)] * 15
     full, ours, rough = (
-        mmdgs.run(mmdgs.Gibbs(post), x0, path, seed=3, progress=None)
+        mmdgs.run(Plan.along(mmdgs.Gibbs(post), path), x0, seed=3, keep=range(1, 31), progress=None)
         for post in (
             mmdgs.FullMoments(skewed.denoiser()),
             mmdgs.KrylovMoments(skewed.denoiser(), steps=3),
@@ -539,10 +540,11 @@ def test_the_graph_goes_with_the_posterior(twice: bool) -> None:
         del q
         assert watched.alive == 0
         counts: list[int] = []
-        mmdgs.run(
-            mmdgs.Gibbs(mmdgs.KrylovMoments(watched, steps=2)),
+        mmdgs.gibbs_chain(
+            mmdgs.KrylovMoments(watched, steps=2),
             random(2, 8),
-            [(PLAIN, CLEAN)] * 4,
+            PLAIN,
+            steps=4,
             callback=lambda *_: counts.append(watched.alive),
             progress=None,
         )

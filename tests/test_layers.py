@@ -14,7 +14,7 @@ ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
     ["errors", "lazy", "version"],
-    ["files", "cost", "derivatives", "recording", "runtime"],
+    ["files", "cost", "derivatives", "runtime"],
     ["randomness"],
     ["noise", "compiled"],
     ["schedules"],
@@ -97,7 +97,7 @@ def test_imports_go_up_only(file: Path) -> None:
         ("noise", "from mmdgs import NoiseLevel", ["__init__"]),
         ("noise", "def f():\n    from mmdgs.samplers.gibbs import Gibbs", ["samplers"]),
         ("noise", "from .errors import UsageError", ["a relative import"]),
-        ("recording", "from mmdgs.runtime import threads", ["runtime"]),
+        ("cost", "from mmdgs.runtime import threads", ["runtime"]),
         ("samplers", "from mmdgs.samplers.kernel import State", []),
         ("moments", "from torch import Tensor\nimport math", []),
     ],

@@ -10,7 +10,7 @@ import torch
 from mmdgs.lab import Context, Workspace, conclude, many_levels
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
-from mmdgs.samplers import gibbs_plan, run_plan
+from mmdgs.samplers import gibbs_plan, run
 from mmdgs.schedules import geometric
 from mmdgs.targets import GaussianMixture
 
@@ -22,9 +22,9 @@ TINY = many_levels.ManyLevelSettings(counts=(4, 8), chains=60, groups=2)
 def test_the_variance_of_gibbs_sweeps_is_that_of_its_chains(noise_first: bool, sweeps: int) -> None:
     target = GaussianMixture([1.0], torch.zeros(1, 1, dtype=torch.float64), 1.0)
     levels = geometric(10, many_levels.FIRST, many_levels.LAST)
-    plan = gibbs_plan(target.denoiser(), FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
+    plan = gibbs_plan(FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
     x0 = target.noised(levels[0]).sample((40_000,), generator=seeded(0))
-    found = run_plan(plan, x0, progress=None).state.x.var().item()
+    found = run(plan, x0, progress=None).x.var().item()
     exact = many_levels._gibbs_variance(levels, sweeps, noise_first)
     assert found == pytest.approx(exact, rel=5 * (2 / 40_000) ** 0.5)
     if not noise_first:

@@ -19,14 +19,14 @@ from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, seeded
-from mmdgs.samplers import Plan, State, run_plan
+from mmdgs.samplers import Plan, State, run
 
 CLIPPED = (-1.0, 1.0)
 
 
 def ending(plan: Plan, shape: tuple[int, ...] = (3, 2, 2)) -> Tensor:
     x0 = plan.noise(shape, 4, generator=Streams(0, 4))
-    return run_plan(plan, x0, seed=1, progress=None).state.x
+    return run(plan, x0, seed=1, progress=None).x
 
 
 def clipped(model: Pretrained) -> ClippedDenoiser:
@@ -39,32 +39,30 @@ def diagonal(model: Pretrained, probes: int = 3) -> mmdgs.DiagonalMoments:
 
 Written = Callable[[Pretrained], Plan]
 PLANS: dict[str, tuple[Method, Written]] = {
-    "gibbs": (Method("gibbs"), lambda m: samplers.gibbs_plan(m, diagonal(m), LEVELS, sweeps=3)),
+    "gibbs": (Method("gibbs"), lambda m: samplers.gibbs_plan(diagonal(m), LEVELS, sweeps=3)),
     "gibbs, settings": (
         Method("gibbs", covariance="full", sweeps=2, steps=4),
-        lambda m: samplers.gibbs_plan(m, mmdgs.FullMoments(m), schedules.subsampled(LEVELS, 4), sweeps=2),
+        lambda m: samplers.gibbs_plan(mmdgs.FullMoments(m), schedules.subsampled(LEVELS, 4), sweeps=2),
     ),
     "gibbs, clipped": (
         Method("gibbs", probes=1, clip=True),
-        lambda m: samplers.gibbs_plan(clipped(m), ClippedMoments(diagonal(m, 1), CLIPPED), LEVELS, sweeps=3),
+        lambda m: samplers.gibbs_plan(ClippedMoments(diagonal(m, 1), CLIPPED), LEVELS, sweeps=3),
     ),
     "gibbs, rademacher": (
         Method("gibbs", covariance="rademacher", probes=2),
-        lambda m: samplers.gibbs_plan(
-            m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Rademacher()), LEVELS, sweeps=3
-        ),
+        lambda m: samplers.gibbs_plan(mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Rademacher()), LEVELS, sweeps=3),
     ),
     "gibbs, lattice": (
         Method("gibbs", covariance="lattice", probes=2),
-        lambda m: samplers.gibbs_plan(m, mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Lattice()), LEVELS, sweeps=3),
+        lambda m: samplers.gibbs_plan(mmdgs.DiagonalMoments(m, probes=2, design=mmdgs.Lattice()), LEVELS, sweeps=3),
     ),
     "gibbs, krylov": (
         Method("gibbs", covariance="krylov", krylov_steps=2),
-        lambda m: samplers.gibbs_plan(m, mmdgs.KrylovMoments(m, steps=2), LEVELS, sweeps=3),
+        lambda m: samplers.gibbs_plan(mmdgs.KrylovMoments(m, steps=2), LEVELS, sweeps=3),
     ),
     "gibbs-down": (
         Method("gibbs-down", probes=2, sweeps=1),
-        lambda m: samplers.gibbs_plan(m, diagonal(m, 2), LEVELS, sweeps=1, noise_first=False),
+        lambda m: samplers.gibbs_plan(diagonal(m, 2), LEVELS, sweeps=1, noise_first=False),
     ),
     "langevin": (Method("langevin"), lambda m: samplers.langevin_plan(m, LEVELS, steps=5)),
     "langevin, settings": (
@@ -120,7 +118,7 @@ def test_isotropic_takes_the_variances_it_is_given() -> None:
 
     found = make_plan(Method("gibbs", covariance="isotropic"), model, fitted=fitted)
     fixed = mmdgs.IsotropicMoments(model, dict.fromkeys(LEVELS, 0.01))
-    assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
+    assert torch.equal(ending(found), ending(samplers.gibbs_plan(fixed, LEVELS, sweeps=3)))
     assert asked == [("isotropic", LEVELS)]
     for covariance in ("isotropic", "spectral"):
         with pytest.raises(UsageError, match=f"'{covariance}' needs its variances: give data"):
@@ -136,7 +134,7 @@ def test_a_model_of_one_level_has_chains() -> None:
     assert len(make_plan(Method(), model).steps) == 20
     written = samplers.single_level_plan(mmdgs.FullMoments(model), level, steps=3)
     assert torch.equal(ending(make_plan(Method(steps=3, covariance="full"), model)), ending(written))
-    to_mean = samplers.single_level_plan(mmdgs.FullMoments(model), level, steps=3, denoiser=model)
+    to_mean = samplers.single_level_plan(mmdgs.FullMoments(model), level, steps=3, mean=True)
     found = ending(make_plan(Method(steps=3, covariance="full", mean=True), model))
     assert torch.equal(found, ending(to_mean))
     assert not torch.equal(found, ending(written))

@@ -39,14 +39,14 @@ def noised(target: GaussianMixture, level: NoiseLevel, chains: int, seed: int = 
 
 
 def sampled(plan: Plan, target: GaussianMixture, chains: int, seed: int = 1) -> Tensor:
-    return samplers.run_plan(plan, noised(target, plan.start, chains), seed=seed, progress=None).state.x
+    return samplers.run(plan, noised(target, plan.start, chains), seed=seed, progress=None).x
 
 
 Make = Callable[[GaussianMixture, Sequence[NoiseLevel]], Plan]
 PLANS: dict[str, Make] = {
-    "gibbs": lambda t, levels: samplers.gibbs_plan(t.denoiser(), mmdgs.FullMoments(t.denoiser()), levels, sweeps=2),
+    "gibbs": lambda t, levels: samplers.gibbs_plan(mmdgs.FullMoments(t.denoiser()), levels, sweeps=2),
     "gibbs, down first": lambda t, levels: samplers.gibbs_plan(
-        t.denoiser(), mmdgs.FullMoments(t.denoiser()), levels, sweeps=2, noise_first=False
+        mmdgs.FullMoments(t.denoiser()), levels, sweeps=2, noise_first=False
     ),
     "langevin": lambda t, levels: samplers.langevin_plan(t.denoiser(), levels, steps=4, rate=0.15),
     "consistent": lambda t, levels: samplers.consistent_plan(t.denoiser(), levels),
@@ -101,7 +101,7 @@ def test_the_papers_order_of_gibbs_sweeps_keeps_a_bias_that_falls_as_sweeps_grow
 
     def excess(count: int, sweeps: int, noise_first: bool = True) -> float:
         levels = exploding(count, 4.0, 0.01)
-        plan = samplers.gibbs_plan(target.denoiser(), moments, levels, sweeps=sweeps, noise_first=noise_first)
+        plan = samplers.gibbs_plan(moments, levels, sweeps=sweeps, noise_first=noise_first)
         return sampled(plan, target, 8_000).var().item() / 0.3**2 - 1
 
     assert excess(60, 1) > 0.2
@@ -120,9 +120,9 @@ class Point:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda d, q, levels: samplers.gibbs_plan(d, q, levels, sweeps=3), 1.159),
+        (lambda d, q, levels: samplers.gibbs_plan(q, levels, sweeps=3), 1.159),
         (lambda d, q, levels: samplers.langevin_plan(d, levels, steps=5, rate=0.062), 1.126),
-        (lambda d, q, levels: samplers.gibbs_plan(d, q, levels, sweeps=3, noise_first=False), 1.0),
+        (lambda d, q, levels: samplers.gibbs_plan(q, levels, sweeps=3, noise_first=False), 1.0),
         (lambda d, q, levels: samplers.consistent_plan(d, levels), 1.0),
     ],
     ids=["gibbs", "langevin", "gibbs-down", "consistent"],
@@ -134,16 +134,14 @@ def test_how_much_noise_a_state_has_beyond_its_level_at_the_papers_settings(make
     plan = make(Point(), mmdgs.DiagonalMoments(Point(), probes=1, floor=1e-12), levels)
     chains = 1_000
     start = plan.noise((16,), chains, generator=mmdgs.Streams(0, chains))
-    x = samplers.run_plan(
-        replace(plan, steps=plan.steps[:-1]), start, seed=1, progress=None
-    ).state.x  # all but the last mean
+    x = samplers.run(replace(plan, steps=plan.steps[:-1]), start, seed=1, progress=None).x  # all but the last mean
     assert (x.double().square().mean() / levels[-1].sigma ** 2).item() == pytest.approx(expected, abs=0.04)
 
 
 HIGH = {
     **{name: PLANS[name] for name in ("langevin", "consistent", "ancestral, probes", "ddim", "heun", "small")},
     "gibbs": lambda t, levels: samplers.gibbs_plan(
-        t.denoiser(), mmdgs.DiagonalMoments(t.denoiser(), probes=3), levels, noise_first=False
+        mmdgs.DiagonalMoments(t.denoiser(), probes=3), levels, noise_first=False
     ),
 }
 
@@ -212,7 +210,7 @@ def test_langevin_at_one_level_has_its_known_stationary_variance() -> None:
     v, a = (level.alpha * std) ** 2 + level.sigma**2, rate * level.sigma**2
     kernel = samplers.Langevin(target.denoiser(), rate)
     x0 = noised(target, level, 60_000)
-    x = samplers.run(kernel, x0, [(level, level)] * 60, seed=3, progress=None).state.x
+    x = samplers.run(Plan.along(kernel, [(level, level)] * 60), x0, seed=3, progress=None).x
     assert x.var().item() == pytest.approx(v / (1 - a / (2 * v)), rel=0.02)
 
 
@@ -224,7 +222,7 @@ def test_consistent_annealing_keeps_the_noise_of_the_levels(family: Callable) ->
     seen: list[State] = []
     plan = samplers.consistent_plan(lambda x_t, level: clean.expand_as(x_t), levels)
     x0 = levels[0].alpha * clean + levels[0].sigma * torch.randn(50_000, 2, generator=seeded(0), dtype=torch.float64)
-    samplers.run_plan(plan, x0, callback=lambda step, state, info: seen.append(state), progress=None)
+    samplers.run(plan, x0, callback=lambda step, state, info: seen.append(state), progress=None)
     for level, state in zip([*levels[1:], None], seen, strict=True):
         if level is None:
             assert torch.equal(state.x, clean.expand_as(state.x))
@@ -251,7 +249,7 @@ def test_the_order_of_the_deterministic_samplers(kernel: type, order: int, famil
 
     def end(count: int, of: type) -> Tensor:
         levels = family(count + 1, 4.0, 0.3)
-        return samplers.run(of(target.denoiser()), x0, list(pairwise(levels)), progress=None).state.x
+        return samplers.run(Plan.along(of(target.denoiser()), list(pairwise(levels))), x0, progress=None).x
 
     exact = end(1_500, samplers.Heun)
     errors = [(end(count, kernel) - exact).norm().item() for count in (20, 40, 80)]
@@ -267,8 +265,8 @@ def test_levels_of_another_alpha_are_the_same_problem_rescaled(make: Make) -> No
     target = skewed_mixture()
     exploded, preserved = make(target, exploding(7)), make(target, preserving(7))
     x0 = noised(target, exploded.start, 5)
-    one = samplers.run_plan(exploded, x0, seed=4, progress=None).state.x
-    two = samplers.run_plan(preserved, preserved.start.alpha * x0, seed=4, progress=None).state.x
+    one = samplers.run(exploded, x0, seed=4, progress=None).x
+    two = samplers.run(preserved, preserved.start.alpha * x0, seed=4, progress=None).x
     assert torch.allclose(one, two, atol=1e-9)
 
 
@@ -277,7 +275,7 @@ def test_ddim_with_eta_one_is_the_small_variance(family: Callable) -> None:
     target = skewed_mixture()
     x0 = noised(target, family(9)[0], 6)
     ends = [
-        samplers.run_plan(plan, x0, seed=2, progress=None).state.x
+        samplers.run(plan, x0, seed=2, progress=None).x
         for plan in (
             samplers.ddim_plan(target.denoiser(), family(9), eta=1.0),
             samplers.fixed_variance_plan(target.denoiser(), family(9)),
@@ -291,9 +289,9 @@ def test_gibbs_is_the_papers_algorithm_written_out() -> None:
     target, levels = skewed_mixture(), exploding(4, 2.0, 0.2)
     moments = mmdgs.FullMoments(target.denoiser())
     x0 = noised(target, levels[0], 3)
-    plan = samplers.gibbs_plan(target.denoiser(), moments, levels, sweeps=2)
-    found = samplers.run_plan(plan, x0, seed=8, progress=None).state.x
-    draws, x = Streams(8, 3), x0
+    plan = samplers.gibbs_plan(moments, levels, sweeps=2)
+    found = samplers.run(plan, x0, seed=8, progress=None).x
+    draws, x = Streams(8, 3, purpose="steps"), x0
     for noisier, cleaner in pairwise(levels):
         variance = noisier.sigma**2 - cleaner.sigma**2
         for _ in range(2):
@@ -317,8 +315,8 @@ def test_a_chain_does_not_know_its_batch(make: Make) -> None:
     target = skewed_mixture()
     plan = make(target, exploding(5))
     x0 = noised(target, plan.start, 6)
-    whole = samplers.run_plan(plan, x0, seed=9, progress=None).state.x
-    parts = [samplers.run_plan(plan, x0[i : i + 2], seed=9, first_chain=i, progress=None).state.x for i in (0, 2, 4)]
+    whole = samplers.run(plan, x0, seed=9, progress=None).x
+    parts = [samplers.run(plan, x0[i : i + 2], seed=9, first_chain=i, progress=None).x for i in (0, 2, 4)]
     assert torch.allclose(whole, torch.cat(parts), atol=1e-12)
 
 
@@ -354,7 +352,7 @@ COSTS = {
 def test_a_run_says_what_it_cost(name: str) -> None:
     target = skewed_mixture()
     plan = PLANS[name](target, exploding(10))
-    result = samplers.run_plan(plan, noised(target, plan.start, 7), progress=None)
+    result = samplers.run(plan, noised(target, plan.start, 7), progress=None)
     assert (result.cost.forwards, result.cost.products) == COSTS[name]
     assert result.cost.evaluations == result.cost.forwards + 2 * result.cost.products
     assert result.seconds > 0
@@ -379,9 +377,9 @@ def test_a_chain_may_end_with_a_mean() -> None:
     denoiser = target.denoiser()
     x0 = target.sample((chains,), generator=torch.Generator().manual_seed(1))
     moments = mmdgs.FullMoments(denoiser)
-    for last, expected in ((None, variance), (denoiser, variance**2 / (variance + level.sigma**2))):
-        plan = samplers.single_level_plan(moments, level, steps=3, denoiser=last)
-        found = samplers.run_plan(plan, x0, seed=2, progress=None).state.x
+    for mean, expected in ((False, variance), (True, variance**2 / (variance + level.sigma**2))):
+        plan = samplers.single_level_plan(moments, level, steps=3, mean=mean)
+        found = samplers.run(plan, x0, seed=2, progress=None).x
         assert found.var().item() == pytest.approx(expected, rel=5 * (2 / chains) ** 0.5)
         assert found.mean().item() == pytest.approx(0, abs=5 * (expected / chains) ** 0.5)
     with pytest.raises(ValueError, match="the mean is that of clean data"):
@@ -395,14 +393,18 @@ def test_a_chain_may_end_with_a_mean() -> None:
     [
         (lambda d: samplers.langevin_plan(d, exploding(3), rate=2.5), "rate must lie in"),
         (lambda d: samplers.langevin_plan(d, exploding(3), steps=0), "steps must be at least 1, got 0"),
-        (lambda d: samplers.gibbs_plan(d, mmdgs.FullMoments(d), exploding(3), sweeps=0), "sweeps must be at least 1"),
-        (lambda d: samplers.gibbs_plan(d, mmdgs.FullMoments(d), exploding(3)[:1]), "at least 2 noise levels, got 1"),
+        (lambda d: samplers.gibbs_plan(mmdgs.FullMoments(d), exploding(3), sweeps=0), "sweeps must be at least 1"),
+        (lambda d: samplers.gibbs_plan(mmdgs.FullMoments(d), exploding(3)[:1]), "at least 2 noise levels, got 1"),
         (lambda d: samplers.ddim_plan(d, []), "at least 1 noise levels, got 0"),
         (lambda d: samplers.ddim_plan(d, exploding(3), eta=1.5), "eta must lie in"),
         (lambda d: samplers.heun_plan(d, exploding(3), churn=-1), "churn must be at least 0"),
         (lambda d: samplers.consistent_plan(d, exploding(3), eta=0.0), "eta must lie in"),
         (lambda d: samplers.consistent_plan(d, exploding(3), factor=0.5), "factor must be at least 1"),
         (lambda d: samplers.single_level_plan(mmdgs.FullMoments(d), NoiseLevel(sigma=1.0), steps=0), "steps must be"),
+        (
+            lambda d: samplers.single_level_plan(samplers.Langevin(d, 0.1), NoiseLevel(sigma=1.0), steps=1, mean=True),
+            "mean=True needs a moments estimator, got the kernel Langevin",
+        ),
     ],
 )
 def test_what_a_plan_refuses(make: Callable, said: str) -> None:
@@ -428,4 +430,4 @@ def test_a_state_that_is_not_finite_stops_the_run(make: Make) -> None:
 
     bad = Plan(plan.start, tuple(step._replace(kernel=broken(step.kernel)) for step in plan.steps))
     with pytest.raises(mmdgs.NonFiniteError, match="chain"):
-        samplers.run_plan(bad, noised(target, plan.start, 3), first_chain=10, progress=None)
+        samplers.run(bad, noised(target, plan.start, 3), first_chain=10, progress=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -169,52 +168,6 @@ def test_refusals() -> None:
         Streams(0, rows=0)
 
 
-class Again:
-    """Stands in for a recording: a replay computes the function again, on what its buffers hold."""
-
-    def __init__(self, function, device, **_: object) -> None:
-        self.replay = function
-
-
-def numbers_by(evaluate, seed: int, first: int) -> Tensor:
-    """Normals of three rows by some way of evaluating blocks."""
-    streams = Streams(seed, 3)
-    lane = streams._lanes["normal"]
-    return evaluate(lane, 5, torch.float32, (torch.tensor(first), streams._key, streams._row))
-
-
-def test_recorded_numbers_are_the_plain_ones_for_every_seed_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomness, "Recorded", Again)
-    monkeypatch.setattr(randomness, "_recorders", made := OrderedDict())
-    for turn in range(randomness.REPEATED + 4):
-        found = numbers_by(randomness._recorded_numbers, turn % 3, 2**33 * (turn % 2) + turn)
-        plain = numbers_by(lambda lane, n, dtype, given: randomness._numbers(lane, n, dtype, *given), turn % 3, 0)
-        wanted = Streams(turn % 3, 3, positions={"normal": 4 * (2**33 * (turn % 2) + turn)})
-        assert torch.equal(found, wanted.draw("normal", 20, torch.float32, torch.device("cpu")))
-        assert turn == 0 or not torch.equal(found, plain)
-    (one,) = made.values()
-    assert isinstance(one, randomness._Recorder)
-
-
-def test_few_recordings_are_kept_and_one_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def fails(function, device, **_: object) -> None:
-        tried.append(1)
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(randomness, "Recorded", fails)
-    monkeypatch.setattr(randomness, "_recorders", made := OrderedDict())
-    for _ in range(randomness.REPEATED + 5):
-        numbers_by(randomness._recorded_numbers, 0, 0)
-    assert tried == [1]
-    streams = Streams(0, 3)
-    for count in range(1, 30):
-        given = torch.tensor(0), streams._key, streams._row
-        randomness._recorded_numbers(streams._lanes["sign"], count, torch.float32, given)
-    assert len(made) == randomness.RECORDERS
-
-
 def words_of(seed: int, purpose: str, rows: int = 8, count: int = 512) -> set[float]:
     drawn = Streams(seed, rows, purpose=purpose).draw("uniform", count, torch.float64, CPU)
     # Pairs of 24 bits: 4,096 of them coincide by chance once in 10^7 tries, single numbers in most.
@@ -246,3 +199,12 @@ def test_seeds_beyond_64_bits_are_refused(seed: int) -> None:
     for use in (lambda: Streams(seed, 1), lambda: Streams([seed], 1), lambda: seeded(seed, "a")):
         with pytest.raises(ValueError, match=f"from 0 to 2\\^64 - 1, got {seed}"):
             use()
+
+
+def test_a_position_beyond_32_bits_is_another_block() -> None:
+    place = 4 * (2**33 + 5)
+    far, near = (Streams(0, 2, positions={"uniform": at}).draw("uniform", 8, torch.float64, CPU) for at in (place, 20))
+    assert not torch.equal(far, near)
+    block = [torch.tensor(word) for word in (5, 2, 1, KINDS.index("uniform"))]
+    wanted = (philox(block, [torch.tensor(0)] * 2) >> 8).double() / 2**24
+    assert torch.equal(far[1, :4], wanted)

@@ -17,7 +17,7 @@ import mmdgs
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.runtime import threads
-from mmdgs.samplers import Info, Kernel, State
+from mmdgs.samplers import Info, Kernel, Plan, Run, State, single_level_plan
 from mmdgs.targets import GaussianMixture
 
 MEAN, STD = (1.0, -0.5), 0.7
@@ -61,6 +61,14 @@ KERNELS: dict[str, Make] = {
     "exact moments": lambda target: mmdgs.Gibbs(mmdgs.ExactMoments(target)),
     "exact": lambda target: mmdgs.ExactGibbs(target),
 }
+
+
+def chained(kernel: Kernel, x0: Tensor, steps: int, level: NoiseLevel = SCALED, **options: object) -> Run:
+    """A run at one level with every state."""
+    plan = single_level_plan(kernel, level, steps=steps)
+    return mmdgs.run(plan, x0, **{"keep": range(1, steps + 1), "progress": None, **options})
+
+
 kernels = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
 events = pytest.mark.parametrize("event", [(2,), (2, 1, 1)], ids=["vectors", "images"])
 
@@ -93,36 +101,34 @@ def test_a_chain_does_not_depend_on_its_neighbours(
     make: Make, event: tuple[int, ...], generator: torch.Generator
 ) -> None:
     x0 = torch.randn(6, *event, generator=generator, dtype=torch.float64)
-    path = [(SCALED, CLEAN)] * 30
-    together = mmdgs.run(make(spherical()), x0, path, seed=5, progress=None).samples
-    alone = mmdgs.run(make(spherical()), x0[4:5], path, seed=5, first_chain=4, progress=None).samples
+    together = chained(make(spherical()), x0, 30, seed=5).samples
+    alone = chained(make(spherical()), x0[4:5], 30, seed=5, first_chain=4).samples
     # Not to the last bit: matrix products of another batch size round differently. The chain contracts, so
     # that rounding does not grow.
     torch.testing.assert_close(alone[:, 0], together[:, 4], rtol=1e-10, atol=1e-10)
     assert (together[:, 3] - together[:, 4]).abs().min() > 0, "each chain has numbers of its own"
-    assert torch.equal(mmdgs.run(make(spherical()), x0, path, seed=5, progress=None).samples, together)
-    assert not torch.equal(mmdgs.run(make(spherical()), x0, path, seed=6, progress=None).samples, together)
+    assert torch.equal(chained(make(spherical()), x0, 30, seed=5).samples, together)
+    assert not torch.equal(chained(make(spherical()), x0, 30, seed=6).samples, together)
 
 
 @kernels
 def test_seed_sequences(make: Make) -> None:
     x0 = torch.zeros(3, 2, dtype=torch.float64)
-    path = [(SCALED, CLEAN)] * 10
-    several = mmdgs.run(make(spherical()), x0, path, seed=[8, 9, 8], progress=None).samples
+    several = chained(make(spherical()), x0, 10, seed=[8, 9, 8]).samples
     for chain, seed in enumerate([8, 9, 8]):
-        alone = mmdgs.run(make(spherical()), x0[:1], path, seed=seed, progress=None).samples
+        alone = chained(make(spherical()), x0[:1], 10, seed=seed).samples
         torch.testing.assert_close(several[:, chain], alone[:, 0], rtol=1e-10, atol=1e-10)
     with pytest.raises(ValueError, match=r"2 seeds for 3 chains"):
-        mmdgs.run(make(spherical()), x0, path, seed=[1, 2], progress=None)
+        chained(make(spherical()), x0, 10, seed=[1, 2])
 
 
 @kernels
 def test_single_precision_stays_single(make: Make) -> None:
     # The same streams in single precision: the chain is the same up to rounding, which contraction keeps small.
     # Box-Muller's radius is the coarsest part: near zero it is off by some 3e-4.
-    x0, path = torch.zeros(3, 2, dtype=torch.float64), [(SCALED, CLEAN)] * 10
-    double = mmdgs.run(make(spherical()), x0, path, seed=1, progress=None).samples
-    single = mmdgs.run(make(spherical().to(dtype=torch.float32)), x0.float(), path, seed=1, progress=None).samples
+    x0 = torch.zeros(3, 2, dtype=torch.float64)
+    double = chained(make(spherical()), x0, 10, seed=1).samples
+    single = chained(make(spherical().to(dtype=torch.float32)), x0.float(), 10, seed=1).samples
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-3)
 
@@ -158,8 +164,8 @@ def test_exact_gibbs_leaves_the_mixture_invariant(start: str, level: NoiseLevel,
     x0, steps = mixture.sample((chains,), generator=generator), 3
     if start == "from one point":
         x0, steps = torch.tensor([[1.2, -0.3, 0.4]], dtype=torch.float64).expand(chains, 3), 25
-    result = mmdgs.run(mmdgs.ExactGibbs(mixture), x0, [(level, CLEAN)] * steps, seed=1, thin=steps, progress=None)
-    assert_follows(result.samples[0], mixture)
+    result = chained(mmdgs.ExactGibbs(mixture), x0, steps, level, seed=1, keep=None)
+    assert_follows(result.x, mixture)
     assert result.repaired == 0.0
 
 
@@ -200,17 +206,18 @@ def test_one_bridged_step_has_the_exact_law(make, gaussian: GaussianMixture, gen
 
 
 def test_a_run_goes_on_where_an_earlier_one_ended() -> None:
-    kernel, path = mmdgs.ExactGibbs(spherical()), [(SCALED, CLEAN)] * 10
+    kernel = mmdgs.ExactGibbs(spherical())
     x0 = torch.zeros(3, 2, dtype=torch.float64)
-    whole = mmdgs.run(kernel, x0, path, seed=5, progress=None)
-    first = mmdgs.run(kernel, x0, path[:4], seed=5, progress=None)
-    kept = mmdgs.Streams(5, 3, positions=first.streams.positions)  # as from a file, in another process
+    whole = chained(kernel, x0, 10, seed=5)
+    first = chained(kernel, x0, 4, seed=5)
+    # As from a file, in another process.
+    kept = mmdgs.Streams(5, 3, purpose="steps", positions=first.streams.positions)
     for streams in (kept, first.streams):
-        rest = mmdgs.run(kernel, first.state.x, path[4:], seed=streams, progress=None)
+        rest = chained(kernel, first.x, 6, seed=streams)
         torch.testing.assert_close(torch.cat([first.samples, rest.samples]), whole.samples, rtol=0, atol=0)
 
 
-# --- the driver -------------------------------------------------------------------------------------------------
+# --- the runner -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("burn_in", "thin"), [(0, 1), (3, 1), (0, 4), (3, 4), (19, 1), (0, 20)])
@@ -222,14 +229,45 @@ def test_burn_in_and_thinning_choose_among_the_states(burn_in: int, thin: int) -
     assert torch.equal(some, every[burn_in + thin - 1 :: thin])
 
 
+def test_states_are_kept_after_the_steps_asked_for() -> None:
+    kernel, x0 = KERNELS["full"](spherical()), torch.ones(2, 2, dtype=torch.float64)
+    every = chained(kernel, x0, 6, keep=range(7))
+    assert torch.equal(every.samples[0], x0)
+    assert torch.equal(every.samples[-1], every.x)
+    for keep in ([2], [0, 6], [5, 1], []):
+        some = chained(kernel, x0, 6, keep=keep)
+        assert torch.equal(some.samples, every.samples[keep])
+        assert torch.equal(some.x, every.x)
+    assert torch.equal(chained(kernel, x0, 6, keep=None).samples, every.x[None])
+    for keep in ([7], [-1], [2, 2]):
+        with pytest.raises(ValueError, match="keep must hold different steps between 0 and 6, got"):
+            chained(kernel, x0, 6, keep=keep)
+
+
+def test_a_start_and_steps_of_one_seed_share_nothing() -> None:
+    """The step adds the noise of its own stream: a start by the same seed is not used twice."""
+    start = mmdgs.randomness.randn((3, 2), torch.empty(0, dtype=torch.float64), mmdgs.Streams(5, 3))
+    kernel, noise = mmdgs.samplers.GibbsMean(mmdgs.clean_denoiser(lambda x_t: x_t)), NoiseLevel(sigma=1.0)
+    added = chained(kernel, torch.zeros_like(start), 1, noise, seed=5).x
+    assert (added - start).abs().min() > 1e-3
+    assert torch.equal(added, mmdgs.randomness.randn_like(start, mmdgs.Streams(5, 3, purpose="steps")))
+
+
+def test_a_plan_along_pairs_of_levels() -> None:
+    kernel = KERNELS["exact"](spherical())
+    plan = Plan.along(kernel, [(SCALED, CLEAN)] * 3)
+    assert plan == single_level_plan(kernel, SCALED, steps=3)
+    with pytest.raises(ValueError, match="at least one pair of levels"):
+        Plan.along(kernel, [])
+
+
 def test_callback_sees_every_step() -> None:
     seen: list[tuple[int, Tensor, Info]] = []
-    result = mmdgs.run(
+    result = chained(
         KERNELS["full"](spherical()),
         torch.zeros(2, 2, dtype=torch.float64),
-        [(SCALED, CLEAN)] * 5,
+        5,
         callback=lambda step, state, info: seen.append((step, state.x, info)),
-        progress=None,
     )
     assert [step for step, _, _ in seen] == [0, 1, 2, 3, 4]
     assert torch.equal(torch.stack([x for _, x, _ in seen]), result.samples)
@@ -265,7 +303,7 @@ def test_the_repaired_fraction_is_reported(caplog) -> None:
     # Chain 0 stays where all is well; all of chain 1's eigenvalues need repair, and half of chain 2's.
     x0 = torch.tensor([[0.0, 0.0], [100.0, 100.0], [0.0, 100.0]], dtype=torch.float64)
     level = NoiseLevel(sigma=0.5)
-    result = mmdgs.run(mmdgs.Gibbs(post), x0, [(level, CLEAN)] * 8, progress=None)
+    result = chained(mmdgs.Gibbs(post), x0, 8, level)
     assert result.info["repaired"].tolist() == [0.0, 1.0, 0.5]
     assert result.repaired == pytest.approx(0.5)
     with caplog.at_level(logging.WARNING, logger="mmdgs"):
@@ -295,11 +333,10 @@ class Breaks:
 @pytest.mark.parametrize("first_chain", [0, 10])
 def test_what_is_not_finite_is_named_with_step_and_chain(part: str, value: float, first_chain: int) -> None:
     kernel = mmdgs.Gibbs(Breaks(part, value, step=3, chain=2))
-    x0, path = torch.zeros(4, 2), [(NoiseLevel(sigma=1.0), CLEAN)] * 6
     with pytest.raises(
         mmdgs.NonFiniteError, match=rf"denoising {part} is not finite at step 3, chain {first_chain + 2};"
     ) as e:
-        mmdgs.run(kernel, x0, path, first_chain=first_chain, progress=None)
+        chained(kernel, torch.zeros(4, 2), 6, NoiseLevel(sigma=1.0), first_chain=first_chain)
     assert (e.value.step, e.value.chains) == (3, [first_chain + 2])
 
 
@@ -349,10 +386,9 @@ def test_impossible_runs_are_refused(options: dict[str, int], message: str) -> N
 
 
 def test_a_kernel_may_stand_in_place_of_an_estimator() -> None:
-    x0, path = torch.zeros(3, 2, dtype=torch.float64), [(SCALED, CLEAN)] * 5
-    kernel = mmdgs.ExactGibbs(spherical())
+    x0, kernel = torch.zeros(3, 2, dtype=torch.float64), mmdgs.ExactGibbs(spherical())
     chain = mmdgs.gibbs_chain(kernel, x0, SCALED, steps=5, seed=2, progress=None)
-    assert torch.equal(chain, mmdgs.run(kernel, x0, path, seed=2, progress=None).samples)
+    assert torch.equal(chain, chained(kernel, x0, 5, seed=2).samples)
 
 
 def test_seeds_may_be_an_array_or_a_tensor() -> None:

@@ -55,7 +55,7 @@ for covariances in (0.5, torch.full((2, d), 0.3), torch.eye(d).expand(2, d, d)):
             chain = mmdgs.gibbs_chain(post, x, level, steps=5, thin=2, progress=None)
             losses.kl(post, x, level, generator=generator)
         metrics.effective_sample_size(mmdgs.gibbs_chain(post, x, level, steps=5, progress=None))
-        mmdgs.run(mmdgs.ExactGibbs(mixture), x, [(level, mmdgs.CLEAN)] * 2, seed=[1, 2, 3, 4, 5, 6], progress=None)
+        mmdgs.gibbs_chain(mmdgs.ExactGibbs(mixture), x, level, steps=2, seed=[1, 2, 3, 4, 5, 6], progress=None)
         losses.dsm(denoiser, x, level, generator=generator)
 
 network = networks.MLP(2, 2, width=8, depth=2, seed=0)

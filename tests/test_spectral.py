@@ -117,7 +117,7 @@ def test_ancestral_sampling_is_exact_in_any_number_of_steps(levels: int) -> None
         plan = samplers.ancestral_plan(moments, path)
         streams = Streams(3, count)
         start = plan.noise(SHAPE, count, generator=streams).double()
-        return to_cosines(samplers.run_plan(plan, start, seed=4).state.x).square().mean(0)
+        return to_cosines(samplers.run(plan, start, seed=4).x).square().mean(0)
 
     spectral = power(fitted(list(path)))
     torch.testing.assert_close(spectral, PRIOR, rtol=0.12, atol=2e-3)

@@ -28,6 +28,7 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
+from mmdgs.generation import Method
 from mmdgs.metrics import frechet_distance
 from mmdgs.randomness import Streams, seeded
 from mmdgs.schedules import geometric, variance_preserving_linear
@@ -271,7 +272,7 @@ def test_train_writes_a_model_and_sample_reads_it(recipe: Recipe, tmp_path: Path
         assert image.size == (3 * (3 * 10 + 2), 3 * (2 * 10 + 2))  # three columns, two rows, three times as large
     assert run(cli.app, [*common, "--out", str(arrays)]).exit_code == 0
     found = np.load(arrays)["x"]
-    expected = mmdgs.sample(model, 5, steps=2, posterior=model.posterior(probes=3), seed=3, progress=None).x[0]
+    expected = mmdgs.generate(mmdgs.from_pretrained(str(out)), Method(steps=2), 5, seed=3, progress=None).x
     assert found.shape == (5, 1, 8, 8)
     np.testing.assert_array_equal(found, expected.numpy())
     # A file that is there is not overwritten unasked.

@@ -26,7 +26,7 @@ from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import Model
 from mmdgs.moments import IsotropicMoments
 from mmdgs.noise import CLEAN
-from mmdgs.randomness import Streams
+from mmdgs.randomness import Streams, uniforms
 from mmdgs.samplers import Gibbs
 from mmdgs.samplers.kernel import State
 from mmdgs.schedules import geometric
@@ -235,7 +235,8 @@ def test_a_chain_at_one_level_by_hand() -> None:
     seed = watching.SEED
     variance = IsotropicMoments.fit_errors(model.denoiser, x, model.level, generator=Streams(seed, len(x)))
     assert variance.variances[model.level] > 0.01  # so that a draw is seen to differ from a mean
-    state, streams = State(mmdgs.generation.start_from_noise((1, 8, 8), 6, seed=seed)), Streams(seed + 1, 6)
+    start, streams = (Streams(seed, 6, purpose=purpose) for purpose in ("start", "steps"))
+    state = State(uniforms((6, 1, 8, 8), torch.empty(0), start))
     for _ in range(2):
         state, _ = Gibbs(variance).step(state, model.level, CLEAN, generator=streams)
     x_t = mmdgs.add_noise(state.x, model.level, generator=streams)

@@ -33,7 +33,6 @@ from mmdgs.errors import (
 )
 from mmdgs.generation import (
     generate as generate,
-    sample as sample,
 )
 from mmdgs.models import (
     Model as Model,
@@ -79,7 +78,6 @@ from mmdgs.samplers import (
     gibbs_chain as gibbs_chain,
     gibbs_plan as gibbs_plan,
     run as run,
-    run_plan as run_plan,
 )
 from mmdgs.version import (
     __version__ as __version__,

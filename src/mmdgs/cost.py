@@ -39,10 +39,10 @@ def spend(*, forwards: int = 0, products: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def counting(*, apart: bool = False) -> Iterator[Cost]:
-    """A counter of what is done inside the block; `apart`: the counters that are open already do not see it."""
+def counting() -> Iterator[Cost]:
+    """A counter of what is done inside the block."""
     cost = Cost()
-    token = _counters.set((cost,) if apart else (*_counters.get(), cost))
+    token = _counters.set((*_counters.get(), cost))
     try:
         yield cost
     finally:

@@ -15,19 +15,13 @@ Nothing adds to a seed: what needs randomness of its own names its purpose.
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from operator import index
 
 import torch
 from torch import Tensor
-
-from mmdgs.recording import Recorded
-
-logger = logging.getLogger("mmdgs")
 
 WORD = 0xFFFFFFFF
 SEEDS, GENERATOR_SEEDS = 1 << 64, 1 << 32
@@ -36,34 +30,38 @@ KIND_BITS = 0b11
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-# Streams are evaluated ahead of need, this many numbers at a time over all rows: it amortises the
-# hundred tensor operations of Philox over many short draws, and changes no number.
-AHEAD = 1 << 15
+AHEAD, MOST_AHEAD = {"cpu": 1 << 15, "cuda": 1 << 20}, 4096
+"""Numbers that are generated ahead of need: over all rows by device, and of one row at the most.
+
+It spreads the hundred tensor operations of Philox over many short draws, and changes no number.
+"""
 
 
-def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four 32-bit words from a counter of four words and a key of two (int64 tensors)."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The multipliers (2,), and what each round has added to the key (rounds, 2)."""
+    added = torch.arange(ROUNDS)[:, None] * torch.tensor(INCREMENTS)
+    return torch.tensor(MULTIPLIERS, device=device), added.to(device)
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
+    """Philox4x32-10: four 32-bit words (4, ...) from a counter of four words (...) and a key of two (int64 tensors)."""
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    even, odd = torch.stack([c0, c2]), torch.stack([c1, c3])
+    multipliers, added = (one.reshape(*one.shape, *[1] * c0.ndim) for one in _constants(c0.device))
+    for round_key in (torch.stack(tuple(key)) + added) & WORD:
         # The 64-bit products wrap around in int64 without losing a bit.
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & WORD) ^ c1 ^ k0,
-            p1 & WORD,
-            ((p0 >> 32) & WORD) ^ c3 ^ k1,
-            p0 & WORD,
-        )
-        k0, k1 = (k0 + INCREMENTS[0]) & WORD, (k1 + INCREMENTS[1]) & WORD
-    return c0, c1, c2, c3
+        products = (even * multipliers).flip(0)
+        even, odd = ((products >> 32) & WORD) ^ odd ^ round_key, products & WORD
+    return torch.stack([even, odd], 1).flatten(0, 1)
 
 
 def _normals(words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Box-Muller: pairs of 32-bit words (..., 4) to standard normals (..., 4)."""
+    """Box-Muller: pairs of 32-bit words (4, ...) to standard normals (4, ...)."""
     uniform = (words.to(dtype) + 1) * 2.0**-32  # in (0, 1]
-    radius = (-2 * uniform[..., :2].log()).sqrt()
-    angle = (2 * math.pi) * uniform[..., 2:]
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+    radius = (-2 * uniform[:2].log()).sqrt()
+    angle = (2 * math.pi) * uniform[2:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])
 
 
 def _signs(words: Tensor, dtype: torch.dtype) -> Tensor:
@@ -76,12 +74,12 @@ def _uniforms(words: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _work(dtype: torch.dtype) -> torch.dtype:
-    """In what numbers are made that are wanted in `dtype`."""
+    """The floating-point type in which draws for `dtype` are generated."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _Lane:
-    """One kind of number drawn from all rows in turn: a cursor into the streams, and what was made ahead."""
+    """One kind of number drawn from all rows in turn: a cursor into the streams, and what was generated ahead."""
 
     def __init__(self, number: int, convert: Callable[[Tensor, torch.dtype], Tensor]) -> None:
         self.number = number
@@ -116,7 +114,7 @@ class Streams:
         if len(streams) != rows:
             raise ValueError(f"seed must be one integer or one per chain: got {len(streams)} seeds for {rows} chains")
         self.rows = rows
-        self._key = torch.tensor([[s & WORD, (s >> 32) & WORD] for s, _ in streams])[:, None, :]
+        self._key = torch.tensor([[s & WORD, (s >> 32) & WORD] for s, _ in streams]).T[:, :, None]  # (2, rows, 1)
         self._row = torch.tensor([row for _, row in streams])[:, None]
         self._placed: dict[torch.device, tuple[Tensor, Tensor]] = {}
         kinds = {"normal": _normals, "sign": _signs, "uniform": _uniforms}
@@ -142,7 +140,7 @@ class Streams:
         missing = offset + count - buffer.shape[1]
         if missing > 0:
             end = lane.start + buffer.shape[1]  # always a multiple of four
-            ahead = max(missing, min(AHEAD // self.rows, 4096))
+            ahead = max(missing, min(AHEAD.get(device.type, AHEAD["cpu"]) // self.rows, MOST_AHEAD))
             made = self._evaluate(lane, end // 4, (end + ahead + 3) // 4 - end // 4, work, device)
             buffer = torch.cat([buffer, made], dim=1)[:, offset:]
             lane.start, offset = lane.position, 0
@@ -150,72 +148,15 @@ class Streams:
         lane.position += count
         return buffer[:, offset : offset + count].to(dtype)
 
-    def go_to(self, positions: Mapping[str, int]) -> None:
-        """Go on from other `positions`, forwards or back."""
-        for kind, position in positions.items():
-            lane = self._lanes[kind]
-            lane.position, lane.buffer = position, None
-
-    def ahead(self, counts: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """The next numbers of every row, (rows, count) of each kind, for a `Tape` from which `dtype` is drawn."""
-        return {kind: self.draw(kind, count, _work(dtype), device) for kind, count in counts.items() if count > 0}
-
     def _evaluate(self, lane: _Lane, first: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The numbers of `count` blocks of four from block `first` on, (rows, 4 count)."""
         # Nothing here waits for a GPU that is still at work: the next step is prepared meanwhile.
         if device not in self._placed:
             self._placed[device] = self._key.to(device), self._row.to(device)
-        given = torch.full((), first, dtype=torch.int64, device=device), *self._placed[device]
-        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            return _recorded_numbers(lane, count, dtype, given)
-        return _numbers(lane, count, dtype, *given)
-
-
-def _numbers(lane: _Lane, count: int, dtype: torch.dtype, start: Tensor, key: Tensor, row: Tensor) -> Tensor:
-    blocks = start + torch.arange(count, device=start.device)
-    low, high = (blocks & WORD)[None], (blocks >> 32)[None]
-    counter = [part.expand(len(row), count) for part in (low, high, row, torch.full_like(low, lane.number))]
-    words = torch.stack(philox(counter, (key[..., 0], key[..., 1])), dim=-1)
-    return lane.convert(words, dtype).flatten(1)
-
-
-class _Recorder:
-    """Numbers of one size by a CUDA graph: the hundred operations of Philox are short, and their launches are not."""
-
-    def __init__(self, lane: _Lane, count: int, dtype: torch.dtype, given: Sequence[Tensor]) -> None:
-        self.given = [tensor.clone() for tensor in given]
-        device = self.given[0].device
-        self.recording = Recorded(lambda: _numbers(lane, count, dtype, *self.given), device, family="numbers")
-
-    def __call__(self, given: Sequence[Tensor]) -> Tensor:
-        for ours, theirs in zip(self.given, given, strict=True):
-            ours.copy_(theirs)
-        return self.recording.replay().clone()
-
-
-_recorders: OrderedDict[Hashable, _Recorder | int | None] = OrderedDict()
-"""By size: a recorder; how often it was asked for before there was one; or None where none can be made."""
-RECORDERS, REPEATED = 16, 8
-"""How many are kept, and after how many draws of a size one is made."""
-
-
-def _recorded_numbers(lane: _Lane, count: int, dtype: torch.dtype, given: Sequence[Tensor]) -> Tensor:
-    size = (lane.number, count, dtype, given[0].device, len(given[2]), threading.get_ident())
-    found = _recorders.setdefault(size, 0)
-    _recorders.move_to_end(size)
-    while len(_recorders) > RECORDERS:
-        _recorders.popitem(last=False)
-    if isinstance(found, int):
-        found = _recorders[size] = found + 1
-        if found > REPEATED:
-            try:
-                found = _recorders[size] = _Recorder(lane, count, dtype, given)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                found = _recorders[size] = None
-                logger.info("random numbers cannot be recorded as a CUDA graph: %s", error)
-    return found(given) if isinstance(found, _Recorder) else _numbers(lane, count, dtype, *given)
+        key, row = self._placed[device]
+        blocks = torch.arange(first, first + count, device=device)
+        words = philox((blocks & WORD, blocks >> 32, row, torch.full_like(blocks, lane.number)), key.unbind())
+        return lane.convert(words, dtype).movedim(0, -1).flatten(1)
 
 
 def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple[int, int]]:
@@ -247,42 +188,13 @@ def child_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{checked_seed(seed)} {purpose}".encode()).digest()[:8], "big") >> 1
 
 
-class Tape:
-    """Numbers taken from some streams beforehand (`Streams.ahead`), and drawn from as from the streams themselves.
-
-    A draw is a view of the numbers: nothing is computed, and nothing is asked of the device. So what draws from a tape
-    can be recorded as a CUDA graph, and replayed with other numbers in the same place.
-    """
-
-    def __init__(self, numbers: Mapping[str, Tensor], rows: int) -> None:
-        self.rows = rows
-        self.numbers = dict(numbers)
-        self.positions = dict.fromkeys(numbers, 0)
-
-    @property
-    def used_up(self) -> bool:
-        """Whether every number was drawn."""
-        return all(self.numbers[kind].shape[1] == position for kind, position in self.positions.items())
-
-    def draw(self, kind: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The next `count` numbers of every row, (rows, count)."""
-        numbers, position = self.numbers.get(kind), self.positions.get(kind, 0)
-        if numbers is None or position + count > numbers.shape[1]:
-            held = 0 if numbers is None else numbers.shape[1]
-            raise ValueError(f"the tape holds {held} numbers of kind {kind!r} a row, and {position + count} are wanted")
-        if numbers.dtype != _work(dtype) or numbers.device != device:
-            raise ValueError(f"the tape is {numbers.dtype} on {numbers.device}, and {dtype} on {device} is wanted")
-        self.positions[kind] = position + count
-        return numbers[:, position : position + count].to(dtype)
-
-
-Generator = torch.Generator | Streams | Tape
+Generator = torch.Generator | Streams
 
 
 def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
     if generator is None:
         raise TypeError("this draw needs generator=: a torch.Generator, or mmdgs.Streams for one stream per chain")
-    if isinstance(generator, Streams | Tape):
+    if isinstance(generator, Streams):
         if shape[0] != generator.rows:
             raise ValueError(f"the generator has {generator.rows} streams but the batch has {shape[0]} rows")
         count = math.prod(shape[1:])

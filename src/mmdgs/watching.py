@@ -25,7 +25,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
 from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.generation import Method, generate, make_plan, start_from_noise
+from mmdgs.generation import Method, generate
 from mmdgs.generation.variances import FIT_IMAGES
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
@@ -109,18 +109,12 @@ class SampleWatcher:
         """Samples in [0, 1], (count, channels, height, width)."""
         model, seed = self.model, self.settings.seed + SEED
         single = len(model.levels) == 1
-
-        def start(chains: int, first: int) -> Tensor:
-            return start_from_noise(model.config.shape, chains, seed=seed, first_chain=first)
-
-        pretrained = self._pretrained()
         found = generate(
-            pretrained,
-            self._chain() if single else make_plan(Method("heun", steps=LEVELS), pretrained),
+            self._pretrained(),
+            self._chain() if single else Method("heun", steps=LEVELS),
             self.count,
             seed=seed,
             batch_size=self.settings.batch_size,
-            start=start if single else None,
             precision=self.settings.precision,
             fast=False,  # compiling takes longer than a look
             progress=None,
@@ -132,11 +126,8 @@ class SampleWatcher:
         model = self.model
         if model.config.param != MEAN_STD:
             return Pretrained.of(model)
-        mean = model.posterior()
-        config = model.config
-        return Pretrained(
-            lambda x_t, level: mean(x_t, level).mean, model.levels, config.shape, config.interval, model.network, ""
-        )
+        mean, config = model.posterior().denoiser, model.config
+        return Pretrained(mean, model.levels, config.shape, config.interval, model.network, "")
 
     def _chain(self) -> Plan:
         """Gibbs sweeps at the model's one level, the last of which gives the mean in place of a draw."""
@@ -148,7 +139,7 @@ class SampleWatcher:
         x = midpoints(chosen.images.to(device))
         streams = Streams(self.settings.seed + SEED, len(x))
         moments = IsotropicMoments.fit_errors(model.denoiser, x, level, generator=streams)
-        return single_level_plan(moments, level, steps=SWEEPS, denoiser=model.denoiser)
+        return single_level_plan(moments, level, steps=SWEEPS, mean=True)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:
         device = self.images.images.device

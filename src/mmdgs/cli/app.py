@@ -49,7 +49,7 @@ def _main(
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for records.json, figures and report.html.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that is not empty.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished parts in the folder.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +37,6 @@ from mmdgs.generation import (
     generate,
     make_plan,
     resolved,
-    start_from_noise,
 )
 from mmdgs.generation.methods import CHAIN_STEPS, COVARIANCES, FITTED, SAMPLERS
 from mmdgs.generation.variances import FIT_IMAGES
@@ -153,7 +151,6 @@ def sample(
                 out=None if out.suffix == GRID else out,
                 seed=seed,
                 batch_size=batch_size,
-                start=partial(_chain_start, found, seed) if len(found.levels) == 1 else None,
                 precision=precision,
                 fast=fast,
                 settings=settings,
@@ -275,10 +272,6 @@ def _learned(model: Model, method: Method) -> Method:
         if value is not None and value != getattr(wanted, key):
             raise UsageError(f"a model with parametrisation {param!r} takes no {key.replace('_', '-')}; it takes steps")
     return wanted
-
-
-def _chain_start(found: Pretrained, seed: int, chains: int, first: int) -> Tensor:
-    return start_from_noise(found.shape, chains, seed=seed, first_chain=first)
 
 
 def _said(result: Generated, what: str) -> str:

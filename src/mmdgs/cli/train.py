@@ -63,7 +63,7 @@ def train(
     watch: Annotated[
         int | None, typer.Option(help="Judge so many samples every watch_every steps [0: off].", show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Any key of the recipe, as key=value; may be given again.")
     ] = None,

@@ -1,6 +1,5 @@
-"""Samples of a model: single-level chains in memory, and any plan for many samples, written as they come."""
+"""Samples of a model by any plan, returned or written as they come; samplers by name."""
 
-from mmdgs.generation.chains import Sampled, sample, start_from_noise
 from mmdgs.generation.engine import Generated, generate
 from mmdgs.generation.methods import SAMPLERS, Method, make_plan, resolved
 from mmdgs.generation.spectra import fitted_moments, spectral_moments
@@ -11,13 +10,10 @@ __all__ = [
     "FitData",
     "Generated",
     "Method",
-    "Sampled",
     "fitted_moments",
     "generate",
     "isotropic_moments",
     "make_plan",
     "resolved",
-    "sample",
     "spectral_moments",
-    "start_from_noise",
 ]

@@ -1,4 +1,4 @@
-"""Many samples of a plan, in batches that fit in memory, on one process or several, written as they come.
+"""Many samples of a plan, in batches that fit in memory, on one process or several, returned or written as they come.
 
 Sample c depends on (seed, c) alone: not on its batch, nor on the process or the run that made it. (Arithmetic in
 another batch rounds differently; a run that goes on keeps its batches, and with them every byte.)
@@ -7,7 +7,6 @@ another batch rounds differently; a run that goes on keeps its batches, and with
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
@@ -24,17 +23,22 @@ from torch import Tensor
 from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
-from mmdgs.generation.chains import BATCH_NUMBERS
+from mmdgs.generation.identity import plan_record
+from mmdgs.generation.methods import Method, make_plan, resolved
 from mmdgs.generation.writers import Destination, destination
 from mmdgs.pretrained import Pretrained
-from mmdgs.randomness import Streams
+from mmdgs.randomness import Streams, checked_seed, uniforms
 from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar
-from mmdgs.samplers import Info, Plan, Run, State, run_plan
+from mmdgs.samplers import Info, Plan, Run, State, run
+from mmdgs.samplers.driver import kept_steps
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 logger = logging.getLogger("mmdgs")
+
+BATCH_NUMBERS = {"cuda": 1 << 19, "cpu": 1 << 16}
+"""Numbers in the states of the chains that run at once: 668 digits on a GPU, 83 on a CPU."""
 
 FAST_STEPS = 20_000
 """A run of fewer steps, over all samples, is over before a network would be compiled for it."""
@@ -42,17 +46,24 @@ FAST_STEPS = 20_000
 Start = Callable[[int, int], Tensor]
 """Where chains start: (how many, the number of the first) -> (chains, ...)."""
 
+Watch = Callable[[int, State, Info, int], None]
+"""(step, state, info, the number of the first chain in the state), called after each step of a batch."""
+
 
 @dataclass(frozen=True)
 class Generated:
-    """What a run leaves: the samples, where they were not written, and what each of them cost."""
+    """What a run leaves: the samples, where they were not written, and what each of them cost.
 
-    x: Float[Tensor, "samples ..."] | None  # in [0, 1] where the data's interval is
+    Values of the data's interval are mapped to [0, 1], in `states` too: the states after the steps to keep.
+    """
+
+    x: Float[Tensor, "samples ..."] | None
     count: int
     cost: Cost  # of one sample
     seconds: float  # of all samples, over all processes
     repaired: float
     path: Path | None = None
+    states: Float[Tensor, "kept samples ..."] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class _Batch:
 
     first: int
     x: Tensor
+    states: Tensor | None
     cost: Cost
     seconds: float
     repaired: float
@@ -77,57 +89,67 @@ class _Batch:
         }
 
 
+@dataclass
 class _Engine:
     """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
 
-    def __init__(
-        self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None, precision: str, fast: str | None
-    ) -> None:
-        self.pretrained, self.plan, self.seed, self.precision = pretrained, plan, seed, precision
-        self.fast = fast
-        self.device = device_of(pretrained)
-        self.start = start or self._noise
-        self.rows: int | None = None  # at a time, once memory has set a limit
-
-    def _noise(self, chains: int, first: int) -> Tensor:
-        centre = sum(self.pretrained.interval) / 2
-        streams = Streams(self.seed, chains, first)
-        return self.plan.noise(self.pretrained.shape, chains, generator=streams, centre=centre)
+    model: Pretrained
+    plan: Plan
+    seed: int
+    start: Start | None
+    keep: Sequence[int] | None
+    callback: Watch | None
+    precision: str
+    fast: str | None
+    rows: int | None = None  # at a time, once memory has set a limit
 
     def batch(self, first: int, stop: int, tick: Callable[[int], object]) -> _Batch:
         """Samples first to stop; `tick` is told of every step, by the number of chains in it."""
         started = time.perf_counter()
         found: list[Tensor] = []
+        states: list[Tensor] = []
         repaired, cost, done = 0.0, Cost(), first
         while done < stop:
             rows = min(self.rows or stop - first, stop - done)
             result = self._run(done, rows, tick)
             if result is None:
                 continue
-            found.append(result.state.x.cpu())
+            found.append(result.x.cpu())
+            states.append(result.samples.cpu())
             repaired += rows * result.repaired
             cost, done = result.cost, done + rows
-        low, high = self.pretrained.interval
-        x = (torch.cat(found) - low) / (high - low)
-        return _Batch(first, x, cost, time.perf_counter() - started, repaired / len(x))
+        kept = None if self.keep is None else self._to_unit(torch.cat(states, 1))
+        x = self._to_unit(torch.cat(found))
+        return _Batch(first, x, kept, cost, time.perf_counter() - started, repaired / len(x))
+
+    def _to_unit(self, x: Tensor) -> Tensor:
+        """Values of the data's interval as [0, 1]."""
+        low, high = self.model.interval
+        return (x - low) / (high - low)
+
+    def _noise(self, chains: int, first: int) -> Tensor:
+        """Where chains start: uniform noise for images at one level, else the plan's around the interval's middle."""
+        streams = Streams(self.seed, chains, first, purpose="start")
+        shape = tuple(self.model.shape)
+        if len(self.model.levels) == 1 and len(shape) == 3:
+            return self.model.scaled(uniforms((chains, *shape), torch.empty(0), streams))
+        return self.plan.noise(shape, chains, generator=streams, centre=sum(self.model.interval) / 2)
 
     def _run(self, first: int, rows: int, tick: Callable[[int], object]) -> Run | None:
         """The chains of some samples; None where they do not fit in memory, and fewer are to be tried."""
 
         def note(step: int, state: State, info: Info) -> None:
+            if self.callback is not None:
+                self.callback(step, state, info, first)
             tick(rows)
 
+        device = self.model.device
+        x0 = (self.start or self._noise)(rows, first).to(device)
+        path = contextlib.nullcontext() if self.fast is None else fast_path(self.fast)
         try:
-            # The start took the first numbers of the streams of another seed: no number is used twice.
-            path = contextlib.nullcontext() if self.fast is None else fast_path(self.fast)
-            with matmul_precision(self.precision), autocast(self.precision, self.device), path:
-                return run_plan(
-                    self.plan,
-                    self.start(rows, first).to(self.device),
-                    seed=self.seed + 1,
-                    first_chain=first,
-                    callback=note,
-                    progress=None,
+            with matmul_precision(self.precision), autocast(self.precision, device), path:
+                return run(
+                    self.plan, x0, seed=self.seed, first_chain=first, keep=self.keep, callback=note, progress=None
                 )
         except torch.OutOfMemoryError:
             if rows == 1:
@@ -139,14 +161,17 @@ class _Engine:
 
 
 def generate(
-    pretrained: Pretrained,
-    plan: Plan,
+    model: Pretrained,
+    plan: Plan | Method,
     count: int,
     *,
     out: Path | str | None = None,
     seed: int = 0,
+    first: int = 0,
     batch_size: int | None = None,
-    start: Start | None = None,
+    start: Start | Tensor | None = None,
+    keep: Sequence[int] | None = None,
+    callback: Watch | None = None,
     precision: str = "float32",
     fast: bool | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -155,28 +180,71 @@ def generate(
     accelerator: Accelerator | None = None,
     progress: str | None = "sampling",
 ) -> Generated:
-    """Draw `count` samples by a plan, from noise at its first level around the middle of the data's interval.
+    """Draw `count` samples by a plan, or by the plan of a `Method`.
 
-    They are returned, or written to `out` as they come: a folder of PNG files with samples.json, or an .npz (`x`,
-    float32; values of the data's interval as [0, 1]) with NAME.samples.json. `settings` go into that record, and
-    with resume=True a run goes on only with the same. With an accelerator every process takes its share of the
-    batches. `start(chains, first)` stands in place of the noise. `precision` (float32, tf32, bf16) is the network's;
-    states stay in float32. `fast` says whether the network is compiled on a GPU (fast.py), which takes a minute or
-    two the first time: None does so where the run is long enough to gain by it.
+    Chains start from noise at the plan's first level around the middle of the data's interval; images of a model of
+    one level from uniform noise in that interval. `start` stands in place of it: a tensor (count, ...), or
+    `start(chains, first)`. Starts and steps draw from streams of their own (purposes "start" and "steps").
+
+    The samples are returned, or written to `out` as they come: a folder of PNG files with samples.json, or an .npz
+    (`x`, float32; values of the data's interval as [0, 1]) with NAME.samples.json. `settings` go into that record, and
+    with resume=True a run goes on only with the same settings, model and plan. With an accelerator every process takes
+    its share of the batches.
+
+    `keep` names steps after which states are returned too (0: the start), `first` is the number of the first sample,
+    and `callback(step, state, info, first_chain)` is called after each step of a batch: these are for samples that are
+    returned. `precision` (float32, tf32, bf16) is the network's; states stay in float32. `fast` says whether the
+    network is compiled on a GPU, which takes a minute or two the first time: None does so where the run is long enough
+    to gain by it.
     """
     check_precision(precision)
-    _check(pretrained, count, batch_size, None if out is None else Path(out), accelerator)
-    device = device_of(pretrained)
-    numbers = BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"])
-    size = batch_size or max(1, numbers // math.prod(pretrained.shape))
-    engine = _Engine(pretrained, plan, seed, start, precision, _path(fast, count * len(plan.steps), device))
-    if out is None:
-        with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
-            batches = [engine.batch(first, min(first + size, count), bar.update) for first in range(0, count, size)]
-        return _summed([batch.note() for batch in batches], count, torch.cat([batch.x for batch in batches]))
-    place = destination(Path(out))
-    chosen = {} if precision == "float32" else {"precision": precision}
-    wanted = _settings(pretrained, plan, count, seed, {**chosen, **(settings or {})})
+    if isinstance(plan, Method):
+        settings = {"method": resolved(plan, model).to_json(), **(settings or {})}
+        plan = make_plan(plan, model)
+    _check(model, count, batch_size, out, accelerator)
+    if out is not None and (keep is not None or first or callback is not None):
+        raise UsageError("keep, first and callback are for samples that are returned: leave out away")
+    if keep is not None:
+        kept_steps(keep, len(plan.steps))
+    device = model.device
+    size = batch_size or max(1, BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    begin = _starting(start, (count, *model.shape), first)
+    path = _path(fast, count * len(plan.steps), device)
+    engine = _Engine(model, plan, checked_seed(seed), begin, keep, callback, precision, path)
+    if out is not None:
+        chosen = {} if precision == "float32" else {"precision": precision}
+        wanted = _settings(engine, count, {**chosen, **(settings or {})})
+        place = destination(Path(out))
+        return _written(engine, place, count, size, wanted, resume, overwrite, accelerator, progress)
+    stop = first + count
+    with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
+        batches = [engine.batch(at, min(at + size, stop), bar.update) for at in range(first, stop, size)]
+    kept = [batch.states for batch in batches if batch.states is not None]
+    x, states = torch.cat([batch.x for batch in batches]), torch.cat(kept, 1) if kept else None
+    return _summed([batch.note() for batch in batches], count, x=x, states=states)
+
+
+def _starting(start: Start | Tensor | None, shape: tuple[int, ...], first: int) -> Start | None:
+    """A start by the numbers of chains."""
+    if not isinstance(start, Tensor):
+        return start
+    if start.shape != shape:
+        raise UsageError(f"start must have shape {shape}, got {tuple(start.shape)}")
+    return lambda chains, at: start[at - first : at - first + chains]
+
+
+def _written(
+    engine: _Engine,
+    place: Destination,
+    count: int,
+    size: int,
+    wanted: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
+    accelerator: Accelerator | None,
+    progress: str | None,
+) -> Generated:
+    """Draw the samples that are missing at a place, and write them."""
     main = accelerator is None or accelerator.is_main_process
     with place.held() if main else contextlib.nullcontext():
         if main:
@@ -199,24 +267,18 @@ def _path(fast: bool | None, steps: int, device: torch.device) -> str | None:
     return ("now" if device.type == "cuda" else None) if wanted else "never"
 
 
-def device_of(pretrained: Pretrained) -> torch.device:
-    """Where a model's weights are; one without weights is on the CPU."""
-    weights = next(pretrained.network.parameters(), None)
-    return torch.device("cpu") if weights is None else weights.device
-
-
 def _check(
-    pretrained: Pretrained, count: int, batch_size: int | None, out: Path | None, accelerator: Accelerator | None
+    model: Pretrained, count: int, batch_size: int | None, out: Path | str | None, accelerator: Accelerator | None
 ) -> None:
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     if out is None and accelerator is not None and accelerator.num_processes > 1:
         raise UsageError("several processes write their samples: give a folder or an .npz to write into")
-    images = len(pretrained.shape) == 3 and pretrained.shape[0] in (1, 3)
-    if out is not None and out.suffix.lower() != ".npz" and not images:
+    images = len(model.shape) == 3 and model.shape[0] in (1, 3)
+    if out is not None and Path(out).suffix.lower() != ".npz" and not images:
         raise UsageError(
-            f"the model gives points of shape {pretrained.shape}, not images: use an --out ending in .npz, got {out}"
+            f"the model gives points of shape {model.shape}, not images: use an --out ending in .npz, got {out}"
         )
 
 
@@ -246,33 +308,33 @@ def _wait(accelerator: Accelerator | None) -> None:
 
 
 def _summed(
-    notes: Sequence[Mapping[str, Any]], count: int, x: Tensor | None = None, path: Path | None = None
+    notes: Sequence[Mapping[str, Any]],
+    count: int,
+    *,
+    x: Tensor | None = None,
+    states: Tensor | None = None,
+    path: Path | None = None,
 ) -> Generated:
     """What all batches cost: by the sample where it is the same for each, else over all of them."""
     samples = sum(note["samples"] for note in notes)
     repaired = sum(note["samples"] * note["repaired"] for note in notes) / max(1, samples)
     cost = Cost(*(max((note[key] for note in notes), default=0) for key in ("forwards", "products")))
-    return Generated(x, count, cost, sum(note["seconds"] for note in notes), repaired, path)
+    return Generated(x, count, cost, sum(note["seconds"] for note in notes), repaired, path, states)
 
 
-def plan_digest(plan: Plan) -> str:
-    """What tells plans apart in a record: SHA-256 of the kinds of their kernels and their levels, in order."""
-    lines = [f"{type(step.kernel).__name__} {step.level} {step.following}" for step in plan.steps]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _settings(pretrained: Pretrained, plan: Plan, count: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(engine: _Engine, count: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What samples depend on: a run goes on only where all of it agrees."""
-    found = {"model": pretrained.digest, "count": count, "seed": seed, "plan": plan_digest(plan), **settings}
+    plan = plan_record(engine.plan)
+    found = {"model": engine.model.digest, "count": count, "seed": engine.seed, "plan": plan, **settings}
     return json.loads(json.dumps(found))  # as it will be read back
 
 
 def _record(
     found: Generated, settings: Mapping[str, Any], engine: _Engine, accelerator: Accelerator | None
 ) -> dict[str, Any]:
-    made = environment(engine.device)
+    made = environment(engine.model.device)
     return {
-        "source": engine.pretrained.source,
+        "source": engine.model.source,
         "settings": settings,
         "cost": {
             "samples": found.count,

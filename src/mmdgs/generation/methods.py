@@ -143,7 +143,7 @@ class Sampler:
 
 def _gibbs(found: Ingredients, noise_first: bool = True) -> Plan:
     sweeps = found.settings["sweeps"]
-    return samplers.gibbs_plan(found.denoiser, found.estimator, found.levels, sweeps=sweeps, noise_first=noise_first)
+    return samplers.gibbs_plan(found.estimator, found.levels, sweeps=sweeps, noise_first=noise_first)
 
 
 def _ancestral(found: Ingredients) -> Plan:
@@ -195,8 +195,8 @@ OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
 
 
 def _chain(found: Ingredients) -> Plan:
-    last = found.denoiser if found.settings["mean"] else None
-    return samplers.single_level_plan(found.estimator, found.levels[0], steps=found.settings["steps"], denoiser=last)
+    steps, mean = found.settings["steps"], bool(found.settings["mean"])
+    return samplers.single_level_plan(found.estimator, found.levels[0], steps=steps, mean=mean)
 
 
 CHAIN = Sampler({"covariance": "diagonal", "clip": None, "mean": None}, lambda found, _: found.levels, _chain)

@@ -37,6 +37,8 @@ RECORD = "samples.json"
 PARTS = "parts"
 KIND = "mmdgs_samples"
 FORMAT = 1
+MOST_NAMED = 6
+"""Settings that the refusal to go on with others names."""
 DIGITS = 6
 """Digits of an image's number in a file's name, or more where there are more images."""
 
@@ -114,9 +116,10 @@ class Destination(abc.ABC):
             if before.get(key) != now.get(key)
         ]
         if changed:
+            named = ", ".join(changed[:MOST_NAMED]) + ", ..." * (len(changed) > MOST_NAMED)
             raise UsageError(
-                f"the samples in {self.path} were begun with other settings ({', '.join(changed)}); use the same to "
-                "go on, or another name"
+                f"the samples in {self.path} were begun with other settings ({named}); use the same to go on, or "
+                "another name"
             )
 
     def write(self, first: int, images: Tensor, wanted: set[int], note: Mapping[str, Any]) -> None:

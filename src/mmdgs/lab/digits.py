@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.generation import sample
+from mmdgs.generation import generate
 from mmdgs.lab.drawing import new_figure, picture
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.workspace import Part
 from mmdgs.models import load
+from mmdgs.pretrained import Pretrained
+from mmdgs.samplers import single_level_plan
 
 TITLES = {"diagonal": "diagonal covariance", "isotropic": "isotropic covariance"}
 
@@ -45,8 +47,10 @@ def _chains(context: Context, kind: str) -> Part:
     def compute() -> Part:
         model = load("mnist", device=context.device)
         post = model.posterior(probes=SETTINGS.probes) if kind == "diagonal" else model.isotropic_posterior()
-        drawn = sample(model, SETTINGS.chains, steps=SETTINGS.steps, posterior=post, seed=context.seed)
-        return Part({"repaired": drawn.repaired}, {"x": drawn.x[0]})
+        plan = single_level_plan(post, model.level, steps=SETTINGS.steps)
+        drawn = generate(Pretrained.of(model), plan, SETTINGS.chains, seed=context.seed)
+        assert drawn.x is not None, "nothing was written"
+        return Part({"repaired": drawn.repaired}, {"x": drawn.x})
 
     return context.workspace.part(f"digits-{kind}", asdict(SETTINGS) | {"seed": context.seed}, compute)
 

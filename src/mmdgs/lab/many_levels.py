@@ -37,7 +37,7 @@ from mmdgs.samplers import (
     gibbs_plan,
     heun_plan,
     langevin_plan,
-    run_plan,
+    run as run_chains,
 )
 from mmdgs.schedules import Levels, geometric
 from mmdgs.targets import GaussianMixture
@@ -94,11 +94,11 @@ def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:
 Make = Callable[[GaussianMixture, Levels], Plan]
 SAMPLERS: dict[str, tuple[str, str, Make]] = {
     "Langevin": (RED, "o-", lambda t, levels: langevin_plan(t.denoiser(), levels, rate=RATE)),
-    "Gibbs (paper)": (BLUE, "o-", lambda t, levels: gibbs_plan(t.denoiser(), _diagonal(t), levels, sweeps=SWEEPS)),
+    "Gibbs (paper)": (BLUE, "o-", lambda t, levels: gibbs_plan(_diagonal(t), levels, sweeps=SWEEPS)),
     "Gibbs, down first": (
         BLUE,
         "s--",
-        lambda t, levels: gibbs_plan(t.denoiser(), _diagonal(t), levels, sweeps=SWEEPS, noise_first=False),
+        lambda t, levels: gibbs_plan(_diagonal(t), levels, sweeps=SWEEPS, noise_first=False),
     ),
     "consistent annealing": (RED, "s--", lambda t, levels: consistent_plan(t.denoiser(), levels)),
     "ancestral, small": (GREY, "o-", lambda t, levels: fixed_variance_plan(t.denoiser(), levels)),
@@ -143,7 +143,7 @@ def _measured(context: Context, target: str, sampler: str, count: int, settings:
         plan = SAMPLERS[sampler][2](mixture, geometric(count, FIRST, LAST))
         chains = settings.chains * settings.groups
         x0 = mixture.noised(plan.start).sample((chains,), generator=seeded(context.seed + 1))
-        result = run_plan(plan, x0, seed=context.seed + 2, progress=None)
+        result = run_chains(plan, x0, seed=context.seed + 2, progress=None)
         values = {"evaluations": result.cost.evaluations, **_judged(mixture, result.state.x, settings, context.seed)}
         return Part(values | {"forwards": result.cost.forwards, "products": result.cost.products})
 

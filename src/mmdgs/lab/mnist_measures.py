@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import NonFiniteError
-from mmdgs.generation import sample
+from mmdgs.generation import generate
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.mnist_models import ENERGY, LEARNED, MnistSettings, Training
 from mmdgs.lab.mnist_yardstick import Yardstick, score
@@ -23,7 +23,9 @@ from mmdgs.moments import DiagonalMoments, Moments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import add_noise
 from mmdgs.posterior import Gaussian
+from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
+from mmdgs.samplers import single_level_plan
 
 METHODS = {"diagonal": "diagonal", "isotropic": "isotropic", "learned": "learned by KL"}
 """The posteriors compared: two from the energy trained by DSM, and a network trained by KL."""
@@ -94,17 +96,19 @@ def run_chains(
         posterior = posterior_of(training, method, settings.probes)
         label = None if quiet else f"chains, {METHODS[method]}, sigma {sigma:g}"
         try:
-            found = sample(
-                model, settings.chains, steps=settings.steps, posterior=posterior, keep=kept,
-                seed=context.seed + CHAIN_SEED, progress=label,
+            plan, config = single_level_plan(posterior, model.level, steps=settings.steps), model.config
+            found = generate(
+                Pretrained(posterior.denoiser, model.levels, config.shape, config.interval, model.network, ""),
+                plan, settings.chains, keep=kept, seed=context.seed + CHAIN_SEED, progress=label,
             )  # fmt: skip
         except NonFiniteError as error:
             return Part({"failed": str(error)})
-        if not torch.isfinite(found.x).all():
+        assert found.states is not None, "states were kept"
+        if not torch.isfinite(found.states).all():
             return Part({"failed": "states that are not finite"})
         return Part(
             {"failed": None, "repaired": found.repaired},
-            {"last": found.x[-1].clone(), "path": found.x[:, :SHOWN].clone()},
+            {"last": found.states[-1].clone(), "path": found.states[:, :SHOWN].clone()},
         )
 
     part = context.workspace.part(f"chains-{method}-{sigma:g}", asked, compute)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmdgs.compiled import fast_path
 from mmdgs.data import to_uint8
+from mmdgs.denoisers import Denoiser
 from mmdgs.generation import FitData, fitted_moments
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.sampler_cells import file_name
@@ -27,7 +28,7 @@ from mmdgs.posterior import Gaussian
 from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams, randn, uniforms
 from mmdgs.runtime import autocast, matmul_precision, progress_bar
-from mmdgs.samplers import Info, State, run_plan
+from mmdgs.samplers import Info, State, run
 from mmdgs.samplers.plans import single_level_plan
 
 DATA = "cifar10"
@@ -59,6 +60,10 @@ class _Noted:
 
     moments: Moments
     mean: Tensor | None = None
+
+    @property
+    def denoiser(self) -> Denoiser:
+        return self.moments.denoiser
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian:
         q = self.moments(x_t, level, generator=generator)
@@ -107,7 +112,9 @@ class Chains:
             for start in range(first, first + count, self.batch_size):
                 rows = min(self.batch_size, first + count - start)
                 place = slice(start - first, start - first + rows)
-                x0 = self._start(ROWS[row].start, rows, Streams(seed, rows, start)).to(self.context.device)
+                x0 = self._start(ROWS[row].start, rows, Streams(seed, rows, start, purpose="start")).to(
+                    self.context.device
+                )
 
                 def keep_state(step: int, draws: Tensor, means: Tensor, place: slice = place) -> None:
                     for i, t in enumerate(keep):
@@ -122,8 +129,7 @@ class Chains:
                 keep_state(0, x0, x0)
                 fast = contextlib.nullcontext() if self.context.quick else fast_path("auto")
                 with matmul_precision(how), autocast(how, self.context.device), fast:
-                    # The start took the numbers of another seed: none is used twice.
-                    run_plan(plan, x0, seed=seed + 1, first_chain=start, callback=note, progress=None)
+                    run(plan, x0, seed=seed, first_chain=start, callback=note, progress=None)
         return found
 
     def _start(self, start: str, rows: int, streams: Streams) -> Tensor:

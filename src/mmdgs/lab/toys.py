@@ -18,10 +18,10 @@ from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks import MLP
-from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, seeded
 from mmdgs.runtime import side_by_side
-from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, Run, run
+from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, Run, run, single_level_plan
 from mmdgs.training import TrainingSettings, train
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -152,7 +152,8 @@ def _start(one: Toy, chains: int, seed: int, device: torch.device) -> Tensor:
 
 def _run(fitted: Fitted, method: str, x0: Tensor, steps: int, seed: int, burn_in: int = 0) -> Run:
     label = f"{fitted.toy.title}: {METHODS[method]}"
-    return run(fitted.kernel(method), x0, [(LEVEL, CLEAN)] * steps, seed=seed, burn_in=burn_in, progress=label)
+    plan = single_level_plan(fitted.kernel(method), LEVEL, steps=steps)
+    return run(plan, x0, seed=seed, keep=range(burn_in + 1, steps + 1), progress=label)
 
 
 def single_chains(context: Context, fitted: Fitted, method: str, settings: ToySettings) -> Part:

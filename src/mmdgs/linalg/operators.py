@@ -14,9 +14,9 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,15 +136,10 @@ class Dense(Covariance):
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (B, d), the smallest first, and eigenvectors (B, d, d) of symmetric matrices (B, d, d)."""
     rows, d = matrix.shape[:2]
-    # On a GPU eigh waits for its own error code, which takes longer than the rest of a step and bars CUDA graphs.
-    if closed_form(d) and (matrix.device.type == "cuda" or rows >= CLOSED_FORM_ROWS):
+    # On a GPU eigh waits for its own error code, which takes longer than the rest of a step.
+    if d <= 2 and (matrix.device.type == "cuda" or rows >= CLOSED_FORM_ROWS):
         return (matrix[..., 0], torch.ones_like(matrix)) if d == 1 else _eigen_2x2(matrix)
     return torch.linalg.eigh(matrix)
-
-
-def closed_form(d: int) -> bool:
-    """Whether `eigen` knows a closed form for d x d matrices."""
-    return d <= 2
 
 
 def _eigen_2x2(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,30 +161,9 @@ def floored(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     return values.clamp(min=floor), (values < floor).flatten(1).to(values.dtype).mean(1)
 
 
-_unseen: ContextVar[list[Tensor] | None] = ContextVar("mmdgs_unseen", default=None)
-
-
-@contextlib.contextmanager
-def checks_deferred() -> Iterator[list[Tensor]]:
-    """Inside the block no check for finite values looks at a number; the list holds what is to be looked at afterwards.
-
-    To look is to wait for the device, which costs more than a small step, and cannot be part of a CUDA graph.
-    """
-    unseen: list[Tensor] = []
-    token = _unseen.set(unseen)
-    try:
-        yield unseen
-    finally:
-        _unseen.reset(token)
-
-
 def looks_finite(tensor: Tensor) -> bool:
     """Whether the sum is finite: one number to look at. A sum that overflows is to be looked into."""
-    unseen = _unseen.get()
-    if unseen is None:
-        return bool(torch.isfinite(tensor.sum()))
-    unseen.append(tensor)
-    return True
+    return math.isfinite(tensor.sum().item())
 
 
 def raise_non_finite(what: str, tensor: Tensor) -> None:

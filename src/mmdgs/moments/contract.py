@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.denoisers import Denoiser
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -34,15 +34,15 @@ FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 
 @runtime_checkable
 class Moments(Protocol):
-    """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes."""
+    """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes.
+
+    `denoiser` is its mean alone, without the cost of the covariance.
+    """
+
+    @property
+    def denoiser(self) -> Denoiser: ...
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
-
-
-def mean_of(moments: Moments, x_t: Tensor, level: NoiseLevel, *, generator: Generator) -> Tensor:
-    """The posterior's mean alone: by the estimator's denoiser where it has one, which spares the covariance."""
-    denoiser: Denoiser | None = getattr(moments, "denoiser", None)
-    return moments(x_t, level, generator=generator).mean if denoiser is None else denoise(denoiser, x_t, level)
 
 
 def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:

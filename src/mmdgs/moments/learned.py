@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Network, takes_level
+from mmdgs.denoisers import Denoiser, Network, takes_level
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.moments.contract import require_batch
 from mmdgs.noise import NoiseLevel, NoiseLevels
@@ -32,8 +32,21 @@ class LearnedMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
         spend(forwards=1)
+        mean, log_std = self._pair(x_t, level)
+        return Gaussian(mean, Diagonal((2 * log_std).exp()))
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """The mean alone."""
+        return self._mean
+
+    def _mean(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        return self._pair(x_t, level)[0]
+
+    def _pair(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation, each of x_t's shape."""
+        require_batch(x_t, level)
         out = self.network(x_t, level) if self.with_level else self.network(x_t)
         pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
         if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
@@ -42,5 +55,4 @@ class LearnedMoments:
                 f"the network must return (mean, log_std), each of shape {tuple(x_t.shape)}, "
                 f"or both along dimension 1; got {got}"
             )
-        mean, log_std = pair
-        return Gaussian(mean, Diagonal((2 * log_std).exp()))
+        return pair[0], pair[1]

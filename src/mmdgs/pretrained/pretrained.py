@@ -73,6 +73,12 @@ class Pretrained:
         self.network.to(device)
         return self
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; a network without weights is on the CPU."""
+        weights = next(self.network.parameters(), None)
+        return torch.device("cpu") if weights is None else weights.device
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the weights (names, shapes, types and bytes): what results that are kept are known by."""

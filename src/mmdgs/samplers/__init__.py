@@ -1,8 +1,8 @@
-"""Samplers: small step kernels, plans that say which kernel at which levels, and the one driver that runs them."""
+"""Samplers: small step kernels, plans that say which kernel at which levels, and the one runner."""
 
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
 from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
-from mmdgs.samplers.driver import Run, gibbs_chain, run, run_plan
+from mmdgs.samplers.driver import Run, gibbs_chain, run
 from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Info, Kernel, State
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
@@ -46,6 +46,5 @@ __all__ = [
     "heun_plan",
     "langevin_plan",
     "run",
-    "run_plan",
     "single_level_plan",
 ]

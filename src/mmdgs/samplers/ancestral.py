@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.moments import Moments, mean_of
+from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, randn_like
@@ -51,7 +51,7 @@ class Ancestral:
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         if following == CLEAN:
-            return State(finite(mean_of(self.moments, state.x, level, generator=generator))), {}
+            return State(finite(denoise(self.moments.denoiser, state.x, level))), {}
         q = self.moments(state.x, level, generator=generator)
         bridge = q.bridge(state.x, level, following)
         x, info = bridge.sample_with_info(generator=generator)

@@ -1,4 +1,4 @@
-"""Plans: which kernel at which pair of levels, from noise to clean data. A plan is data; the driver runs it.
+"""Plans: which kernel at which pair of levels, from noise to clean data. A plan is data; `run` takes chains along it.
 
 `levels` go from the noisiest to the cleanest (mmdgs.schedules). A plan's chains start from noise at its first level.
 """
@@ -40,6 +40,13 @@ class Plan:
     start: NoiseLevel
     steps: tuple[Step, ...]
 
+    @classmethod
+    def along(cls, kernel: Kernel, path: Sequence[tuple[NoiseLevel, NoiseLevel]]) -> Plan:
+        """One kernel along (level, following) pairs; chains start at the first level."""
+        if not path:
+            raise ValueError("a plan needs at least one pair of levels, got none")
+        return cls(path[0][0], tuple(Step(kernel, *pair) for pair in path))
+
     def noise(self, shape: Sequence[int], chains: int, *, generator: Generator, centre: float = 0.0) -> Tensor:
         """Where chains start: noise of the first level around the data's centre; (chains, *shape)."""
         return self.start.alpha * centre + self.start.sigma * randn((chains, *shape), torch.empty(0), generator)
@@ -58,7 +65,7 @@ def _ordered(levels: Sequence[NoiseLevel], least: int = 1) -> list[NoiseLevel]:
 def _down(kernel: Kernel, levels: Sequence[NoiseLevel]) -> Plan:
     """One step of a kernel for each pair of neighbours, and one to clean data."""
     found = _ordered(levels)
-    return Plan(found[0], tuple(Step(kernel, *pair) for pair in pairwise([*found, CLEAN])))
+    return Plan.along(kernel, list(pairwise([*found, CLEAN])))
 
 
 def _positive(name: str, value: int) -> None:
@@ -66,9 +73,7 @@ def _positive(name: str, value: int) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def gibbs_plan(
-    denoiser: Denoiser, moments: Moments, levels: Sequence[NoiseLevel], *, sweeps: int = 3, noise_first: bool = True
-) -> Plan:
+def gibbs_plan(moments: Moments, levels: Sequence[NoiseLevel], *, sweeps: int = 3, noise_first: bool = True) -> Plan:
     """Multi-level pseudo-Gibbs, the paper's Algorithm 2: `sweeps` up and down at each pair of levels, then D.
 
     As the paper has it every sweep begins with noise, though the state comes from the noisier level already. With
@@ -81,19 +86,21 @@ def gibbs_plan(
     first: Kernel = GibbsFromAbove(moments) if noise_first else Ancestral(moments)
     kernels = [first, *[Gibbs(moments)] * (sweeps - 1)]
     steps = [Step(kernel, *pair) for pair in pairwise(found) for kernel in kernels]
-    return Plan(found[0], (*steps, Step(Denoise(denoiser), found[-1], CLEAN)))
+    return Plan(found[0], (*steps, Step(Denoise(moments.denoiser), found[-1], CLEAN)))
 
 
-def single_level_plan(moments: Moments, level: NoiseLevel, *, steps: int, denoiser: Denoiser | None = None) -> Plan:
-    """Single-level pseudo-Gibbs: so many sweeps between one level and clean data.
+def single_level_plan(post: Moments | Kernel, level: NoiseLevel, *, steps: int, mean: bool = False) -> Plan:
+    """Single-level pseudo-Gibbs: so many sweeps between one level and clean data, by an estimator or a kernel.
 
-    With a denoiser the last sweep ends in the posterior's mean, not in a draw: no noise stays in the sample.
+    With `mean` the last sweep ends in the posterior's mean, not in a draw: no noise stays in the sample.
     """
     _positive("steps", steps)
-    walk = [Step(Gibbs(moments), level, CLEAN)] * steps
-    if denoiser is not None:
-        walk[-1] = Step(GibbsMean(denoiser), level, CLEAN)
-    return Plan(level, tuple(walk))
+    plan = Plan.along(post if isinstance(post, Kernel) else Gibbs(post), [(level, CLEAN)] * steps)
+    if not mean:
+        return plan
+    if isinstance(post, Kernel):
+        raise ValueError(f"mean=True needs a moments estimator, got the kernel {type(post).__name__}")
+    return Plan(level, (*plan.steps[:-1], Step(GibbsMean(post.denoiser), level, CLEAN)))
 
 
 def langevin_plan(

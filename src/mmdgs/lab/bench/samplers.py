@@ -26,7 +26,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Generator, randn_like, seeded
 from mmdgs.runtime import autocast, check_precision, matmul_precision
-from mmdgs.samplers import gibbs_plan, run_plan
+from mmdgs.samplers import gibbs_plan, run
 from mmdgs.training.job import new_model
 from mmdgs.training.recipe import Recipe
 
@@ -81,15 +81,13 @@ def sampler(
         raise UsageError(f"{model!r} was trained at one noise level; multi-level Gibbs needs a model of many")
     batch = batch or usual
     levels = exploding_levels(pretrained, 2 if quick else levels_count)
-    plan = gibbs_plan(
-        pretrained, DiagonalMoments(pretrained, probes=probes, design=Rademacher()), levels, sweeps=sweeps
-    )
+    plan = gibbs_plan(DiagonalMoments(pretrained, probes=probes, design=Rademacher()), levels, sweeps=sweeps)
     x0 = plan.noise(pretrained.shape, batch, generator=seeded(1)).to(device)
     generator = seeded(0, device=device)
 
     def ours() -> None:
         with matmul_precision(precision), autocast(precision, device), compiled_at_once(device):
-            run_plan(plan, x0, progress=None)
+            run(plan, x0, progress=None)
 
     steps = batch * sweeps * (len(levels) - 1)
     base, found = measure(
