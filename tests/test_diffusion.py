@@ -21,8 +21,8 @@ from test_pretrained import converted
 from torch import Tensor, nn
 
 import mmdgs
+from mmdgs.models.diffusers import from_pipeline
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained.diffusion import from_pipeline
 from mmdgs.randomness import seeded
 
 diffusers = pytest.importorskip("diffusers")
@@ -276,7 +276,7 @@ def test_a_pipeline_on_the_hub(flat: bool, folder: Path, monkeypatch: pytest.Mon
 
 def test_a_pipeline_saved_with_our_scheduler(tmp_path: Path) -> None:
     pipe = tiny_pipeline()
-    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe)
+    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
     pipe.save_pretrained(tmp_path)
     assert mmdgs.from_pretrained(tmp_path).levels == mmdgs.from_pretrained(tiny_pipeline()).levels
 

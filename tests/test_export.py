@@ -18,8 +18,8 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
+from mmdgs.models.conversion import export
 from mmdgs.models.model import RECIPES, SHIPPED
-from mmdgs.pretrained.export import export
 
 run = CliRunner().invoke
 ROOT = Path(__file__).parents[1]

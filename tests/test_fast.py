@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from nets import lively, tiny_unet
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from torch import Tensor, nn
 
 import mmdgs
@@ -34,10 +34,10 @@ from mmdgs.errors import UsageError
 from mmdgs.fast import fast_path
 from mmdgs.generation import generation
 from mmdgs.jacobians import linearised
+from mmdgs.models import from_pretrained
 from mmdgs.networks import MLP, NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.normalisation import group_norm
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.programs import Pure
 from mmdgs.randomness import randn, seeded, signs
 
@@ -75,10 +75,10 @@ class Edm(Small):
         return x / (1 + sigma**2) + sigma * self.layers(x)
 
 
-def pretrained_model() -> Pretrained:
+def pretrained_model() -> Model:
     model = many_level_model(SHAPE)
     model.network.double().requires_grad_(False)
-    return Pretrained.of(model)
+    return model
 
 
 DENOISERS: dict[str, Callable[[], Denoiser]] = {

@@ -13,8 +13,7 @@ from nets import tiny_pipeline
 from mmdgs import cli
 from mmdgs.generation import make_plan
 from mmdgs.lab import Context, Workspace, few_steps, sampler_cells
-from mmdgs.models import VARIANCE_RATIO
-from mmdgs.pretrained import from_pretrained
+from mmdgs.models import VARIANCE_RATIO, from_pretrained
 from mmdgs.samplers import run_plan
 from mmdgs.training import Recipe, TrainingSettings, train_model
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from nets import tiny_model
 from PIL import Image
-from pretrained_models import LEVELS, SHAPE, exact, many_level_model
+from toy_models import LEVELS, SHAPE, exact, many_level_model
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -31,8 +31,8 @@ from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.generation import Generated, Method, destinations, generate, make_plan
+from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.samplers import Plan, State
 
@@ -41,11 +41,11 @@ SHARED = Path(__file__).parents[2] / "shared" / "models" / "cifar10_ddpm_unet2d"
 COUNT, SIZE = 11, 3
 
 
-def plan_of(model: Pretrained, **settings: Any) -> Plan:
+def plan_of(model: Model, **settings: Any) -> Plan:
     return make_plan(Method("gibbs", sweeps=1, probes=2, **settings), model)
 
 
-def drawn(model: Pretrained | None = None, count: int = COUNT, **options: Any) -> Generated:
+def drawn(model: Model | None = None, count: int = COUNT, **options: Any) -> Generated:
     model = model or exact()
     plan = options.pop("plan", None) or plan_of(model)
     return generate(model, plan, count, progress=None, **{"batch_size": SIZE, "seed": 4, **options})
@@ -84,7 +84,7 @@ def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval()
 
     assert not torch.allclose(drawn(model, 5, start=elsewhere).x, found.x, atol=1e-2)
     assert asked == [(3, 0), (2, 3)]
-    shifted = Pretrained(model.denoiser, LEVELS, SHAPE, (2.0, 6.0), model.network, "")
+    shifted = Model(model, model.network, LEVELS, SHAPE, (2.0, 6.0))
     by_hand = samplers.run_plan(plan, start + 4, seed=5, progress=None)
     assert torch.allclose(drawn(shifted, 5, plan=plan).x, (by_hand.state.x - 2) / 4, atol=1e-6)
 
@@ -99,7 +99,7 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 
 
 def test_precision_is_the_networks_and_states_stay_in_float32(tmp_path: Path) -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     plan = make_plan(Method("ddim"), model)
     full, low = (drawn(model, 3, plan=plan, precision=name).x for name in ("float32", "bf16"))
     assert full is not None
@@ -193,8 +193,8 @@ class Stopping:
         return self.model(x_t, level)
 
     @property
-    def pretrained(self) -> Pretrained:
-        return Pretrained(self, LEVELS, SHAPE, (-1.0, 1.0), self.model.network, "a test")
+    def pretrained(self) -> Model:
+        return Model(self, self.model.network, LEVELS, SHAPE, (-1.0, 1.0), "a test")
 
 
 CALLS = len(LEVELS)
@@ -369,7 +369,7 @@ def test_a_refused_run_leaves_an_empty_folder_as_it_was(tmp_path: Path) -> None:
 
 def test_requests_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    points = Pretrained(exact().denoiser, LEVELS, (12,), (-1.0, 1.0), exact().network, "")
+    points = Model(exact(), exact().network, LEVELS, (12,), (-1.0, 1.0))
     for options, message in (
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

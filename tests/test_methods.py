@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pretrained_models import LEVELS, exact, of_levels
+from toy_models import LEVELS, exact, of_levels
 from torch import Tensor
 
 import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, make_plan, resolved
+from mmdgs.models import Model
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.noise import CLEAN, NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import Plan, State, run_plan
 
@@ -29,15 +29,15 @@ def ending(plan: Plan, shape: tuple[int, ...] = (3, 2, 2)) -> Tensor:
     return run_plan(plan, x0, seed=1, progress=None).state.x
 
 
-def clipped(model: Pretrained) -> ClippedDenoiser:
+def clipped(model: Model) -> ClippedDenoiser:
     return ClippedDenoiser(model, CLIPPED)
 
 
-def diagonal(model: Pretrained, probes: int = 3) -> mmdgs.DiagonalMoments:
+def diagonal(model: Model, probes: int = 3) -> mmdgs.DiagonalMoments:
     return mmdgs.DiagonalMoments(model, probes=probes)
 
 
-Written = Callable[[Pretrained], Plan]
+Written = Callable[[Model], Plan]
 PLANS: dict[str, tuple[Method, Written]] = {
     "gibbs": (Method("gibbs"), lambda m: samplers.gibbs_plan(m, diagonal(m), LEVELS, sweeps=3)),
     "gibbs, settings": (
@@ -250,7 +250,7 @@ def test_ddim_and_ancestral_sampling_are_those_of_diffusers() -> None:
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 MANY, ONE = of_levels(DDPM), of_levels((NoiseLevel(sigma=0.5),))
-REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
+REFUSED: dict[str, tuple[Model, dict[str, object], str]] = {
     "unknown sampler": (
         MANY,
         {"sampler": "gibs"},
@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
-def test_what_does_not_apply_is_refused_by_name(case: tuple[Pretrained, dict[str, object], str]) -> None:
+def test_what_does_not_apply_is_refused_by_name(case: tuple[Model, dict[str, object], str]) -> None:
     model, settings, message = case
     with pytest.raises(UsageError, match=re.escape(message)):
         make_plan(Method(**settings), model)

@@ -11,6 +11,7 @@ import huggingface_hub
 import numpy
 import pytest
 import torch
+from mmdgs.pretrained.levels import LevelScale
 from nets import lively, tiny_model
 from shared import NCSNV2, needs_ncsnv2
 from test_models import Bomb, refused
@@ -22,7 +23,6 @@ from mmdgs import cli
 from mmdgs.models import Model, ModelConfig
 from mmdgs.networks import NCSNv2, preset
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained.levels import LevelScale
 from mmdgs.randomness import seeded
 
 SIGMAS = [4.0, 1.0, 0.25]
@@ -256,7 +256,7 @@ def test_convert_writes_a_models_folder(words: list[str], ema: bool, checkpoint:
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     x, level = images(2, 1, 8, 8), NoiseLevel(sigma=1.0)
     expected, found = mmdgs.from_pretrained(checkpoint, ema=ema, size=8), mmdgs.load(out)
-    assert torch.equal(found.denoiser(x, level), expected(x, level))
+    assert torch.equal(found(x, level), expected(x, level))
     assert mmdgs.from_pretrained(out).digest == expected.digest
     assert found.levels == expected.levels
     assert found.config.shape == (1, 8, 8)
@@ -371,7 +371,7 @@ def test_a_model_is_a_denoiser_at_its_level_and_at_that_level_rescaled() -> None
     model = tiny_model()
     found, x = mmdgs.from_pretrained(model), images(2, 1, 8, 8)
     assert (found.levels, found.shape, found.interval) == ((model.level,), (1, 8, 8), (0.0, 1.0))
-    expected = model.denoiser(x, model.level).detach()
+    expected = model.denoiser_of(model.network)(x, model.level).detach()
     torch.testing.assert_close(found(x, model.level), expected)
     torch.testing.assert_close(found(0.4 * x, NoiseLevel(alpha=0.4, sigma=0.2)), expected)
     with refused("trained at NoiseLevel(alpha=1.0, sigma=0.5) alone", "got NoiseLevel(alpha=1.0, sigma=0.6)"):
@@ -385,7 +385,7 @@ def test_between_levels_the_alpha_is_interpolated() -> None:
     found, x = mmdgs.from_pretrained(model), images(1, 1, 8, 8)
     ratio = (0.9 / 0.2 * 0.6 / 0.8) ** 0.5  # half way between the first two, in log
     alpha = (0.2 * 0.8) ** 0.5
-    expected = model.denoiser(alpha * x, NoiseLevel(alpha=alpha, sigma=alpha * ratio))
+    expected = model.denoiser_of(model.network)(alpha * x, NoiseLevel(alpha=alpha, sigma=alpha * ratio))
     torch.testing.assert_close(found(x, NoiseLevel(sigma=ratio)), expected)
 
 
@@ -405,7 +405,7 @@ def test_models_by_name_by_folder_and_on_the_hub(tmp_path: Path, monkeypatch: py
         mmdgs.from_pretrained(tmp_path, subfolder="someone"),
         mmdgs.from_pretrained("some/one", subfolder="someone"),
     ):
-        torch.testing.assert_close(found(x, level), model.denoiser(x, level).detach())
+        torch.testing.assert_close(found(x, level), model.denoiser_of(model.network)(x, level).detach())
     assert asked == [
         ("some/one", ["*.json"]),
         ("some/one", ["someone/model.safetensors", "someone/model-*-of-*.safetensors"]),
@@ -509,4 +509,4 @@ def test_a_configuration_of_ncsnv2_is_what_an_import_gives(checkpoint: Path) -> 
 
 
 def tiny_ncsnv2() -> Model:
-    return Model(ModelConfig("ncsnv2", "score", (1, 8, 8), {"width": 4}, sigmas=tuple(SIGMAS)))
+    return Model.build(ModelConfig("ncsnv2", "score", (1, 8, 8), {"width": 4}, sigmas=tuple(SIGMAS)))

@@ -26,7 +26,7 @@ def drawn(model: Model, chains: int, **options: object) -> Sampled:
 
 def points() -> Model:
     """An energy of points in the plane."""
-    return Model(ModelConfig("mlp", "energy", (2,), {"width": 8, "depth": 2}, sigma=0.5))
+    return Model.build(ModelConfig("mlp", "energy", (2,), {"width": 8, "depth": 2}, sigma=0.5))
 
 
 MODELS = {"images": tiny_model, "points": points, "heads": lambda: tiny_model("mean-std")}
@@ -86,13 +86,13 @@ def test_starts_are_uniform_for_images_and_normal_for_points() -> None:
 
 def test_another_posterior_in_place_of_the_models_own() -> None:
     model = tiny_model(isotropic_variance=0.01)
-    own, other = drawn(model, 2), drawn(model, 2, posterior=model.isotropic_posterior())
+    own, other = drawn(model, 2), drawn(model, 2, posterior=model.posterior("isotropic"))
     assert not torch.equal(own.x, other.x)
     # With hardly any variance a step from clean data adds noise and takes it away: the mean alone is left.
     still = tiny_model(isotropic_variance=1e-12)
-    x = drawn(still, 2, steps=1, posterior=still.isotropic_posterior(), seed=2).x[0]
+    x = drawn(still, 2, steps=1, posterior=still.posterior("isotropic"), seed=2).x[0]
     x_t = mmdgs.add_noise(start_from_noise((1, 8, 8), 2, seed=2), still.level, generator=Streams(3, 2))
-    torch.testing.assert_close(x, still.denoiser(x_t, still.level).detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(x, still(x_t, still.level).detach(), rtol=0, atol=1e-5)
 
 
 def test_repairs_are_counted_over_all_chains() -> None:
@@ -106,7 +106,7 @@ def test_repairs_are_counted_over_all_chains() -> None:
             return self.slope * x
 
     for slope, expected in ((3.0, 0.0), (-8.0, 1.0)):
-        model = Model(tiny_model("score").config, Linear(slope))
+        model = Model.build(tiny_model("score").config, Linear(slope))
         assert drawn(model, 5, steps=2, batch_size=2).repaired == pytest.approx(expected)
 
 
@@ -128,7 +128,7 @@ def test_requests_that_cannot_be(chains: int, options: dict[str, object], messag
 
 
 def test_a_classifier_cannot_be_sampled() -> None:
-    model = Model(ModelConfig("classifier", "classes", (1, 12, 12), {"width": 4}, classes=("a", "b")))
+    model = Model.build(ModelConfig("classifier", "classes", (1, 12, 12), {"width": 4}, classes=("a", "b")))
     with pytest.raises(UsageError, match="'classes' is no denoiser"):
         drawn(model, 1)
 

@@ -16,13 +16,13 @@ from torch import Tensor
 import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.linalg.operators import Diagonal
+from mmdgs.models.diffusers import schedule_levels
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained.diffusion import schedule_levels
 from mmdgs.randomness import seeded
 
 diffusers = pytest.importorskip("diffusers")
-MomentScheduler = mmdgs.pretrained.MomentScheduler
+MomentScheduler = mmdgs.interop.MomentScheduler
 
 
 def table(pipe: Any, relative: float) -> dict[NoiseLevel, float]:
@@ -150,7 +150,7 @@ def test_one_line_is_enough(pipeline: str) -> None:
     own = {"DDPMPipeline": diffusers.DDPMScheduler, "DDIMPipeline": diffusers.DDIMScheduler}[pipeline]()
     pipe = getattr(diffusers, pipeline)(unet, own)
     pipe.set_progress_bar_config(disable=True)
-    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe)
+    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
     images = drawn(pipe)
     assert images.shape == (2, 1, 8, 8)
     assert torch.isfinite(images).all()
@@ -240,7 +240,7 @@ import mmdgs
 assert "diffusers" not in sys.modules
 sys.modules["diffusers"] = None
 try:
-    mmdgs.pretrained.MomentScheduler
+    mmdgs.interop.MomentScheduler
 except mmdgs.UsageError as error:
     assert "pip install mmdgs[diffusers]" in str(error)
 else:

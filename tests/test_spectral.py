@@ -121,7 +121,7 @@ def test_ancestral_sampling_is_exact_in_any_number_of_steps(levels: int) -> None
 
     spectral = power(fitted(list(path)))
     torch.testing.assert_close(spectral, PRIOR, rtol=0.12, atol=2e-3)
-    pixels = power(mmdgs.IsotropicMoments.fit_errors(wiener, draws(4_000), path, generator=Streams(1, 4_000)))
+    pixels = power(mmdgs.IsotropicMoments.fit(wiener, draws(4_000), path, generator=Streams(1, 4_000)))
     assert pixels.flatten()[0] < 0.8 * PRIOR.flatten()[0]
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmdgs.generation.spectra import KNOTS, spectrum_files
+from mmdgs.generation.variances import variance_files
 from nets import random_images
 from PIL import Image
-from pretrained_models import LEVELS, SHAPE, Weights, many_level_model
+from toy_models import LEVELS, SHAPE, Weights, many_level_model
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,11 +23,9 @@ from mmdgs import cli, moments
 from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
 from mmdgs.generation import FitData, isotropic_moments, spectral_moments
-from mmdgs.generation.spectra import KNOTS, spectrum_files
-from mmdgs.generation.variances import variance_files
+from mmdgs.models import Model
 from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 
 run = CliRunner().invoke
@@ -59,7 +59,7 @@ class Counting:
         return level.alpha / 3 / (level.alpha**2 / 3 + level.sigma**2) * x_t
 
 
-def model(denoiser: Counting, source: str = "a test", interval: tuple[float, float] = (-1.0, 1.0)) -> Pretrained:
+def model(denoiser: Counting, source: str = "a test", interval: tuple[float, float] = (-1.0, 1.0)) -> Model:
     return Pretrained(denoiser, LEVELS, SHAPE, interval, Weights(), source)
 
 
@@ -72,7 +72,7 @@ def test_the_variances_are_those_of_the_data_in_the_models_interval(data: FitDat
     found = fitted(denoiser, LEVELS, data)
     x = 2 * midpoints(random_images(IMAGES, SHAPE)) - 1
     for level in LEVELS:
-        by_hand = mmdgs.IsotropicMoments.fit_errors(denoiser, x, level, generator=Streams(3, IMAGES))
+        by_hand = mmdgs.IsotropicMoments.fit(denoiser, x, level, generator=Streams(3, IMAGES))
         assert found.variances[level] == by_hand.variances[level]
     cleanest = LEVELS[-1]
     expected = cleanest.sigma**2 / 3 / (1 / 3 + cleanest.sigma**2)  # of a Gaussian of variance 1/3

@@ -7,6 +7,9 @@ from mmdgs import (
     evaluation as evaluation,
 )
 from mmdgs import (
+    interop as interop,
+)
+from mmdgs import (
     losses as losses,
 )
 from mmdgs import (
@@ -17,9 +20,6 @@ from mmdgs import (
 )
 from mmdgs import (
     networks as networks,
-)
-from mmdgs import (
-    pretrained as pretrained,
 )
 from mmdgs import (
     samplers as samplers,
@@ -76,13 +76,22 @@ from mmdgs.generation import (
     sample as sample,
 )
 from mmdgs.models import (
+    FitData as FitData,
+)
+from mmdgs.models import (
     Model as Model,
 )
 from mmdgs.models import (
     ModelConfig as ModelConfig,
 )
 from mmdgs.models import (
+    from_pretrained as from_pretrained,
+)
+from mmdgs.models import (
     load as load,
+)
+from mmdgs.models import (
+    load_head as load_head,
 )
 from mmdgs.models import (
     save as save,
@@ -124,6 +133,9 @@ from mmdgs.noise import (
     CLEAN as CLEAN,
 )
 from mmdgs.noise import (
+    LevelTable as LevelTable,
+)
+from mmdgs.noise import (
     NoiseLevel as NoiseLevel,
 )
 from mmdgs.noise import (
@@ -134,15 +146,6 @@ from mmdgs.noise import (
 )
 from mmdgs.posterior import (
     Gaussian as Gaussian,
-)
-from mmdgs.pretrained import (
-    Pretrained as Pretrained,
-)
-from mmdgs.pretrained import (
-    from_pretrained as from_pretrained,
-)
-from mmdgs.pretrained import (
-    load_head as load_head,
 )
 from mmdgs.randomness import (
     Streams as Streams,

@@ -26,14 +26,13 @@ from mmdgs.data import ImageSet, midpoints, spread, to_uint8
 from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.generation import Method, generate, make_plan, start_from_noise
-from mmdgs.generation.variances import FIT_IMAGES
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
 from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import DENOISERS, MEAN_STD, Model
+from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.moments import IsotropicMoments
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.training.settings import TrainingSettings
@@ -113,10 +112,9 @@ class SampleWatcher:
         def start(chains: int, first: int) -> Tensor:
             return start_from_noise(model.config.shape, chains, seed=seed, first_chain=first)
 
-        pretrained = self._pretrained()
         found = generate(
-            pretrained,
-            self._chain() if single else make_plan(Method("heun", steps=LEVELS), pretrained),
+            model,
+            self._chain() if single else make_plan(Method("heun", steps=LEVELS), model),
             self.count,
             seed=seed,
             batch_size=self.settings.batch_size,
@@ -128,16 +126,6 @@ class SampleWatcher:
         assert found.x is not None, "nothing was written"
         return found.x
 
-    def _pretrained(self) -> Pretrained:
-        model = self.model
-        if model.config.param != MEAN_STD:
-            return Pretrained.of(model)
-        mean = model.posterior()
-        config = model.config
-        return Pretrained(
-            lambda x_t, level: mean(x_t, level).mean, model.levels, config.shape, config.interval, model.network, ""
-        )
-
     def _chain(self) -> Plan:
         """Gibbs sweeps at the model's one level, the last of which gives the mean in place of a draw."""
         model, level = self.model, self.model.level
@@ -147,8 +135,8 @@ class SampleWatcher:
         chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
         x = midpoints(chosen.images.to(device))
         streams = Streams(self.settings.seed + SEED, len(x))
-        moments = IsotropicMoments.fit_errors(model.denoiser, x, level, generator=streams)
-        return single_level_plan(moments, level, steps=SWEEPS, denoiser=model.denoiser)
+        moments = IsotropicMoments.fit(model, x, level, generator=streams)
+        return single_level_plan(moments, level, steps=SWEEPS, denoiser=model)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:
         device = self.images.images.device

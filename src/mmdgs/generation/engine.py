@@ -26,7 +26,7 @@ from mmdgs.errors import UsageError
 from mmdgs.fast import fast_path
 from mmdgs.generation.chains import BATCH_NUMBERS
 from mmdgs.generation.writers import Destination, destination
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import Model
 from mmdgs.randomness import Streams
 from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar
 from mmdgs.samplers import Info, Plan, Run, State, run_plan
@@ -81,7 +81,7 @@ class _Engine:
     """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
 
     def __init__(
-        self, pretrained: Pretrained, plan: Plan, seed: int, start: Start | None, precision: str, fast: str | None
+        self, pretrained: Model, plan: Plan, seed: int, start: Start | None, precision: str, fast: str | None
     ) -> None:
         self.pretrained, self.plan, self.seed, self.precision = pretrained, plan, seed, precision
         self.fast = fast
@@ -139,7 +139,7 @@ class _Engine:
 
 
 def generate(
-    pretrained: Pretrained,
+    pretrained: Model,
     plan: Plan,
     count: int,
     *,
@@ -199,14 +199,14 @@ def _path(fast: bool | None, steps: int, device: torch.device) -> str | None:
     return ("now" if device.type == "cuda" else None) if wanted else "never"
 
 
-def device_of(pretrained: Pretrained) -> torch.device:
+def device_of(pretrained: Model) -> torch.device:
     """Where a model's weights are; one without weights is on the CPU."""
     weights = next(pretrained.network.parameters(), None)
     return torch.device("cpu") if weights is None else weights.device
 
 
 def _check(
-    pretrained: Pretrained, count: int, batch_size: int | None, out: Path | None, accelerator: Accelerator | None
+    pretrained: Model, count: int, batch_size: int | None, out: Path | None, accelerator: Accelerator | None
 ) -> None:
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value is not None and value < 1:
@@ -261,7 +261,7 @@ def plan_digest(plan: Plan) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _settings(pretrained: Pretrained, plan: Plan, count: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(pretrained: Model, plan: Plan, count: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What samples depend on: a run goes on only where all of it agrees."""
     found = {"model": pretrained.digest, "count": count, "seed": seed, "plan": plan_digest(plan), **settings}
     return json.loads(json.dumps(found))  # as it will be read back

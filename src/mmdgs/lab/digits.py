@@ -44,7 +44,7 @@ def run(context: Context) -> Outcome:
 def _chains(context: Context, kind: str) -> Part:
     def compute() -> Part:
         model = load("mnist", device=context.device)
-        post = model.posterior(probes=SETTINGS.probes) if kind == "diagonal" else model.isotropic_posterior()
+        post = model.posterior(probes=SETTINGS.probes) if kind == "diagonal" else model.posterior("isotropic")
         drawn = sample(model, SETTINGS.chains, steps=SETTINGS.steps, posterior=post, seed=context.seed)
         return Part({"repaired": drawn.repaired}, {"x": drawn.x[0]})
 

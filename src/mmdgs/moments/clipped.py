@@ -33,10 +33,9 @@ class ClippedMoments:
     interval: tuple[float, float]
 
     @property
-    def denoiser(self) -> ClippedDenoiser | None:
-        """The mean alone, where the estimator has a denoiser."""
-        inner: Denoiser | None = getattr(self.moments, "denoiser", None)
-        return None if inner is None else ClippedDenoiser(inner, self.interval)
+    def denoiser(self) -> ClippedDenoiser:
+        """The mean alone."""
+        return ClippedDenoiser(self.moments.denoiser, self.interval)
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None

@@ -34,7 +34,13 @@ FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 
 @runtime_checkable
 class Moments(Protocol):
-    """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes."""
+    """A moments estimator: x_t (B, ...) -> Gaussian over x. The generator is used by those that draw probes.
+
+    `denoiser` gives the mean alone.
+    """
+
+    @property
+    def denoiser(self) -> Denoiser: ...
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
 

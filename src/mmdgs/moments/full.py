@@ -53,6 +53,11 @@ class ExactMoments:
     mixture: GaussianMixture
     floor: float = FLOOR  # rounding alone can make an eigenvalue negative
 
+    @property
+    def denoiser(self) -> Denoiser:
+        """The mixture's exact denoiser."""
+        return self.mixture.denoiser()
+
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:

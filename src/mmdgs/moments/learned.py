@@ -17,11 +17,8 @@ from mmdgs.randomness import Generator
 
 
 @dataclass(frozen=True)
-class LearnedMoments:
-    """A network that predicts the mean and the log standard deviation (Bengio et al., 2013; losses.kl).
-
-    The network returns the pair (mean, log_std), or one tensor with both along dimension 1.
-    """
+class LearnedMean:
+    """The mean of a network that predicts (mean, log_std): a denoiser."""
 
     network: Network
     with_level: bool = field(init=False)
@@ -29,11 +26,11 @@ class LearnedMoments:
     def __post_init__(self) -> None:
         object.__setattr__(self, "with_level", takes_level(self.network))
 
-    def __call__(
-        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
-    ) -> Gaussian:
-        require_batch(x_t, level)
-        spend(forwards=1)
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
+        return self.both(x_t, level)[0]
+
+    def both(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> tuple[Tensor, Tensor]:
+        """The network's mean and log standard deviation."""
         out = self.network(x_t, level) if self.with_level else self.network(x_t)
         pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
         if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
@@ -42,5 +39,26 @@ class LearnedMoments:
                 f"the network must return (mean, log_std), each of shape {tuple(x_t.shape)}, "
                 f"or both along dimension 1; got {got}"
             )
-        mean, log_std = pair
+        return pair[0], pair[1]
+
+
+@dataclass(frozen=True)
+class LearnedMoments:
+    """A network that predicts the mean and the log standard deviation (Bengio et al., 2013; losses.kl).
+
+    The network returns the pair (mean, log_std), or one tensor with both along dimension 1.
+    """
+
+    network: Network
+    denoiser: LearnedMean = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "denoiser", LearnedMean(self.network))
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
+    ) -> Gaussian:
+        require_batch(x_t, level)
+        spend(forwards=1)
+        mean, log_std = self.denoiser.both(x_t, level)
         return Gaussian(mean, Diagonal((2 * log_std).exp()))
