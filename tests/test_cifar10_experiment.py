@@ -11,8 +11,8 @@ import pytest
 import torch
 from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import lively, tiny_model
-from toy_models import many_level_model
 from shared import cifar10_test_images, needs_cifar10_files
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, load, save

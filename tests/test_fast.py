@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from nets import lively, tiny_unet
-from toy_models import many_level_model
 from torch import Tensor, nn
+from toy_models import many_level_model
 
 import mmdgs
 from mmdgs import fast, programs

@@ -21,8 +21,8 @@ import pytest
 import torch
 from nets import tiny_model
 from PIL import Image
-from toy_models import LEVELS, SHAPE, exact, many_level_model
 from torch import Tensor
+from toy_models import LEVELS, SHAPE, exact, many_level_model
 from typer.testing import CliRunner
 
 import mmdgs

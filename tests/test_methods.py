@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from toy_models import LEVELS, exact, of_levels
 from torch import Tensor
+from toy_models import LEVELS, exact, of_levels
 
 import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, make_plan, resolved
-from mmdgs.models import Model
+from mmdgs.models import FitData, Model, covariances
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import Plan, State, run_plan
 
@@ -111,20 +111,21 @@ def test_each_case_above_is_another_sampler() -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
 
 
-def test_isotropic_takes_the_variances_it_is_given() -> None:
-    model, asked = exact(), []
+def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked, data = exact(), [], FitData("cifar10", 5)
+    fixed = mmdgs.IsotropicMoments(model, LevelTable.of(dict.fromkeys(LEVELS, 0.01)))
 
-    def fitted(covariance: str, levels: schedules.Levels) -> mmdgs.IsotropicMoments:
-        asked.append((covariance, levels))
-        return mmdgs.IsotropicMoments(model, dict.fromkeys(levels, 0.01))
+    def fitted(*given: object) -> mmdgs.IsotropicMoments:
+        asked.append(given)
+        return fixed
 
-    found = make_plan(Method("gibbs", covariance="isotropic"), model, fitted=fitted)
-    fixed = mmdgs.IsotropicMoments(model, dict.fromkeys(LEVELS, 0.01))
-    assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
-    assert asked == [("isotropic", LEVELS)]
     for covariance in ("isotropic", "spectral"):
-        with pytest.raises(UsageError, match=f"'{covariance}' needs its variances: give data"):
+        with pytest.raises(UsageError, match=f"no {covariance} variances are kept for a test"):
             make_plan(Method("gibbs", covariance=covariance), model)
+    monkeypatch.setattr(covariances, "isotropic_moments", fitted)
+    found = make_plan(Method("gibbs", covariance="isotropic"), model, data=data)
+    assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
+    assert asked == [(model, LEVELS, data)]
 
 
 def test_a_model_of_one_level_has_chains() -> None:

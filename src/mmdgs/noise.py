@@ -143,8 +143,12 @@ class LevelTable:
             raise ValueError(f"need ratios (K,) and as many values (K, ...), K at least 1, got {shapes}")
         if not ((self.ratios > 0) & self.ratios.isfinite()).all() or not (self.ratios.diff() > 0).all():
             raise ValueError("the ratios sigma / alpha must be positive and finite, and rise from one to the next")
-        if not ((self.values >= 0) & self.values.isfinite()).all():
-            raise ValueError("the values at levels must be finite, and none negative")
+        for ratio, row in zip(self.ratios, self.values, strict=True):
+            if not ((row >= 0) & row.isfinite()).all():
+                raise ValueError(
+                    f"the values at levels must be finite, and none negative; got {row.min():g} to {row.max():g} at "
+                    f"sigma / alpha {ratio:g}"
+                )
         self._positions: list[float] = self.ratios.log().tolist()
         self._rows: list[Any] = self.values.tolist() if self.values.ndim == 1 else list(self.values)
 
@@ -174,8 +178,7 @@ class LevelTable:
         if isinstance(level, NoiseLevels):
             return self._places((level.sigma.double() / level.alpha.double()).log())
         position = math.log(level.ratio)
-        if self.known_as:
-            self._warn_outside(position)
+        self._warn_outside(position)
         last = len(self._positions) - 1
         if last == 0:
             return 0.0
@@ -201,8 +204,8 @@ class LevelTable:
         return all(low <= math.log(level.ratio) <= high for level in levels)
 
     def _places(self, positions: Tensor) -> Tensor:
-        if self.known_as:
-            for end in (positions.min(), positions.max()):
+        if self.known_as is not None:
+            for end in positions.aminmax():
                 self._warn_outside(end.item())
         last = len(self._positions) - 1
         if last == 0:
@@ -214,7 +217,7 @@ class LevelTable:
 
     def _warn_outside(self, position: float) -> None:
         low, high = self._positions[0], self._positions[-1]
-        if low - SAME_LEVEL <= position <= high + SAME_LEVEL:
+        if self.known_as is None or low - SAME_LEVEL <= position <= high + SAME_LEVEL:
             return
         ends = (math.exp(position), self.known_as, math.exp(low), math.exp(high))
         logger.warning("sigma / alpha of %.4g lies outside what %s, %.4g to %.4g", *ends)

@@ -6,7 +6,7 @@ from mmdgs.models.fits import FitData
 from mmdgs.models.heads import load_head
 from mmdgs.models.loading import from_pretrained, load
 from mmdgs.models.model import CARD, CONFIG, Model, save
-from mmdgs.models.shipped import SHIPPED, shipped
+from mmdgs.models.shipped import SHIPPED, shipped_folder
 from mmdgs.models.weights import load_weights, read_weights, remove_weights, weights_digest
 
 __all__ = [
@@ -30,6 +30,6 @@ __all__ = [
     "read_weights",
     "remove_weights",
     "save",
-    "shipped",
+    "shipped_folder",
     "weights_digest",
 ]

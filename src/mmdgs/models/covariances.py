@@ -45,7 +45,8 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
 "diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
 
 FITTED: dict[str, tuple[str, ...]] = {"isotropic": ("data", "levels"), "spectral": ("data",)}
-"""Those that are estimated from data, and what more they take: one variance for all pixels, or one for each frequency."""
+"""Those that are estimated from data (one variance for all pixels, or one for each frequency), and what else they take.
+"""
 
 
 def own_covariance(model: Model) -> str:

@@ -31,7 +31,7 @@ from mmdgs.data.images import NAMES
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
-from mmdgs.models.shipped import shipped_folders
+from mmdgs.models.shipped import shipped_roots
 from mmdgs.moments import IsotropicMoments, SpectralMoments
 from mmdgs.moments.isotropic import FITTED_AT
 from mmdgs.moments.spectral import fitted_spectrum
@@ -173,6 +173,8 @@ class FitStore:
             place = self._destination(data, taken={file for file, key, _ in kept if key != data.key})
             with progress_bar(len(missing), progress, unit="level") as bar:
                 for level in missing:
+                    if table is not None and _holds(table, level):  # the same ratio, with another alpha
+                        continue
                     found = fit(x, level, Streams(data.seed, len(x), purpose="noise"))
                     table = self._added(table, level, torch.as_tensor(found, dtype=torch.float64))
                     if place is not None:
@@ -255,7 +257,7 @@ def _is_own_folder(model: Model) -> bool:
     """Whether a model's folder was given by its path: not one that ships, nor the hub's cache."""
     given = Path(model.source).expanduser().resolve()
     folder = model.folder.resolve() if model.folder else None
-    return folder is not None and folder.is_relative_to(given) and folder.parent not in shipped_folders()
+    return folder is not None and folder.is_relative_to(given) and folder.parent not in shipped_roots()
 
 
 def _is_writable(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from mmdgs.models.edm import from_edm
 from mmdgs.models.fits import FIT_FILES
 from mmdgs.models.model import CARD, CONFIG, Model
 from mmdgs.models.ncsnv2 import read_ncsnv2
-from mmdgs.models.shipped import shipped
+from mmdgs.models.shipped import shipped_folder
 from mmdgs.models.weights import SHARDS, WEIGHTS, load_weights, read_weights
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt")
@@ -100,7 +100,7 @@ def _from_name(name: str, ema: bool, subfolder: str | None, size: int | None, hu
         raise UsageError(f"ema=False is for NCSNv2 checkpoints; {name!r} has one set of weights")
     if path.is_dir():
         return _from_folder(path / (subfolder or ""), name, size)
-    return _from_folder(shipped(name) or _fetched(name, subfolder or "", hub), name, size)
+    return _from_folder(shipped_folder(name) or _fetched(name, subfolder or "", hub), name, size)
 
 
 def _from_folder(folder: Path, source: str, size: int | None) -> Model:

@@ -21,17 +21,17 @@ RECIPES = {"cifar10": "cifar10.yaml", "cifar10-score": "cifar10-score.yaml", "ce
 """What trains those that may be absent, in recipes/ of the source tree."""
 
 
-def shipped_folders() -> list[Path]:
+def shipped_roots() -> list[Path]:
     """Where models that ship may be: inside the package, or beside `src` in a source tree."""
     here = Path(__file__).resolve().parents[1]
     return [here / "weights", here.parents[1] / "weights"]
 
 
-def shipped(name: str) -> Path | None:
+def shipped_folder(name: str) -> Path | None:
     """The folder of a model that comes with the package."""
     if name not in SHIPPED or Path(name).is_dir():
         return None
-    for root in shipped_folders():
+    for root in shipped_roots():
         if (root / SHIPPED[name] / "config.json").is_file():
             return root / SHIPPED[name]
     said = f"the weights of {name!r} did not come with this installation"
