@@ -16,8 +16,8 @@ import torch
 from nets import tiny_diffusers_unet, tiny_pipeline
 from safetensors.torch import load_file, save_file
 from shared import CIFAR10_DDPM, needs_cifar10_ddpm
-from test_models import refused
 from test_loading import converted
+from test_models import refused
 from torch import Tensor, nn
 
 import mmdgs

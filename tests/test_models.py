@@ -329,8 +329,8 @@ def test_a_model_of_the_hub(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert mmdgs.load("someone/digits").config.trained_on == "digits"
     mmdgs.load("someone/digits", revision="v1")
-    first, then = ["*.json", "README.md"], ["isotropic", "model-*-of-*", "model", "spectral"]
-    files = (first, [f"{name}.safetensors" for name in then])
+    tensors = [f"{name}.safetensors" for name in ("isotropic", "model-*-of-*", "model", "spectral")]
+    files = (["*.json"], ["README.md", *tensors])
     assert asked == [("someone/digits", revision, some) for revision in (None, "v1") for some in files]
 
 

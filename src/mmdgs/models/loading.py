@@ -137,9 +137,9 @@ def read_model(folder: Path, source: str) -> Model:
 def _fetched(name: str, subfolder: str, hub: dict[str, Any]) -> Path:
     """The folder of a repository of the hub: first what it says of itself, then the weights that are needed."""
     inner = f"{subfolder}/" if subfolder else ""
-    folder = from_hub(name, ["*.json", inner + CARD], **hub) / subfolder
+    folder = from_hub(name, ["*.json"], **hub) / subfolder
     if _is_ours(folder):
-        from_hub(name, [inner + file for file in (WEIGHTS, SHARDS, *FIT_FILES)], **hub)
+        from_hub(name, [inner + file for file in (CARD, WEIGHTS, SHARDS, *FIT_FILES)], **hub)
         return folder
     network = diffusers.network_folder(folder)
     if network is not None:

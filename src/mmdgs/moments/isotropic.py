@@ -22,14 +22,14 @@ logger = logging.getLogger("mmdgs")
 
 FITTED_AT = "isotropic variances were fitted at"
 ROUNDING = 1e-5
-"""How far above the floor, relatively, a variance counts as lifted to it."""
+"""How far from the floor, relatively, a variance counts as lifted to it: logarithms are kept in float32."""
 
 
 @dataclass(frozen=True)
 class IsotropicMoments:
     """One variance per noise level, the same at every x_t (Bao et al., 2022; the paper's eq. isotropic:score).
 
-    Between the fitted levels the variance is interpolated. Variances are at least floor (sigma / alpha)^2.
+    Between the fitted levels the variance is interpolated. One at floor (sigma / alpha)^2 was lifted to it by the fit.
     """
 
     denoiser: Denoiser
@@ -110,7 +110,7 @@ class IsotropicMoments:
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)
-        least = self.floor * level.variance
-        variance = max(self.variances[level], least)
-        repaired = mean.new_ones(len(mean)) if variance <= least * (1 + ROUNDING) else None
+        least, variance = self.floor * level.variance, self.variances[level]
+        lifted = least > 0 and abs(variance - least) <= ROUNDING * least
+        repaired = mean.new_ones(len(mean)) if lifted else None
         return Gaussian(mean, Diagonal(mean.new_full((), variance).expand_as(mean)), repaired)
