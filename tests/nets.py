@@ -33,7 +33,7 @@ def tiny_model(param: str = "energy", shape: tuple[int, ...] = (1, 8, 8), **chan
     """A model that answers in a millisecond: a tiny U-Net with every weight drawn."""
     network, options = preset("unet-tiny")
     keys = {"network": network, "options": options, "param": param, "shape": shape, "sigma": 0.5, **changes}
-    model = Model(ModelConfig(**keys))
+    model = Model.build(ModelConfig(**keys))
     lively(model.network)
     model.network.eval()
     return model

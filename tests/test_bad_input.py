@@ -228,13 +228,6 @@ def test_data_to_fit_on(denoiser: mmdgs.Denoiser, data: Tensor, parts: list[str]
         mmdgs.IsotropicMoments.fit(denoiser, data, PLAIN, generator=seeded(0))
 
 
-def test_levels_that_were_not_fitted() -> None:
-    post = mmdgs.IsotropicMoments.fit(HALF, torch.ones(5, 2), PLAIN, generator=seeded(0))
-    other = NoiseLevel(sigma=0.123)
-    with refused("no isotropic variance was fitted at", str(other), "fitted:", str(PLAIN)):
-        post(torch.zeros(1, 2), other)
-
-
 # --- chains -----------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import lively, tiny_model
-from pretrained_models import many_level_model
 from shared import cifar10_test_images, needs_cifar10_files
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, load, save
@@ -26,7 +26,6 @@ from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
 from mmdgs.networks import preset
 from mmdgs.noise import CLEAN
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import Gibbs, State
 
@@ -40,7 +39,7 @@ TINY = replace(
 def classifier() -> Model:
     network, options = preset("classifier")
     config = ModelConfig(network, "classes", SHAPE, {**options, "width": 4, "features": 8}, classes=("cat", "dog"))
-    model = Model(config)
+    model = Model.build(config)
     lively(model.network)
     model.network.eval()
     return model
@@ -113,13 +112,13 @@ def test_more_images_reuse_the_blocks_that_are_there(
     assert rows == [4] * len(ROWS)
 
 
-def chains(tmp_path: Path, model: Pretrained, name: str, batch_size: int, block: int) -> Chains:
+def chains(tmp_path: Path, model: Model, name: str, batch_size: int, block: int) -> Chains:
     context = Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True)
     return Chains(context, model, 2, 4, batch_size, block, "float32")
 
 
 def test_chains_are_gibbs_sweeps_whatever_their_block(tmp_path: Path) -> None:
-    model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
+    model = tiny_model("score", SHAPE, sigma=0.3)
     found = chains(tmp_path, model, "a", 5, 5).states(PAPERS, 5, (0, 1, 3))
     cut = chains(tmp_path, model, "b", 2, 3).states(PAPERS, 5, (0, 1, 3))
     moments, level = DiagonalMoments(model, probes=2), model.levels[0]
@@ -143,7 +142,7 @@ def test_chains_are_gibbs_sweeps_whatever_their_block(tmp_path: Path) -> None:
 
 
 def test_other_rows_start_in_the_interval(tmp_path: Path) -> None:
-    model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
+    model = tiny_model("score", SHAPE, sigma=0.3)
     start = chains(tmp_path, model, "a", 5, 5).states(DIAGONAL, 5, (0, 1))[DRAWS][0].float() / 255
     assert start.mean().item() == pytest.approx(0.5, abs=5 * (1 / 12 / start.numel()) ** 0.5)
     assert start.std().item() == pytest.approx((1 / 12) ** 0.5, rel=0.05)
@@ -225,8 +224,8 @@ def test_the_model_of_many_levels_must_be_one(name: str, prepared: Context, tmp_
 
 
 def test_the_model_of_many_levels_is_the_one_that_ships(prepared: Context) -> None:
-    def beside(shape: tuple[int, ...]) -> Pretrained:
-        return Pretrained.of(tiny_model("score", shape, sigma=0.3))
+    def beside(shape: tuple[int, ...]) -> Model:
+        return tiny_model("score", shape, sigma=0.3)
 
     unnamed = replace(prepared, many=None)
     found = cifar10._many_model(unnamed, beside((3, 32, 32)))

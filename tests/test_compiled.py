@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from nets import lively, tiny_unet
-from pretrained_models import many_level_model
 from torch import Tensor, nn
+from toy_models import many_level_model
 
 import mmdgs
 from mmdgs import compiled, denoisers
@@ -35,9 +35,9 @@ from mmdgs.derivatives import group_norm
 from mmdgs.errors import UsageError
 from mmdgs.generation import engine
 from mmdgs.jacobians import linearised
+from mmdgs.models import from_pretrained
 from mmdgs.networks import MLP, NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import randn, seeded, signs
 
 SHAPE = (1, 6, 6)
@@ -74,10 +74,10 @@ class Edm(Small):
         return x / (1 + sigma**2) + sigma * self.layers(x)
 
 
-def pretrained_model() -> Pretrained:
+def pretrained_model() -> Model:
     model = many_level_model(SHAPE)
     model.network.double().requires_grad_(False)
-    return Pretrained.of(model)
+    return model
 
 
 DENOISERS: dict[str, Callable[[], Denoiser]] = {

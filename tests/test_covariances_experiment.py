@@ -10,7 +10,7 @@ import pytest
 import torch
 from image_experiments import concluded, picture_folder
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
@@ -52,7 +52,7 @@ def test_likelihoods_are_those_of_the_exact_posterior(monkeypatch: pytest.Monkey
 
 def test_they_do_not_depend_on_the_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = many_level_model(SHAPE)
-    moments = DiagonalMoments(model.denoiser, probes=2, floor=0.01)
+    moments = DiagonalMoments(model, probes=2, floor=0.01)
     x = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(0))
     whole = covariances.likelihoods(moments, x, model.levels[1], seed=3)
     monkeypatch.setattr(covariances, "ROWS", {"cpu": 2})

@@ -16,13 +16,13 @@ import torch
 from nets import tiny_diffusers_unet, tiny_pipeline
 from safetensors.torch import load_file, save_file
 from shared import CIFAR10_DDPM, needs_cifar10_ddpm
+from test_loading import converted
 from test_models import refused
-from test_pretrained import converted
 from torch import Tensor, nn
 
 import mmdgs
+from mmdgs.models.diffusers import from_pipeline
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained.diffusion import from_pipeline
 from mmdgs.randomness import seeded
 
 diffusers = pytest.importorskip("diffusers")
@@ -54,7 +54,7 @@ def edit(path: Path, **changes: object) -> None:
 # --- parity -----------------------------------------------------------------------------------------------------
 
 
-def ddim(found: mmdgs.Pretrained, x: Tensor, timesteps: list[int]) -> Tensor:
+def ddim(found: mmdgs.Model, x: Tensor, timesteps: list[int]) -> Tensor:
     """DDIM with eta = 0 (Song et al., 2021) on the means of a denoiser, which are clipped to the data's interval."""
     levels = [found.levels[-1 - t] for t in timesteps]
     for level, cleaner in zip(levels, [*levels[1:], None], strict=True):
@@ -155,7 +155,7 @@ class UNet2DModel(nn.Module):
         return (torch.cat([noise, 100 * noise], 1)[:, : self.config.out_channels],)
 
 
-def gaussian(outputs: int = 1) -> tuple[mmdgs.Pretrained, Any]:
+def gaussian(outputs: int = 1) -> tuple[mmdgs.Model, Any]:
     scheduler = diffusers.DDPMScheduler()
     network = UNet2DModel(scheduler.alphas_cumprod, outputs)
     return from_pipeline(network, scheduler, "a Gaussian"), network
@@ -276,7 +276,7 @@ def test_a_pipeline_on_the_hub(flat: bool, folder: Path, monkeypatch: pytest.Mon
 
 def test_a_pipeline_saved_with_our_scheduler(tmp_path: Path) -> None:
     pipe = tiny_pipeline()
-    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe)
+    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
     pipe.save_pretrained(tmp_path)
     assert mmdgs.from_pretrained(tmp_path).levels == mmdgs.from_pretrained(tiny_pipeline()).levels
 

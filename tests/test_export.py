@@ -18,8 +18,8 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
-from mmdgs.models.model import RECIPES, SHIPPED
-from mmdgs.pretrained.export import export
+from mmdgs.models.conversion import export
+from mmdgs.models.shipped import RECIPES, SHIPPED
 
 run = CliRunner().invoke
 ROOT = Path(__file__).parents[1]
@@ -81,9 +81,7 @@ def test_shards_are_in_the_hubs_convention(sharded: Path, model: Model) -> None:
 
 def test_shards_are_read_wherever_a_model_is(sharded: Path, model: Model, monkeypatch, tmp_path: Path) -> None:
     expected = rounded(model)
-    assert_weights(Model.from_pretrained(sharded).network, expected)
     assert_weights(mmdgs.load(sharded).network, expected)
-    assert_weights(mmdgs.from_pretrained(sharded).network, expected)
     result = run(cli.app, ["sample", str(sharded), "-n", "2", "--steps", "1", "--out", str(tmp_path / "x.npz")])
     assert result.exit_code == 0, result.output
     # From the hub, file by file as asked for.
@@ -141,7 +139,7 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
     shards(sharded)[1].unlink()
     count = len(shards(sharded)) + 1
     message = rf"lacks the shard model-00002-of-{count:05}\.safetensors \(1 of {count} are missing\)"
-    for read in (mmdgs.load, mmdgs.from_pretrained, Model.from_pretrained):
+    for read in (mmdgs.load, mmdgs.from_pretrained):
         with pytest.raises(UsageError, match=message):
             read(sharded)
 
@@ -190,11 +188,11 @@ def test_misuse_of_export_is_status_2(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert run(cli.app, ["export", str(folder), "--out", str(out), "--shard-mb", str(SHARD_MB)]).exit_code == 0
     refused("is not empty; use --overwrite")
-    (out / "isotropic.json").write_text("{}")  # variances of the old weights go with them
+    (out / "isotropic.safetensors").write_text("{}")  # variances of the old weights go with them
     result = run(cli.app, ["export", str(folder), "--out", str(out), "--overwrite"])
     assert result.exit_code == 0, result.output
     assert not shards(out)
-    assert not (out / "isotropic.json").exists()
+    assert not (out / "isotropic.safetensors").exists()
     (out / "checkpoints").mkdir()  # as a training run has them
     refused("holds more than a model (such as checkpoints)", "--overwrite")
 
@@ -204,7 +202,7 @@ def test_misuse_of_export_is_status_2(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_name_without_weights_says_how_to_get_them(name: str, monkeypatch, tmp_path: Path, sharded: Path) -> None:
-    monkeypatch.setattr("mmdgs.models.model.__file__", str(tmp_path / "src" / "mmdgs" / "models" / "model.py"))
+    monkeypatch.setattr("mmdgs.models.shipped.__file__", str(tmp_path / "src" / "mmdgs" / "models" / "shipped.py"))
     monkeypatch.chdir(tmp_path)
     message = f"the weights of '{name}' did not come with this installation, or are not trained yet"
     for read in (mmdgs.load, mmdgs.from_pretrained):

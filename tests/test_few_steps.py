@@ -13,8 +13,7 @@ from nets import tiny_pipeline
 from mmdgs import cli
 from mmdgs.generation import make_plan
 from mmdgs.lab import Context, Workspace, few_steps, sampler_cells
-from mmdgs.models import VARIANCE_RATIO
-from mmdgs.pretrained import from_pretrained
+from mmdgs.models import VARIANCE_RATIO, from_pretrained
 from mmdgs.samplers import run
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
@@ -47,7 +46,7 @@ def test_it_measures_every_row_and_resumes_without_work(
         assert by[f"diagonal, {design}", 5]["products"] == 4 * 3  # none for the last mean
     assert by["diagonal, Rademacher", 5]["value"] != by["diagonal, lattice", 5]["value"]
     assert by["isotropic", 5]["evaluations"] == by["DDIM", 5]["evaluations"] == by["Heun", 5]["evaluations"] == 5
-    assert (tmp_path / "cache" / "isotropic").is_dir() or (tmp_path / "model" / "isotropic.json").is_file()
+    assert (tmp_path / "cache" / "isotropic").is_dir() or (tmp_path / "model" / "isotropic.safetensors").is_file()
     assert "Isotropic is below small variance" in text
     assert "Diagonal, Rademacher is below isotropic" in text
     assert "Diagonal, lattice is below diagonal, Rademacher" in text

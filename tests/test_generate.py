@@ -24,8 +24,8 @@ import pytest
 import torch
 from nets import tiny_model
 from PIL import Image
-from pretrained_models import LEVELS, SHAPE, exact, many_level_model
 from torch import Tensor
+from toy_models import LEVELS, SHAPE, exact, many_level_model
 from typer.testing import CliRunner
 
 import mmdgs
@@ -35,9 +35,9 @@ from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.generation import Generated, Method, generate, make_plan, writers
 from mmdgs.generation.identity import plan_record
+from mmdgs.models import Model
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams, randn_like, seeded, uniforms
 from mmdgs.samplers import Plan, State
 
@@ -46,11 +46,11 @@ SHARED = Path(__file__).parents[2] / "shared" / "models" / "cifar10_ddpm_unet2d"
 COUNT, SIZE = 11, 3
 
 
-def plan_of(model: Pretrained, **settings: Any) -> Plan:
+def plan_of(model: Model, **settings: Any) -> Plan:
     return make_plan(Method("gibbs", sweeps=1, probes=2, **settings), model)
 
 
-def drawn(model: Pretrained | None = None, count: int = COUNT, **options: Any) -> Generated:
+def drawn(model: Model | None = None, count: int = COUNT, **options: Any) -> Generated:
     model = model or exact()
     plan = options.pop("plan", None) or plan_of(model)
     return generate(model, plan, count, progress=None, **{"batch_size": SIZE, "seed": 4, **options})
@@ -95,7 +95,7 @@ def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval()
 
     assert not torch.allclose(drawn(model, 5, start=elsewhere).x, found.x, atol=1e-2)
     assert asked == [(3, 0), (2, 3)]
-    shifted = Pretrained(model.denoiser, LEVELS, SHAPE, (2.0, 6.0), model.network, "")
+    shifted = Model(model, model.network, LEVELS, SHAPE, (2.0, 6.0))
     by_hand = samplers.run(plan, start + 4, seed=4, progress=None)
     assert torch.allclose(drawn(shifted, 5, plan=plan).x, (by_hand.x - 2) / 4, atol=1e-6)
 
@@ -134,10 +134,10 @@ def test_seeds_beyond_64_bits_are_refused(seed: int, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def one_level(shape: tuple[int, ...] = SHAPE, interval: tuple[float, float] = (-1.0, 1.0)) -> tuple[Pretrained, Plan]:
+def one_level(shape: tuple[int, ...] = SHAPE, interval: tuple[float, float] = (-1.0, 1.0)) -> tuple[Model, Plan]:
     """A model of one level that shrinks x_t by half, and three sweeps of it."""
     level = NoiseLevel(sigma=0.5)
-    model = Pretrained(lambda x_t, level: 0.5 * x_t, (level,), shape, interval, exact().network, "")
+    model = Model(lambda x_t, level: 0.5 * x_t, exact().network, (level,), shape, interval)
     return model, samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=3)
 
 
@@ -188,7 +188,7 @@ def test_a_callback_sees_every_step_of_every_batch() -> None:
 def test_repairs_are_counted_over_all_chains() -> None:
     level = NoiseLevel(sigma=0.5)
     for slope, expected in ((0.5, 0.0), (-0.5, 1.0)):  # a negative variance is lifted to the floor
-        model = Pretrained(lambda x_t, level, a=slope: a * x_t, (level,), SHAPE, (-1.0, 1.0), exact().network, "")
+        model = Model(lambda x_t, level, a=slope: a * x_t, exact().network, (level,), SHAPE, (-1.0, 1.0))
         plan = samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=2)
         assert drawn(model, 5, plan=plan, batch_size=2).repaired == pytest.approx(expected)
 
@@ -203,7 +203,7 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 
 
 def test_precision_is_the_networks_and_states_stay_in_float32(tmp_path: Path) -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     plan = make_plan(Method("ddim"), model)
     full, low = (drawn(model, 3, plan=plan, precision=name).x for name in ("float32", "bf16"))
     assert full is not None
@@ -297,8 +297,8 @@ class Stopping:
         return self.model(x_t, level)
 
     @property
-    def pretrained(self) -> Pretrained:
-        return Pretrained(self, LEVELS, SHAPE, (-1.0, 1.0), self.model.network, "a test")
+    def pretrained(self) -> Model:
+        return Model(self, self.model.network, LEVELS, SHAPE, (-1.0, 1.0), "a test")
 
 
 CALLS = len(LEVELS)
@@ -406,7 +406,7 @@ def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:
     assert images_in(tmp_path / "out") == before
 
 
-def fitted(model: Pretrained, **changes: float) -> mmdgs.IsotropicMoments:
+def fitted(model: Model, **changes: float) -> mmdgs.IsotropicMoments:
     variances = dict.fromkeys(LEVELS, 0.1) | {LEVELS[2]: changes.get("variance", 0.2)}
     return mmdgs.IsotropicMoments(model, variances)
 
@@ -590,7 +590,7 @@ def test_a_refused_run_leaves_an_empty_folder_as_it_was(tmp_path: Path) -> None:
 
 def test_requests_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    points = Pretrained(exact().denoiser, LEVELS, (12,), (-1.0, 1.0), exact().network, "")
+    points = Model(exact(), exact().network, LEVELS, (12,), (-1.0, 1.0))
     for options, message in (
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -19,7 +19,7 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
-from mmdgs.pretrained.export import export
+from mmdgs.models.conversion import export
 from mmdgs.randomness import Streams
 from mmdgs.training import ImageExamples, Recipe, Trainer, TrainingSettings, metrics, read_recipe, train_model
 from mmdgs.training.engine import RUN_SEED

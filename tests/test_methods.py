@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pretrained_models import LEVELS, exact, of_levels
 from torch import Tensor
+from toy_models import LEVELS, exact, of_levels
 
 import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, make_plan, resolved
+from mmdgs.models import FitData, Model, covariances
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.noise import CLEAN, NoiseLevel
-from mmdgs.pretrained import Pretrained
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import Plan, State, run
 
@@ -29,15 +29,15 @@ def ending(plan: Plan, shape: tuple[int, ...] = (3, 2, 2)) -> Tensor:
     return run(plan, x0, seed=1, progress=None).x
 
 
-def clipped(model: Pretrained) -> ClippedDenoiser:
+def clipped(model: Model) -> ClippedDenoiser:
     return ClippedDenoiser(model, CLIPPED)
 
 
-def diagonal(model: Pretrained, probes: int = 3) -> mmdgs.DiagonalMoments:
+def diagonal(model: Model, probes: int = 3) -> mmdgs.DiagonalMoments:
     return mmdgs.DiagonalMoments(model, probes=probes)
 
 
-Written = Callable[[Pretrained], Plan]
+Written = Callable[[Model], Plan]
 PLANS: dict[str, tuple[Method, Written]] = {
     "gibbs": (Method("gibbs"), lambda m: samplers.gibbs_plan(diagonal(m), LEVELS, sweeps=3)),
     "gibbs, settings": (
@@ -109,20 +109,21 @@ def test_each_case_above_is_another_sampler() -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
 
 
-def test_isotropic_takes_the_variances_it_is_given() -> None:
-    model, asked = exact(), []
+def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked, data = exact(), [], FitData("cifar10", 5)
+    fixed = mmdgs.IsotropicMoments(model, LevelTable.of(dict.fromkeys(LEVELS, 0.01)))
 
-    def fitted(covariance: str, levels: schedules.Levels) -> mmdgs.IsotropicMoments:
-        asked.append((covariance, levels))
-        return mmdgs.IsotropicMoments(model, dict.fromkeys(levels, 0.01))
+    def fitted(*given: object) -> mmdgs.IsotropicMoments:
+        asked.append(given)
+        return fixed
 
-    found = make_plan(Method("gibbs", covariance="isotropic"), model, fitted=fitted)
-    fixed = mmdgs.IsotropicMoments(model, dict.fromkeys(LEVELS, 0.01))
-    assert torch.equal(ending(found), ending(samplers.gibbs_plan(fixed, LEVELS, sweeps=3)))
-    assert asked == [("isotropic", LEVELS)]
     for covariance in ("isotropic", "spectral"):
-        with pytest.raises(UsageError, match=f"'{covariance}' needs its variances: give data"):
+        with pytest.raises(UsageError, match=f"no {covariance} variances are kept for a test"):
             make_plan(Method("gibbs", covariance=covariance), model)
+    monkeypatch.setattr(covariances, "isotropic_moments", fitted)
+    found = make_plan(Method("gibbs", covariance="isotropic"), model, data=data)
+    assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
+    assert asked == [(model, LEVELS, data)]
 
 
 def test_a_model_of_one_level_has_chains() -> None:
@@ -248,7 +249,7 @@ def test_ddim_and_ancestral_sampling_are_those_of_diffusers() -> None:
 # --- refusals ----------------------------------------------------------------------------------------------------
 
 MANY, ONE = of_levels(DDPM), of_levels((NoiseLevel(sigma=0.5),))
-REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
+REFUSED: dict[str, tuple[Model, dict[str, object], str]] = {
     "unknown sampler": (
         MANY,
         {"sampler": "gibs"},
@@ -292,7 +293,7 @@ REFUSED: dict[str, tuple[Pretrained, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
-def test_what_does_not_apply_is_refused_by_name(case: tuple[Pretrained, dict[str, object], str]) -> None:
+def test_what_does_not_apply_is_refused_by_name(case: tuple[Model, dict[str, object], str]) -> None:
     model, settings, message = case
     with pytest.raises(UsageError, match=re.escape(message)):
         make_plan(Method(**settings), model)

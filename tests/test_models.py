@@ -19,7 +19,8 @@ import mmdgs
 from mmdgs.denoisers import takes_level
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, locked, write_atomically
-from mmdgs.models import DENOISERS, PARAMS, Model, ModelConfig, SquaredErrorEnergy
+from mmdgs.models import DENOISERS, PARAMS, Model, ModelConfig
+from mmdgs.models.config import SquaredErrorEnergy
 from mmdgs.networks import PRESETS, build_network, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import seeded
@@ -54,16 +55,16 @@ def test_a_model_comes_back_as_it_was(folder: Path) -> None:
     assert found.level == NoiseLevel(sigma=0.5)
     for key, value in model.network.state_dict().items():
         assert torch.equal(found.network.state_dict()[key], value)
-    assert torch.equal(found.denoiser(X, found.level), model.denoiser(X, model.level).detach())
+    assert torch.equal(found(X, found.level), model(X, model.level).detach())
     assert not found.network.training
     assert not any(p.requires_grad for p in found.network.parameters())
-    q = found.isotropic_posterior()(X, found.level)
+    q = found.posterior("isotropic")(X, found.level)
     torch.testing.assert_close(q.cov.diagonal(), torch.full_like(X, 0.0625))
 
 
 def test_a_classifier_comes_back_with_its_classes(tmp_path: Path) -> None:
     config = ModelConfig("classifier", "classes", (1, 28, 28), {"width": 8}, classes=("cat", "dog", "owl"))
-    model = Model(config, seed=4)
+    model = Model.build(config, seed=4)
     found = mmdgs.load(model.save_pretrained(tmp_path / "a" / "b"))
     assert found.config == config
     x = torch.rand(2, 1, 28, 28, generator=seeded(0))
@@ -112,10 +113,12 @@ def test_saving_again_keeps_a_card_of_ones_own(folder: Path) -> None:
 def test_every_parametrisation_builds(param: str, conditional: bool, tmp_path: Path) -> None:
     if param == "classes":
         config = ModelConfig("classifier", param, (1, 12, 12), {"width": 4, "features": 4}, classes=("a", "b"))
-        model = Model(config)
+        model = Model.build(config)
         assert model.network.eval()(torch.rand(2, 1, 12, 12, generator=seeded(0))).shape == (2, 2)
         with refused("'classes' is no denoiser"):
             model.posterior()
+        with refused("'classes' is no denoiser", "model.network"):
+            model(torch.zeros(2, 1, 12, 12), NoiseLevel(sigma=0.5))
         with refused("no noise level"):
             _ = model.level
         return
@@ -131,15 +134,11 @@ def test_every_parametrisation_builds(param: str, conditional: bool, tmp_path: P
             model.posterior()
         return
     model = mmdgs.load(mmdgs.save(tiny_model(param, options=options), tmp_path))
-    q = model.posterior(probes=2)(X, model.level, generator=seeded(1))
+    q = model.posterior()(X, model.level, generator=seeded(1))
     assert q.mean.shape == X.shape
     assert q.cov.diagonal().shape == X.shape
     assert (q.mean - X).abs().max() > 1e-4
-    if param == "mean-std":
-        with refused("'mean-std' is no denoiser", "model.posterior()"):
-            _ = model.denoiser
-    else:
-        torch.testing.assert_close(model.denoiser(X, model.level), q.mean)
+    torch.testing.assert_close(model(X, model.level), q.mean)
 
 
 @pytest.mark.parametrize("conditional", [False, True])
@@ -201,7 +200,7 @@ MISTAKES = {
     "unknown option": ({"options": {"widht": 8}}, "no option 'widht' (did you mean 'width'?)"),
     "impossible option": ({"options": {"width": "wide"}}, "cannot be built", "wide"),
     "negative variance": ({"isotropic_variance": -0.1}, "config.json: isotropic_variance must be positive", "-0.1"),
-    "not ours": ({"mmdgs_format": None}, "no model of mmdgs"),
+    "not ours": ({"mmdgs_format": None}, "holds no model that is understood"),
     "of the future": ({"mmdgs_format": 99}, "no model of mmdgs"),
 }  # fmt: skip
 
@@ -313,8 +312,8 @@ def test_models_that_cannot_be(changes: dict[str, object], parts: list[str]) -> 
 
 
 def test_no_isotropic_variance() -> None:
-    with refused("holds no isotropic variance", "IsotropicMoments.fit"):
-        tiny_model().isotropic_posterior()
+    with refused("no isotropic variances are kept", "give the data"):
+        tiny_model().posterior("isotropic")
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------
@@ -329,10 +328,10 @@ def test_a_model_of_the_hub(folder: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert mmdgs.load("someone/digits").config.trained_on == "digits"
-    Model.from_pretrained("someone/digits", revision="v1")
-    files = ["README.md", "config.json", "model-*-of-*.safetensors", "model.safetensors"]
-    files += ["model.safetensors.index.json"]
-    assert asked == [("someone/digits", None, files), ("someone/digits", "v1", files)]
+    mmdgs.load("someone/digits", revision="v1")
+    tensors = [f"{name}.safetensors" for name in ("isotropic", "model-*-of-*", "model", "spectral")]
+    files = (["*.json"], ["README.md", *tensors])
+    assert asked == [("someone/digits", revision, some) for revision in (None, "v1") for some in files]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +358,7 @@ def test_names_that_are_no_folder_never_go_to_the_hub(name: str, monkeypatch, tm
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("mine")
-    with refused("there is no model folder"):
+    with refused("model is no checkpoint that can be read", "or a folder"):
         mmdgs.load(tmp_path / "model")
 
 
@@ -386,7 +385,7 @@ def test_pushing_uploads_the_files(monkeypatch) -> None:
 
 
 def test_a_model_that_ships_needs_its_weights(monkeypatch, tmp_path: Path, folder: Path) -> None:
-    monkeypatch.setattr("mmdgs.models.model.__file__", str(tmp_path / "src" / "mmdgs" / "models" / "model.py"))
+    monkeypatch.setattr("mmdgs.models.shipped.__file__", str(tmp_path / "src" / "mmdgs" / "models" / "shipped.py"))
     with refused("the weights of 'mnist' did not come with this installation"):
         mmdgs.load("mnist")
     (tmp_path / "weights").mkdir()

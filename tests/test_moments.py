@@ -11,10 +11,12 @@ from oracles import IMAGE, NETWORK_KINDS, PLAIN, exact_networks, linear_denoiser
 from torch import Tensor
 
 import mmdgs
-from mmdgs import jacobians, linalg, moments
+from mmdgs import jacobians, moments
+from mmdgs.linalg import operators
 from mmdgs.linalg.operators import Dense, Diagonal
+from mmdgs.moments import contract
 from mmdgs.networks import MLP
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.targets import GaussianMixture
 
 EXACT = {"rtol": 1e-8, "atol": 1e-8}
@@ -142,7 +144,7 @@ def test_isotropic_variance_is_the_mean_posterior_variance(paper: GaussianMixtur
 
     generator = torch.Generator().manual_seed(0)
     x = paper.sample((50_000,), generator=generator)
-    fitted = mmdgs.IsotropicMoments.fit(paper.denoiser(), x, level, generator=generator).variances[level]
+    fitted = mmdgs.IsotropicMoments.fit_by_score(paper.denoiser(), x, level, generator=generator).variances[level]
     # What is averaged is (sigma^2 / alpha)^2 |score|^2 / d; its spread over the same law gives the error.
     terms = (level.sigma**2 / level.alpha) ** 2 * paper.noised(level).score(points(paper, (2,), level, 50_000)).square()
     error = terms.mean(1).std().item() / math.sqrt(len(x))
@@ -154,7 +156,7 @@ def test_isotropic_variance_of_the_paper(paper: GaussianMixture, generator: torc
     # Published for the true density at sigma = 0.2: 0.02014; 200,000 points leave an error of about 5e-5.
     level = NoiseLevel(sigma=0.2)
     x = paper.sample((200_000,), generator=generator)
-    post = mmdgs.IsotropicMoments.fit(paper.denoiser(), x, level, generator=generator)
+    post = mmdgs.IsotropicMoments.fit_by_score(paper.denoiser(), x, level, generator=generator)
     assert post.variances[level] == pytest.approx(0.02014, abs=2.5e-4)
 
 
@@ -164,7 +166,7 @@ def test_isotropic_variance_by_errors_is_the_same_number_from_fewer_points(skewe
     x_t = points(skewed, (3,), level, 200_000)
     exact = skewed.posterior(x_t, level).covariance.diagonal(dim1=1, dim2=2).mean().item()
     spread = {}
-    for name in ("fit", "fit_errors"):
+    for name in ("fit", "fit_by_score"):
         found = []
         for seed in range(12):
             generator = torch.Generator().manual_seed(seed)
@@ -174,8 +176,8 @@ def test_isotropic_variance_by_errors_is_the_same_number_from_fewer_points(skewe
         values = torch.tensor(found)
         spread[name] = values.std().item()
         assert values.mean().item() == pytest.approx(exact, abs=5 * spread[name] / math.sqrt(12))
-    assert spread["fit_errors"] < 0.05 * spread["fit"]
-    assert spread["fit_errors"] < 0.05 * exact
+    assert spread["fit"] < 0.05 * spread["fit_by_score"]
+    assert spread["fit"] < 0.05 * exact
 
 
 @pytest.mark.parametrize("kind", NETWORK_KINDS)
@@ -187,17 +189,38 @@ def test_isotropic_variance_is_exact_for_a_gaussian(kind: str, level: NoiseLevel
     noisy = level.alpha**2 * s**2 + level.sigma**2
     other = NoiseLevel(sigma=2.0)
     post = mmdgs.IsotropicMoments.fit(exact_networks(target)[kind], x, [level, other], generator=generator)
-    # sigma^4 |score|^2 / d is sigma^4 / v times a chi-square mean over 240,000 numbers.
-    error = level.sigma**4 / level.alpha**2 / noisy * math.sqrt(2 / x.numel())
-    assert post.variances[level] == pytest.approx(s**2 * level.sigma**2 / noisy, abs=5 * error)
-    assert post.variances[other] == pytest.approx(
-        s**2 * 4 / (s**2 + 4), abs=5 * 16 / (s**2 + 4) * math.sqrt(2 / x.numel())
-    )
+    # A variance is a chi-square mean over 240,000 numbers; by the score it is sigma^4 / v times one.
+    relative = math.sqrt(2 / x.numel())
+    exact, exact_other = s**2 * level.sigma**2 / noisy, s**2 * 4 / (s**2 + 4)
+    assert post.variances[level] == pytest.approx(exact, rel=5 * relative)
+    assert post.variances[other] == pytest.approx(exact_other, rel=5 * relative)
+    by_score = mmdgs.IsotropicMoments.fit_by_score(exact_networks(target)[kind], x, level, generator=generator)
+    error = level.sigma**4 / level.alpha**2 / noisy * relative
+    assert by_score.variances[level] == pytest.approx(exact, abs=5 * error)
 
     x_t = points(target, IMAGE, level, rows=3)
     q = post(x_t, level)
     torch.testing.assert_close(q.mean, target.posterior(x_t, level).mean, **EXACT)
     assert torch.equal(q.cov.diagonal(), torch.full_like(x_t, post.variances[level]))
+
+
+def test_isotropic_variance_between_fitted_levels(caplog: pytest.LogCaptureFixture) -> None:
+    # Of N(0, s^2 I) the exact variance s^2 r / (s^2 + r), r = (sigma / alpha)^2, is nearly straight in logarithms.
+    s2, knots = 0.64, [NoiseLevel(sigma=0.1 * 1.3**i) for i in range(12)]
+    exact = {level: s2 * level.variance / (s2 + level.variance) for level in knots}
+    post = mmdgs.IsotropicMoments(lambda x_t, level: 0 * x_t, LevelTable.of(exact, "variances were fitted at"))
+    x_t = torch.zeros(3, 2, dtype=torch.float64)
+    for ratio in (0.1, 0.15, 0.4, 1.1):
+        for level in (NoiseLevel(sigma=ratio), NoiseLevel(alpha=0.5, sigma=0.5 * ratio)):
+            expected = s2 * ratio**2 / (s2 + ratio**2)
+            found = post(x_t, level).cov.diagonal()
+            torch.testing.assert_close(found, torch.full_like(x_t, expected), rtol=0.01, atol=0)
+    assert not caplog.records
+    for _ in range(2):
+        assert post(x_t, NoiseLevel(sigma=5.0)).cov.diagonal()[0, 0] == exact[knots[-1]]
+    assert [record.message for record in caplog.records] == [
+        "sigma / alpha of 5 lies outside what variances were fitted at, 0.1 to 1.792"
+    ]
 
 
 def test_isotropic_fit_does_not_depend_on_its_batches(
@@ -206,7 +229,7 @@ def test_isotropic_fit_does_not_depend_on_its_batches(
     x = skewed.sample((1000,), generator=generator)
     fits = []
     for rows in (4096, 7):
-        monkeypatch.setattr(moments, "FIT_ROWS", rows)
+        monkeypatch.setattr(contract, "FIT_ROWS", rows)
         seeded = torch.Generator().manual_seed(1)
         fits.append(mmdgs.IsotropicMoments.fit(skewed.denoiser(), x, level, generator=seeded).variances[level])
     assert fits[0] == pytest.approx(fits[1], rel=1e-12)
@@ -216,7 +239,7 @@ def test_isotropic_floor_is_never_silent(level: NoiseLevel, generator: torch.Gen
     # A mean far from x_t implies a score so large that the variance comes out negative.
     denoiser = mmdgs.clean_denoiser(lambda x: x - 100.0)
     with caplog.at_level(logging.WARNING, logger="mmdgs"):
-        post = mmdgs.IsotropicMoments.fit(denoiser, torch.zeros(10, 2), level, generator=generator)
+        post = mmdgs.IsotropicMoments.fit_by_score(denoiser, torch.zeros(10, 2), level, generator=generator)
     assert post.variances[level] == pytest.approx(moments.FLOOR * level.variance)
     assert "lifted to the floor" in caplog.text
 
@@ -335,7 +358,7 @@ def test_products_one_by_one_where_they_cannot_be_batched(make, level: NoiseLeve
 
 def test_a_covariance_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # 8 x 3072 x 3072 float32 numbers are 302 MB; four copies 1.2 GB.
-    monkeypatch.setattr(linalg, "available_memory", lambda device: 10**9)
+    monkeypatch.setattr(operators, "available_memory", lambda device: 10**9)
     counted = Counted(linear_denoiser(torch.eye(3072)))
     with pytest.raises(mmdgs.CovarianceTooLargeError) as caught:
         mmdgs.FullMoments(counted)(torch.zeros(8, 3, 32, 32), PLAIN)
@@ -348,9 +371,9 @@ def test_a_covariance_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_available_memory_is_known_on_linux() -> None:
-    free = linalg.available_memory(torch.device("cpu"))
+    free = operators.available_memory(torch.device("cpu"))
     assert free is None or 0 < free < 1 << 50
-    assert linalg.available_memory(torch.device("meta")) is None
+    assert operators.available_memory(torch.device("meta")) is None
 
 
 @pytest.mark.parametrize(
@@ -419,7 +442,7 @@ def test_true_moments_are_repaired_where_rounding_makes_them_negative() -> None:
 
 def test_an_isotropic_variance_below_the_floor_counts_as_repaired(generator: torch.Generator) -> None:
     x = torch.randn(100, 2, generator=generator)
-    steep = mmdgs.IsotropicMoments.fit(mmdgs.score_denoiser(lambda x: -9 * x), x, PLAIN, generator=generator)
+    steep = mmdgs.IsotropicMoments.fit_by_score(mmdgs.score_denoiser(lambda x: -9 * x), x, PLAIN, generator=generator)
     q = steep(x, PLAIN)
     assert (q.repaired == 1).all()
     torch.testing.assert_close(q.cov.diagonal(), torch.full_like(x, moments.FLOOR * PLAIN.variance))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from oracles import assert_moments
 
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise, transition
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel, NoiseLevels, add_noise, transition
 from mmdgs.targets import GaussianMixture
 
 CLEANER, NOISIER = NoiseLevel(alpha=0.9, sigma=0.3), NoiseLevel(alpha=0.6, sigma=0.8)
@@ -59,3 +61,69 @@ def test_wrong_order_is_refused(levels: tuple[NoiseLevel, NoiseLevel], generator
     start, level = levels
     with pytest.raises(ValueError, match=r"wrong order.*cleaner level \(smaller sigma / alpha\) first"):
         add_noise(torch.zeros(1, 2), level, generator=generator, start=start)
+
+
+# --- values by level --------------------------------------------------------------------------------------------
+
+RATIOS = [0.013, 0.7, 9.1]
+VALUES = [3.7e-5, 0.3, 0.11]
+
+
+def test_a_table_is_exact_where_it_is_known() -> None:
+    table = LevelTable(RATIOS, VALUES)
+    for ratio, value in zip(RATIOS, VALUES, strict=True):
+        assert table[NoiseLevel(sigma=ratio)] == value
+        assert table[NoiseLevel(alpha=0.25, sigma=0.25 * ratio)] == value
+    assert [table.place(NoiseLevel(sigma=ratio)) for ratio in RATIOS] == [0, 1, 2]
+
+
+def test_between_levels_a_table_is_straight_in_logarithms_and_beyond_them_constant() -> None:
+    table = LevelTable(RATIOS, VALUES)
+    for share in (0.1, 0.5, 0.8):
+        for low in (0, 1):
+            ratio = RATIOS[low] ** (1 - share) * RATIOS[low + 1] ** share
+            expected = (1 - share) * math.log(VALUES[low]) + share * math.log(VALUES[low + 1])
+            assert math.log(table[NoiseLevel(sigma=ratio)]) == pytest.approx(expected, rel=1e-12)
+            assert table.place(NoiseLevel(sigma=ratio)) == pytest.approx(low + share, rel=1e-12)
+    assert table[NoiseLevel(sigma=1e-5)] == VALUES[0]
+    assert table[NoiseLevel(sigma=1e5)] == VALUES[-1]
+    assert LevelTable(RATIOS[:1], VALUES[:1])[NoiseLevel(sigma=3.0)] == VALUES[0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_rows_of_a_table_are_its_levels_one_by_one(shape: tuple[int, ...], count: int) -> None:
+    values = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = LevelTable(RATIOS[:count], values)
+    levels = [NoiseLevel(sigma=ratio) for ratio in (0.001, 0.013, 0.2, 0.7, 5.0, 50.0)]
+    rows = NoiseLevels.of(levels, torch.empty(len(levels), 3, dtype=torch.float64))
+    each = torch.stack([torch.as_tensor(table[level], dtype=torch.float64) for level in levels])
+    torch.testing.assert_close(table[rows], each.reshape(len(levels), 1, *shape), rtol=1e-12, atol=0)
+
+
+def test_a_table_of_levels_in_any_order() -> None:
+    levels = {NoiseLevel(alpha=0.5, sigma=0.1): 2.0, NoiseLevel(sigma=4.0): 3.0, NoiseLevel(sigma=0.1): 1.0}
+    table = LevelTable.of(levels)
+    assert table.ratios.tolist() == [0.1, 0.2, 4.0]
+    assert all(table[level] == value for level, value in levels.items())
+    assert table.covers(list(levels))
+    assert not table.covers([NoiseLevel(sigma=5.0)])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "values", "message"),
+    [
+        ([], [], "K at least 1"),
+        ([1.0], [1.0, 2.0], r"got \(1,\) and \(2,\)"),
+        ([1.0, 0.5], [1.0, 1.0], "rise from one to the next"),
+        ([1.0, 1.0], [1.0, 1.0], "rise from one to the next"),
+        ([0.0], [1.0], "must be positive"),
+        ([math.inf], [1.0], "must be positive and finite"),
+        ([1.0], [-1.0], "none negative"),
+        ([1.0], [math.inf], "must be finite"),
+        ([1.0], [math.nan], "must be finite"),
+    ],
+)
+def test_what_is_no_table(ratios: list[float], values: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LevelTable(ratios, values)

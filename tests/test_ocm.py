@@ -284,7 +284,7 @@ def test_the_scale_is_measured() -> None:
         (((), (), ()), "ratios must be positive numbers"),
         (((1.0, 2.0), (1.0,), (1.0, 1.0)), "means must be positive numbers, one for each of 2 levels"),
         (((1.0,), (-1.0,), (1.0,)), "means must be positive"),
-        (((2.0, 1.0), (1.0, 1.0), (1.0, 1.0)), "must rise"),
+        (((2.0, 1.0), (1.0, 1.0), (1.0, 1.0)), "rise from one to the next"),
         (((1.0,), (1.0,), (1.0,), 0.0), "data_std must be positive and finite, got 0.0"),
     ],
     ids=["none", "too few", "negative", "order", "no spread"],

@@ -11,15 +11,14 @@ import pytest
 import torch
 from nets import random_images, tiny_model, tiny_pipeline
 from PIL import Image
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli, losses
 from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
-from mmdgs.models import Model
-from mmdgs.pretrained import from_pretrained, load_head
+from mmdgs.models import Model, from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded
 from mmdgs.training import Recipe, TrainingSettings, level_draw, metrics, read_recipe, train_model
 from mmdgs.training.heads import ocm_loss_of
@@ -71,7 +70,7 @@ def test_a_head_is_a_model_that_knows_its_denoiser(pictures: Path, denoiser: Pat
     q = mmdgs.OcmMoments(known, load_head(tmp_path / "head", known))(x_t, known.levels[0])
     torch.testing.assert_close(q.mean, known(x_t, known.levels[0]))
     assert (q.cov.diagonal() > 0).all()
-    fresh = Model(again.config)  # training did move the weights
+    fresh = Model.build(again.config)  # training did move the weights
     assert any(
         not torch.equal(a, b) for a, b in zip(fresh.network.parameters(), again.network.parameters(), strict=True)
     )
@@ -136,7 +135,7 @@ def test_images_are_brought_to_the_denoisers_interval_and_size(tmp_path: Path) -
 
 
 def test_points_have_perceptrons(tmp_path: Path) -> None:
-    model = Model(mmdgs.ModelConfig("mlp", "score", (2,), {"width": 8, "depth": 1}, sigma=0.5))
+    model = Model.build(mmdgs.ModelConfig("mlp", "score", (2,), {"width": 8, "depth": 1}, sigma=0.5))
     folder = mmdgs.save(model, tmp_path / "denoiser")
     options = {"model": "mlp", "network": {"width": 8, "depth": 1}, "limit": 50}
     head, _ = train_model(recipe(Path("rings"), folder, **options), tmp_path / "head", progress=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from nets import tiny_model, tiny_pipeline
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 
 import mmdgs
 from mmdgs.errors import UsageError
@@ -18,7 +18,6 @@ from mmdgs.lab import Context, Workspace, conclude, probe_errors, probes
 from mmdgs.lab.probe_errors import YARDSTICK, ProbeSettings, errors, jacobian, needed
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import seeded
 
 TINY = ProbeSettings(counts=(1, 2, 10), draws=3, digits=2, ratios=(0.7, 3.0), sampling_steps=2)
@@ -32,7 +31,7 @@ def context_in(folder: Path, *, resume: bool = False, **options: object) -> Cont
 @pytest.mark.parametrize("rows", [8, 7])
 def test_the_jacobian_is_the_denoisers_whole_or_its_middle(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_errors, "ROWS_AT_ONCE", {"cpu": rows, "cuda": rows})  # 7: the last rows are fewer
-    model = Pretrained.of(many_level_model((2, 8, 8)))
+    model = many_level_model((2, 8, 8))
     x_t = torch.randn(1, 2, 8, 8, generator=seeded(0))
     exact = mean_and_jacobian(model, x_t, LEVEL)[1][0]
     found = jacobian(model, x_t, LEVEL, None, "")

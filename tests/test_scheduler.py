@@ -16,13 +16,13 @@ from torch import Tensor
 import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.models.diffusers import schedule_levels
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained.diffusion import schedule_levels
 from mmdgs.randomness import seeded
 
 diffusers = pytest.importorskip("diffusers")
-MomentScheduler = mmdgs.pretrained.MomentScheduler
+MomentScheduler = mmdgs.interop.MomentScheduler
 
 
 def table(pipe: Any, relative: float) -> dict[NoiseLevel, float]:
@@ -91,7 +91,11 @@ def test_an_isotropic_table_gives_the_analytic_variance(kind: str) -> None:
     variances = table(pipe, 0.2)
     if kind == "few levels":  # the rest is interpolated, relative to (sigma / alpha)^2
         variances = dict(list(variances.items())[::111])
-    moments = mmdgs.IsotropicMoments(lambda x, level: x, variances) if kind == "IsotropicMoments" else variances
+    moments = (
+        mmdgs.IsotropicMoments(lambda x, level: x, LevelTable.of(variances))
+        if kind == "IsotropicMoments"
+        else variances
+    )
     scheduler = MomentScheduler.for_pipeline(pipe, moments=moments)
     scheduler.set_timesteps(10)
     x, out = (torch.randn(2, 1, 8, 8, generator=seeded(seed)) for seed in (0, 1))
@@ -150,7 +154,7 @@ def test_one_line_is_enough(pipeline: str) -> None:
     own = {"DDPMPipeline": diffusers.DDPMScheduler, "DDIMPipeline": diffusers.DDIMScheduler}[pipeline]()
     pipe = getattr(diffusers, pipeline)(unet, own)
     pipe.set_progress_bar_config(disable=True)
-    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe)
+    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
     images = drawn(pipe)
     assert images.shape == (2, 1, 8, 8)
     assert torch.isfinite(images).all()
@@ -222,9 +226,9 @@ def test_moments_that_are_none() -> None:
     pipe = tiny_pipeline()
     for moments, parts in (
         (3.0, ["moments must be a moments estimator, or a mapping", "3.0"]),
-        ({}, ["variances must be one finite number", "got none"]),
-        ({NoiseLevel(sigma=1.0): -1.0}, ["got -1.0 at NoiseLevel"]),
-        ({NoiseLevel(sigma=1.0): float("nan")}, ["got nan at NoiseLevel"]),
+        ({}, ["need a value at one level or more, got none"]),
+        ({NoiseLevel(sigma=1.0): -1.0}, ["none negative", "got -1 to -1 at sigma / alpha 1"]),
+        ({NoiseLevel(sigma=1.0): float("nan")}, ["must be finite", "got nan"]),
     ):
         with refused(*parts):
             MomentScheduler.for_pipeline(pipe, moments=moments)
@@ -240,7 +244,7 @@ import mmdgs
 assert "diffusers" not in sys.modules
 sys.modules["diffusers"] = None
 try:
-    mmdgs.pretrained.MomentScheduler
+    mmdgs.interop.MomentScheduler
 except mmdgs.UsageError as error:
     assert "pip install mmdgs[diffusers]" in str(error)
 else:
@@ -248,4 +252,4 @@ else:
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        mmdgs.pretrained.Nothing  # noqa: B018
+        mmdgs.interop.Nothing  # noqa: B018

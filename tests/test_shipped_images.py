@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli
 from mmdgs.data import load_images, midpoints
-from mmdgs.generation import spectral_moments
 from mmdgs.linalg.spectral import to_cosines
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
@@ -36,7 +35,7 @@ def x() -> Tensor:
 def denoised(model: Model, x: Tensor, sigma: float, told: float = 1.0) -> tuple[Tensor, Tensor]:
     x_t = x + sigma * randn_like(x, Streams(0, len(x)))
     with torch.no_grad():
-        return x_t, model.denoiser(x_t, NoiseLevel(sigma=told * sigma))
+        return x_t, model(x_t, NoiseLevel(sigma=told * sigma))
 
 
 @needs_cifar10_files
@@ -74,7 +73,7 @@ def test_it_sees_by_itself_how_noisy_an_image_is(model: Model, x: Tensor) -> Non
 def test_it_knows_its_errors(model: Model, x: Tensor) -> None:
     level = NoiseLevel(sigma=0.3)
     x_t, mean = denoised(model, x[:6], level.sigma)
-    q = mmdgs.DiagonalMoments(model.denoiser, probes=3)(x_t, level, generator=Streams(1, len(x_t)))
+    q = mmdgs.DiagonalMoments(model, probes=3)(x_t, level, generator=Streams(1, len(x_t)))
     torch.testing.assert_close(q.mean, mean, rtol=1e-4, atol=1e-4)
     ratio = (mean - x[:6]).square().mean() / q.cov.diagonal().mean()
     assert 0.8 < ratio < 1.25
@@ -86,7 +85,7 @@ def test_a_spectrum_is_that_of_the_errors(name: str, x: Tensor) -> None:
     level = NoiseLevel(sigma=0.3)
     _, mean = denoised(mmdgs.load(name), x, level.sigma)
     found = to_cosines(x - mean).square().mean(0)
-    kept = spectral_moments(mmdgs.from_pretrained(name)).at(level)
+    kept = mmdgs.load(name).posterior("spectral").variances[level]
     for part in (slice(0, 4), slice(4, 12), slice(12, 32)):  # of 48 numbers and more each, from 16 images
         ratio = found[:, part, part].mean() / kept[:, part, part].mean()
         assert 0.6 < ratio < 1.6

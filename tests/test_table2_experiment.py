@@ -11,7 +11,7 @@ import pytest
 import torch
 from image_experiments import concluded, picture_folder, use_fake_inception
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
@@ -21,7 +21,6 @@ from mmdgs.lab import Context, Workspace, sampler_cells, table2, table2_report
 from mmdgs.lab.sampler_cells import Cells, Judge, References
 from mmdgs.lab.workspace import Part
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import State
 from mmdgs.samplers.langevin import Langevin
@@ -152,7 +151,7 @@ def test_no_seed_is_begun_after_its_minutes_and_finished_rows_are_shown(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_the_images_are_those_of_each_seed_alone(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     cells = Cells(prepared, model, table2.DATA, 4, 3, "float32", 100)
 
     def images(seeds: list[int]) -> torch.Tensor:
@@ -184,7 +183,7 @@ def test_a_judge_reads_its_reference_once(prepared: Context, monkeypatch: pytest
 
 
 def test_a_stopped_cell_goes_on_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     references = References(str(picture_folder(tmp_path / "images")))
     device = torch.device("cpu")
 
@@ -226,7 +225,7 @@ def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
 
 
 def test_cells_come_cheapest_first() -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     cells = table2.wanted(model, 1.0, table2.Table2Settings())
     last = [(cell.row, cell.steps) for cell in cells[-4:]]
     assert last == [("Langevin", 232), ("Gibbs (paper)", 232), ("Gibbs, spectral", 232), ("Gibbs, down first", 56)]

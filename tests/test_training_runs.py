@@ -371,7 +371,10 @@ def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
     levels = level_draw(model.levels, draw)(x, streams)
     told = jittered(levels, 0.3, x, streams) if jitter else None
     weigh = mmdgs.losses.WEIGHTINGS[weighting]
-    expected = mmdgs.losses.dsm(model.denoiser, x, levels, generator=streams, weighting=weigh, told=told).mean().item()
+    expected = mmdgs.losses.dsm(
+        model.denoiser_of(model.network), x, levels, generator=streams, weighting=weigh, told=told
+    )
+    expected = expected.mean().item()
     assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]
 
 

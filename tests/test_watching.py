@@ -233,14 +233,14 @@ def test_a_chain_at_one_level_by_hand() -> None:
     watcher = watching.SampleWatcher(model, IMAGES, SETTINGS, None)
     x = midpoints(IMAGES.images)
     seed = watching.SEED
-    variance = IsotropicMoments.fit_errors(model.denoiser, x, model.level, generator=Streams(seed, len(x)))
+    variance = IsotropicMoments.fit(model, x, model.level, generator=Streams(seed, len(x)))
     assert variance.variances[model.level] > 0.01  # so that a draw is seen to differ from a mean
     start, streams = (Streams(seed, 6, purpose=purpose) for purpose in ("start", "steps"))
     state = State(uniforms((6, 1, 8, 8), torch.empty(0), start))
     for _ in range(2):
         state, _ = Gibbs(variance).step(state, model.level, CLEAN, generator=streams)
     x_t = mmdgs.add_noise(state.x, model.level, generator=streams)
-    torch.testing.assert_close(watcher._samples(), model.denoiser(x_t, model.level), rtol=0, atol=2e-5)
+    torch.testing.assert_close(watcher._samples(), model(x_t, model.level), rtol=0, atol=2e-5)
 
 
 # --- the recipes that come with the source ----------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from mmdgs import (
     data as data,
     evaluation as evaluation,
+    interop as interop,
     losses as losses,
     metrics as metrics,
     models as models,
     networks as networks,
-    pretrained as pretrained,
     samplers as samplers,
     schedules as schedules,
     targets as targets,
@@ -35,9 +35,12 @@ from mmdgs.generation import (
     generate as generate,
 )
 from mmdgs.models import (
+    FitData as FitData,
     Model as Model,
     ModelConfig as ModelConfig,
+    from_pretrained as from_pretrained,
     load as load,
+    load_head as load_head,
     save as save,
 )
 from mmdgs.moments import (
@@ -57,17 +60,13 @@ from mmdgs.moments.probes import (
 )
 from mmdgs.noise import (
     CLEAN as CLEAN,
+    LevelTable as LevelTable,
     NoiseLevel as NoiseLevel,
     NoiseLevels as NoiseLevels,
     add_noise as add_noise,
 )
 from mmdgs.posterior import (
     Gaussian as Gaussian,
-)
-from mmdgs.pretrained import (
-    Pretrained as Pretrained,
-    from_pretrained as from_pretrained,
-    load_head as load_head,
 )
 from mmdgs.randomness import (
     Streams as Streams,

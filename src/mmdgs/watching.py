@@ -26,14 +26,13 @@ from mmdgs.data import ImageSet, midpoints, spread, to_uint8
 from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.generation import Method, generate
-from mmdgs.generation.variances import FIT_IMAGES
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
 from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import DENOISERS, MEAN_STD, Model
+from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.moments import IsotropicMoments
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.samplers import Plan, single_level_plan
 from mmdgs.training.settings import TrainingSettings
@@ -110,7 +109,7 @@ class SampleWatcher:
         model, seed = self.model, self.settings.seed + SEED
         single = len(model.levels) == 1
         found = generate(
-            self._pretrained(),
+            model,
             self._chain() if single else Method("heun", steps=LEVELS),
             self.count,
             seed=seed,
@@ -122,13 +121,6 @@ class SampleWatcher:
         assert found.x is not None, "nothing was written"
         return found.x
 
-    def _pretrained(self) -> Pretrained:
-        model = self.model
-        if model.config.param != MEAN_STD:
-            return Pretrained.of(model)
-        mean, config = model.posterior().denoiser, model.config
-        return Pretrained(mean, model.levels, config.shape, config.interval, model.network, "")
-
     def _chain(self) -> Plan:
         """Gibbs sweeps at the model's one level, the last of which gives the mean in place of a draw."""
         model, level = self.model, self.model.level
@@ -138,7 +130,7 @@ class SampleWatcher:
         chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
         x = midpoints(chosen.images.to(device))
         streams = Streams(self.settings.seed + SEED, len(x))
-        moments = IsotropicMoments.fit_errors(model.denoiser, x, level, generator=streams)
+        moments = IsotropicMoments.fit(model, x, level, generator=streams)
         return single_level_plan(moments, level, steps=SWEEPS, mean=True)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:

@@ -9,10 +9,9 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.app import Debug, app, messages, output, plain_errors
+from mmdgs.models import load
+from mmdgs.models.conversion import convert as convert_checkpoint, export as export_model
 from mmdgs.models.weights import MEGABYTE
-from mmdgs.pretrained import from_pretrained
-from mmdgs.pretrained.conversion import convert as convert_checkpoint
-from mmdgs.pretrained.export import export as export_model
 
 
 @app.command()
@@ -28,9 +27,9 @@ def convert(
 ) -> None:
     """Convert an old pickled checkpoint to safetensors; nothing in the pickle is run."""
     with plain_errors(debug):
-        found = from_pretrained(convert_checkpoint(checkpoint, out, ema=not raw, size=size, overwrite=overwrite))
+        found = load(convert_checkpoint(checkpoint, out, ema=not raw, size=size, overwrite=overwrite))
         shape = "x".join(map(str, found.shape))
-        first, last = (level.sigma / level.alpha for level in (found.levels[0], found.levels[-1]))
+        first, last = found.levels[0].ratio, found.levels[-1].ratio
         messages.print(f"{len(found.levels)} levels, sigma / alpha {first:.4g} to {last:.4g}, images {shape}")
         output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 

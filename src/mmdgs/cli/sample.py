@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
 from rich.markup import escape
-from torch import Tensor
 
 from mmdgs.cli.app import (
     INTERRUPTED,
@@ -26,36 +24,22 @@ from mmdgs.cli.app import (
     plain_errors,
 )
 from mmdgs.data.pictures import image_grid, png
-from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
-from mmdgs.generation import (
-    FitData,
-    Generated,
-    Method,
-    fitted_moments,
-    generate,
-    make_plan,
-    resolved,
-)
-from mmdgs.generation.methods import CHAIN_STEPS, COVARIANCES, FITTED, SAMPLERS
-from mmdgs.generation.variances import FIT_IMAGES
+from mmdgs.generation import Generated, Method, generate, make_plan
+from mmdgs.generation.methods import FIXED, SAMPLERS, settings_of
 from mmdgs.generation.writers import destination
-from mmdgs.models import MEAN_STD, Model, from_hub, load, shipped
-from mmdgs.moments import Moments
-from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained, from_pretrained, head_digest
-from mmdgs.pretrained.loading import CHECKPOINTS, SETTINGS, is_ours
+from mmdgs.models import COVARIANCES, FitData, Model, load
+from mmdgs.models.covariances import FITTED
+from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.runtime import check_precision
-from mmdgs.samplers import Plan, single_level_plan
-from mmdgs.schedules import Levels, parse_levels
+from mmdgs.schedules import parse_levels
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SCALE = 3
 GRID = ".png"
-LEARNED = "learned"
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others at the end, where one of them has a batch more."""
@@ -83,7 +67,7 @@ def sample(
     ] = None,
     covariance: Annotated[
         str | None,
-        typer.Option("--covariance", "--posterior", help=f"{', '.join([*COVARIANCES, LEARNED])}.", show_default="auto"),
+        typer.Option("--covariance", "--posterior", help=f"{', '.join([*COVARIANCES, *FIXED])}.", show_default="auto"),
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="Of --covariance ocm: a folder that train --loss ocm made for this model.")
@@ -140,10 +124,10 @@ def sample(
         accelerator = _accelerator(where)
         where = accelerator.device if accelerator.num_processes > 1 else where
         try:
-            found, own = _loaded(model, raw=raw, size=size)
+            found = load(model, ema=not raw, size=size, device=where)
             _check_shape(found, out)
             with accelerator.main_process_first():  # one fits variances, the others find them
-                plan, settings = _plan(found.to(where), own, method, fit)
+                plan = make_plan(method, found, data=fit)
             result = generate(
                 found,
                 plan,
@@ -153,7 +137,7 @@ def sample(
                 batch_size=batch_size,
                 precision=precision,
                 fast=fast,
-                settings=settings,
+                settings=settings_of(method, found, fit),
                 resume=resume,
                 overwrite=overwrite,
                 accelerator=accelerator,
@@ -192,7 +176,7 @@ def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
         raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
 
 
-def _check_shape(found: Pretrained, out: Path) -> None:
+def _check_shape(found: Model, out: Path) -> None:
     if out.suffix != ".npz" and len(found.shape) != 3:
         raise UsageError(f"the model gives points of shape {found.shape}, not images: use an --out ending in .npz")
 
@@ -210,68 +194,6 @@ def _fit_data(
             raise UsageError("--fit-images says how many images of --data are used: give --data too")
         return None
     return FitData(data, fit_images or FIT_IMAGES.get(where.type, FIT_IMAGES["cpu"]), data_dir)
-
-
-def _loaded(name: str, *, raw: bool, size: int | None) -> tuple[Pretrained, Model | None]:
-    """The denoiser of a name, and the model of mmdgs where it is one."""
-    folder = Path(name).expanduser()
-    if not folder.exists():
-        hub = name.count("/") == 1 and folder.suffix not in CHECKPOINTS
-        folder = shipped(name) or (from_hub(name, [SETTINGS]) if hub else folder)
-    if raw or not is_ours(folder):
-        return from_pretrained(name, ema=not raw, size=size), None
-    model = load(name)
-    if size is not None:
-        raise UsageError(
-            f"{name} says itself that it gives {model.config.shape}; --size is for checkpoints that do not"
-        )
-    if model.config.param == MEAN_STD:
-        mean: Denoiser = _Mean(model.posterior())
-        config = model.config
-        return Pretrained(mean, model.levels, config.shape, config.interval, model.network, name), model
-    return Pretrained.of(model, name), model
-
-
-@dataclass(frozen=True)
-class _Mean:
-    """The mean of an estimator as a denoiser."""
-
-    moments: Moments
-
-    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        return self.moments(x_t, level).mean
-
-
-def _plan(found: Pretrained, own: Model | None, method: Method, fit: FitData | None) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a method, and what the record says of it."""
-    if own is not None and (own.config.param == MEAN_STD or method.covariance == LEARNED):
-        method = _learned(own, method)
-        plan = single_level_plan(own.posterior(), own.level, steps=method.steps or CHAIN_STEPS)
-        return plan, {"method": method.to_json()}
-    settings: dict[str, Any] = {} if fit is None or method.covariance is None else {method.covariance: fit.key}
-    known = own is not None and fit is None and own.config.isotropic_variance is not None
-
-    def fitted(covariance: str, levels: Levels) -> Moments:
-        if own is not None and known and covariance == "isotropic":
-            return own.isotropic_posterior()
-        return fitted_moments(covariance, found, levels, fit)
-
-    plan = make_plan(method, found, fitted=fitted)
-    if method.head is not None:
-        settings["head"] = head_digest(method.head)
-    return plan, {"method": resolved(method, found).to_json(), **settings}
-
-
-def _learned(model: Model, method: Method) -> Method:
-    """The method of a model with mean and std heads, which has its own covariance: little is left to choose."""
-    param = model.config.param
-    if param != MEAN_STD or method.covariance not in (None, LEARNED):
-        raise UsageError(f"a model with parametrisation {param!r} has no {method.covariance} posterior")
-    wanted = Method("gibbs", steps=CHAIN_STEPS if method.steps is None else method.steps, covariance=LEARNED)
-    for key, value in vars(method).items():
-        if value is not None and value != getattr(wanted, key):
-            raise UsageError(f"a model with parametrisation {param!r} takes no {key.replace('_', '-')}; it takes steps")
-    return wanted
 
 
 def _said(result: Generated, what: str) -> str:

@@ -26,7 +26,7 @@ from mmdgs.errors import UsageError
 from mmdgs.generation.identity import plan_record
 from mmdgs.generation.methods import Method, make_plan, resolved
 from mmdgs.generation.writers import Destination, destination
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
 from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar
 from mmdgs.samplers import Info, Plan, Run, State, run
@@ -93,7 +93,7 @@ class _Batch:
 class _Engine:
     """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
 
-    model: Pretrained
+    model: Model
     plan: Plan
     seed: int
     start: Start | None
@@ -161,7 +161,7 @@ class _Engine:
 
 
 def generate(
-    model: Pretrained,
+    model: Model,
     plan: Plan | Method,
     count: int,
     *,
@@ -268,7 +268,7 @@ def _path(fast: bool | None, steps: int, device: torch.device) -> str | None:
 
 
 def _check(
-    model: Pretrained, count: int, batch_size: int | None, out: Path | str | None, accelerator: Accelerator | None
+    model: Model, count: int, batch_size: int | None, out: Path | str | None, accelerator: Accelerator | None
 ) -> None:
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value is not None and value < 1:

@@ -22,12 +22,10 @@ from typing import Any
 from mmdgs import samplers
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments
-from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.moments.ocm import OcmMoments
-from mmdgs.moments.probes import Lattice, Rademacher
+from mmdgs.models import FitData, Model, load
+from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
+from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
 from mmdgs.networks.registry import nearest
-from mmdgs.pretrained import Pretrained, load_head
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
 from mmdgs.samplers.langevin_rates import suggested_rate
@@ -83,7 +81,7 @@ class Ingredients:
     moments: Moments | None
     levels: Levels
     settings: Mapping[str, Any]  # of the resolved method
-    pretrained: Pretrained
+    model: Model
 
     @property
     def estimator(self) -> Moments:
@@ -91,40 +89,39 @@ class Ingredients:
         return self.moments
 
 
-def _range(pretrained: Pretrained) -> tuple[float, float]:
+def _range(model: Model) -> tuple[float, float]:
     """The largest and the smallest sigma / alpha that a model was trained at."""
-    noisiest, cleanest = pretrained.levels[0], pretrained.levels[-1]
-    return noisiest.sigma / noisiest.alpha, cleanest.sigma / cleanest.alpha
+    return model.levels[0].ratio, model.levels[-1].ratio
 
 
-def _within(pretrained: Pretrained, largest: float, smallest: float) -> tuple[float, float]:
+def _within(model: Model, largest: float, smallest: float) -> tuple[float, float]:
     """Sigmas for data in [0, 1], scaled to the model's interval and kept within its range."""
-    width = pretrained.interval[1] - pretrained.interval[0]
-    high, low = _range(pretrained)
+    width = model.interval[1] - model.interval[0]
+    high, low = _range(model)
     return min(high, width * largest), max(low, width * smallest)
 
 
-def is_exploding(pretrained: Pretrained) -> bool:
+def is_exploding(model: Model) -> bool:
     """Whether a model's levels are variance exploding: noise is added, and the data are not scaled down."""
-    return all(level.alpha == 1 for level in pretrained.levels)
+    return all(level.alpha == 1 for level in model.levels)
 
 
-def exploding_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+def exploding_levels(model: Model, steps: int | None = None) -> Levels:
     """Variance-exploding levels: the model's own, or NCSNv2's geometric ones within the model's range."""
-    if is_exploding(pretrained):
-        return _fewer(pretrained.levels, steps, "even")
-    count = min(LEVELS, len(pretrained.levels)) if steps is None else steps
-    return geometric(count, *_within(pretrained, LARGEST, SMALLEST))
+    if is_exploding(model):
+        return _fewer(model.levels, steps, "even")
+    count = min(LEVELS, len(model.levels)) if steps is None else steps
+    return geometric(count, *_within(model, LARGEST, SMALLEST))
 
 
-def trained_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+def trained_levels(model: Model, steps: int | None = None) -> Levels:
     """The model's own levels; fewer of variance-preserving ones from the cleanest on, as diffusers takes them."""
-    return _fewer(pretrained.levels, steps, "even" if is_exploding(pretrained) else "leading")
+    return _fewer(model.levels, steps, "even" if is_exploding(model) else "leading")
 
 
-def edm_levels(pretrained: Pretrained, steps: int | None = None) -> Levels:
+def edm_levels(model: Model, steps: int | None = None) -> Levels:
     """EDM's levels within the model's range."""
-    return edm(EDM_LEVELS if steps is None else steps, *_within(pretrained, EDM_LARGEST, EDM_SMALLEST))
+    return edm(EDM_LEVELS if steps is None else steps, *_within(model, EDM_LARGEST, EDM_SMALLEST))
 
 
 def _fewer(levels: Levels, steps: int | None, spacing: str) -> Levels:
@@ -136,7 +133,7 @@ class Sampler:
     """A sampler: what can be set of it and to what it is set by itself, its levels, its plan."""
 
     defaults: Mapping[str, Any]
-    levels: Callable[[Pretrained, int | None], Levels]
+    levels: Callable[[Model, int | None], Levels]
     plan: Callable[[Ingredients], Plan]
     clips: bool = False  # by itself, where the model's data lie in CLIPPED_INTERVAL
 
@@ -150,7 +147,7 @@ def _ancestral(found: Ingredients) -> Plan:
     if found.moments is None:
         large = found.settings["covariance"] == "large"
         return samplers.fixed_variance_plan(found.denoiser, found.levels, large=large)
-    last_noise = grey_levels(found.settings["last_noise"], found.pretrained.interval)
+    last_noise = grey_levels(found.settings["last_noise"], found.model.interval)
     return samplers.ancestral_plan(found.moments, found.levels, last_noise=last_noise)
 
 
@@ -161,11 +158,11 @@ def _langevin(found: Ingredients) -> Plan:
 
 def _ddim(found: Ingredients) -> Plan:
     # The kernel clamps by itself, for as in diffusers it wants the noise by the mean that was not clamped.
-    interval = found.pretrained.interval if found.settings["clip"] else None
-    return samplers.ddim_plan(found.pretrained, found.levels, eta=found.settings["eta"], interval=interval)
+    interval = found.model.interval if found.settings["clip"] else None
+    return samplers.ddim_plan(found.model, found.levels, eta=found.settings["eta"], interval=interval)
 
 
-GIBBS = {"covariance": "diagonal", "sweeps": 3, "clip": None}
+GIBBS = {"covariance": None, "sweeps": 3, "clip": None}
 
 SAMPLERS: dict[str, Sampler] = {
     "gibbs": Sampler(GIBBS, exploding_levels, _gibbs),
@@ -199,58 +196,23 @@ def _chain(found: Ingredients) -> Plan:
     return samplers.single_level_plan(found.estimator, found.levels[0], steps=steps, mean=mean)
 
 
-CHAIN = Sampler({"covariance": "diagonal", "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
+CHAIN = Sampler({"covariance": None, "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
 """What "gibbs" is for a model of one level."""
 
 
-def _ocm(denoiser: Denoiser, given: Mapping[str, Any]) -> Moments:
-    if given["head"] is None:
-        raise UsageError(
-            "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
-        )
-    assert isinstance(denoiser, Pretrained)
-    return OcmMoments(denoiser, load_head(given["head"], denoiser))
-
-
-COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Denoiser, Mapping[str, Any]], Moments] | None]] = {
-    "diagonal": ({"probes": 3}, lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"])),
-    "rademacher": (
-        {"probes": 3},
-        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Rademacher()),
-    ),
-    "lattice": (
-        {"probes": 3},
-        lambda denoiser, given: DiagonalMoments(denoiser, probes=given["probes"], design=Lattice()),
-    ),
-    "ocm": ({"head": None}, _ocm),
-    "isotropic": ({}, None),
-    "spectral": ({}, None),
-    "krylov": ({"krylov_steps": 20}, lambda denoiser, given: KrylovMoments(denoiser, steps=given["krylov_steps"])),
-    "full": ({}, lambda denoiser, given: FullMoments(denoiser)),
-    "small": ({}, None),
-    "large": ({}, None),
-}
-"""Covariances by name: what can be set of each, with its default, and its estimator where it needs no more.
-
-"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
 FIXED = ("small", "large")
-"""DDPM's, for ancestral sampling only."""
-
-FITTED = ("isotropic", "spectral")
-"""Those that are estimated from data: one variance for all pixels, or one for each frequency."""
-
-Fitted = Callable[[str, Levels], Moments]
-"""From one of their names, and the levels it is needed at, to the estimator (`sampling.spectra.fitted_moments`)."""
+"""DDPM's covariances, for ancestral sampling only."""
 
 
-def resolved(method: Method, pretrained: Pretrained) -> Method:
+def resolved(method: Method, model: Model) -> Method:
     """The method with every setting that applies filled in, levels included; what does not apply is refused."""
-    chosen_name = method.sampler or own_choice(method, pretrained)
-    sampler = _sampler(chosen_name, pretrained)
+    model.require_denoiser()
+    chosen_name = method.sampler or own_choice(method, model)
+    sampler = _sampler(chosen_name, model)
     values = dict(sampler.defaults)
     name = f"the sampler {chosen_name!r}"
     if "covariance" in values:
-        covariance = method.covariance or values["covariance"]
+        covariance = method.covariance or values["covariance"] or own_covariance(model)
         values |= {"covariance": covariance, **_covariance_defaults(covariance, chosen_name)}
         name += f" with the covariance {covariance!r}"
     if chosen_name == "ancestral" and values["covariance"] not in FIXED:
@@ -262,12 +224,12 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
             raise UsageError(f"{name} takes no {key.replace('_', '-')}; it takes {takes}")
     values |= given | {"sampler": chosen_name}
     if "clip" in values and values["clip"] is None:
-        values["clip"] = sampler.clips and pretrained.interval == CLIPPED_INTERVAL
+        values["clip"] = sampler.clips and model.interval == CLIPPED_INTERVAL
     single = sampler is CHAIN
     if single and method.levels is not None:
-        raise UsageError(f"this model was trained at {pretrained.levels[0]} alone and takes no other levels")
+        raise UsageError(f"this model was trained at {model.levels[0]} alone and takes no other levels")
     try:
-        chosen = method.levels if method.levels is not None else sampler.levels(pretrained, method.steps)
+        chosen = method.levels if method.levels is not None else sampler.levels(model, method.steps)
         values["levels"] = chosen if method.levels is None else _fewer(chosen, method.steps, "even")
     except ValueError as error:
         raise UsageError(f"the levels of {name} cannot be made: {error}") from error
@@ -278,60 +240,69 @@ def resolved(method: Method, pretrained: Pretrained) -> Method:
     return Method(**values)
 
 
-def own_choice(method: Method, pretrained: Pretrained) -> str:
+def own_choice(method: Method, model: Model) -> str:
     """The sampler where none is named.
 
     The paper's order of Gibbs over many levels overdoes the contrast of networks that are told the level
     (docs/samplers.md), so it is not chosen by itself.
     """
-    if len(pretrained.levels) == 1:
+    if len(model.levels) == 1:
         return "gibbs"
     return "gibbs-down" if any(getattr(method, key) is not None for key in OF_GIBBS) else "heun"
 
 
-def _sampler(name: str, pretrained: Pretrained) -> Sampler:
-    if len(pretrained.levels) > 1:
+def _sampler(name: str, model: Model) -> Sampler:
+    if len(model.levels) > 1:
         return SAMPLERS[name]
     if name != "gibbs":
         raise UsageError(
             f"the sampler {name!r} needs a model of many noise levels, and this one was trained at "
-            f"{pretrained.levels[0]} alone: use gibbs"
+            f"{model.levels[0]} alone: use gibbs"
         )
     return CHAIN
 
 
 def _covariance_defaults(covariance: str, sampler: str) -> dict[str, Any]:
-    known = [name for name in COVARIANCES if sampler == "ancestral" or name not in FIXED]
+    known = [*COVARIANCES, *(FIXED if sampler == "ancestral" else ())]
     if covariance not in known:
         like = nearest(covariance, known)
         raise UsageError(
             f"the sampler {sampler!r} has no covariance {covariance!r}{like}; choose one of {', '.join(known)}"
         )
-    return COVARIANCES[covariance][0]
+    return {} if covariance in FIXED else COVARIANCES[covariance][0]
 
 
-def make_plan(method: Method, pretrained: Pretrained, *, fitted: Fitted | None = None) -> Plan:
-    """The plan of a method for a model. `fitted` gives the estimators of covariances that are fitted on data."""
-    method = resolved(method, pretrained)
+def make_plan(method: Method, model: Model, *, data: FitData | None = None) -> Plan:
+    """The plan of a method for a model; a covariance that is fitted is fitted on `data`, or taken from what is kept."""
+    method = resolved(method, model)
     levels = method.levels or ()
-    denoiser: Denoiser = pretrained
-    moments: Moments | None = None
-    if method.covariance in FITTED:
-        if fitted is None:
-            raise UsageError(
-                f"the covariance {method.covariance!r} needs its variances: give data to estimate them from"
-            )
-        moments = fitted(method.covariance, levels)
-    elif method.covariance is not None:
-        make = COVARIANCES[method.covariance][1]
-        moments = None if make is None else make(denoiser, vars(method))
+    denoiser: Denoiser = model
+    moments = _moments(method, model, data)
     if method.clip:
-        denoiser = ClippedDenoiser(denoiser, pretrained.interval)
-        moments = None if moments is None else ClippedMoments(moments, pretrained.interval)
+        denoiser = ClippedDenoiser(denoiser, model.interval)
+        moments = None if moments is None else ClippedMoments(moments, model.interval)
     try:
         assert method.sampler is not None, "it was resolved"
-        return _sampler(method.sampler, pretrained).plan(
-            Ingredients(denoiser, moments, levels, vars(method), pretrained)
-        )
+        return _sampler(method.sampler, model).plan(Ingredients(denoiser, moments, levels, vars(method), model))
     except ValueError as error:
         raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error
+
+
+def _moments(method: Method, model: Model, data: FitData | None) -> Moments | None:
+    """The estimator of a resolved method, where its sampler has one."""
+    if method.covariance is None or method.covariance in FIXED:
+        return None
+    given = {key: getattr(method, key) for key in COVARIANCES[method.covariance][0]}
+    fitting = {"data": data, "levels": method.levels}
+    given |= {key: fitting[key] for key in FITTED.get(method.covariance, ())}
+    return model.posterior(method.covariance, **given)
+
+
+def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:
+    """What the record of a run says of its method: every setting, what variances were fitted on, which head."""
+    found: dict[str, Any] = {"method": resolved(method, model).to_json()}
+    if data is not None and method.covariance is not None:
+        found[method.covariance] = data.key
+    if method.head is not None:
+        found["head"] = load(method.head).digest
+    return found

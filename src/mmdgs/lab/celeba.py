@@ -23,7 +23,7 @@ from mmdgs.lab.report import Figure, Section, Table
 from mmdgs.lab.sampler_cells import Cells, Judge, References
 from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.lab.table2 import path
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import Model
 from mmdgs.samplers.langevin_rates import suggested_rate
 from mmdgs.schedules import Levels
 from mmdgs.training import Recipe
@@ -107,7 +107,7 @@ def faces(context: Context) -> tuple[str, str | None]:
     return DATA, context.data_dir
 
 
-def face_model(context: Context) -> Pretrained:
+def face_model(context: Context) -> Model:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
     name, folder = faces(context)
     model = model_of(context, MODEL, replace(QUICK_RECIPE, data=name, data_dir=folder), TRAIN)

@@ -23,11 +23,10 @@ from mmdgs.lab.single_level_chains import DATA, DRAWS, MEANS, PAPERS, ROWS, SPEC
 from mmdgs.lab.small_models import QUICK_TRAINING, check_colours, model_of
 from mmdgs.lab.table2 import path
 from mmdgs.lab.workspace import Part
-from mmdgs.models import Model, load
+from mmdgs.models import Model, from_pretrained, load
 from mmdgs.moments import DiagonalMoments
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.noise import add_noise
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
 from mmdgs.training import Recipe
 
@@ -113,7 +112,7 @@ def run(context: Context) -> Outcome:
     return Outcome(records, [part(found) for part in (map_section, chain_section, fid_section, collapse_section)])
 
 
-def single_level_model(context: Context) -> Pretrained:
+def single_level_model(context: Context) -> Model:
     """The model that --model names, or the one that ships; quick runs train a tiny one."""
     model = model_of(context, MODEL, replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir), TRAIN)
     if len(model.levels) != 1:
@@ -153,7 +152,7 @@ def _judged(chains: Chains, judge: Judge, row: str, kind: str, steps: int, x: Te
     return chains.context.workspace.part(name, asked, lambda: Part(judge(x, f"{row}, {kind}, {steps} steps"))).values
 
 
-def _many_model(context: Context, beside: Pretrained) -> Pretrained | None:
+def _many_model(context: Context, beside: Model) -> Model | None:
     """The model of many levels that --many names, or the one that ships; quick runs have none by themselves."""
     if context.many is None and context.quick:
         return None
@@ -171,7 +170,7 @@ def _many_model(context: Context, beside: Pretrained) -> Pretrained | None:
     return model
 
 
-def _many(chains: Chains, model: Pretrained, judge: Judge, settings: Cifar10Settings) -> dict[str, Any]:
+def _many(chains: Chains, model: Model, judge: Judge, settings: Cifar10Settings) -> dict[str, Any]:
     """As many images of a model of many levels, by the paper's Algorithm 2."""
     context = chains.context
     method = Method("gibbs", path(model, settings.levels), covariance="rademacher", probes=3, sweeps=3)
@@ -214,7 +213,7 @@ def _maps(chains: Chains, references: References, settings: Cifar10Settings) -> 
     return context.workspace.part("maps", asked, compute)
 
 
-def _estimator(model: Pretrained, x_t: Tensor, seed: int) -> Callable[[ProbeDesign | None, int | None], Tensor]:
+def _estimator(model: Model, x_t: Tensor, seed: int) -> Callable[[ProbeDesign | None, int | None], Tensor]:
     """Variances at x_t by a design, on the CPU; without one the exact ones. Negative ones are kept."""
 
     def estimate(design: ProbeDesign | None, probes: int | None) -> Tensor:

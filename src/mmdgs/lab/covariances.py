@@ -26,11 +26,11 @@ from mmdgs.lab.workspace import Part
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import interval
 from mmdgs.metrics.coverage import fitted_floor
+from mmdgs.models import Model, from_pretrained
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
 from mmdgs.moments.spectral import SpectralMoments
-from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Streams
 
 MODEL = "cifar10"
@@ -82,7 +82,7 @@ def run(context: Context) -> Outcome:
 
 def _level(
     context: Context,
-    model: Pretrained,
+    model: Model,
     level: NoiseLevel,
     settings: CovarianceSettings,
     images: Callable[[str], Tensor],
@@ -94,10 +94,11 @@ def _level(
         seed = context.seed + SEED
         fit, x = images("train"), images("test")
         spectral = SpectralMoments.fit(model, fit, [level], generator=Streams(seed + 1, len(fit)))
-        variance = spectral.at(level).mean().item()  # cosines are a rotation: the mean square of the errors themselves
+        # Cosines are a rotation: this is the mean square of the errors themselves.
+        variance = spectral.variances[level].mean().item()
         floor = settings.krylov_floor * variance / level.variance
         estimators: dict[str, Moments] = {
-            ISOTROPIC: IsotropicMoments(model, {level: variance}),
+            ISOTROPIC: IsotropicMoments(model, LevelTable.of({level: variance})),
             DIAGONAL: _diagonal(model, fit[: settings.floor_images], level, settings.probes, seed + 2),
             SPECTRAL: spectral,
             KRYLOV: KrylovMoments(model, steps=settings.krylov_steps, floor=floor, probes=settings.krylov_probes),
@@ -122,7 +123,7 @@ def _level(
     return {"ratio": ratio, "alpha": level.alpha, "sigma": level.sigma, "covariances": part.values}
 
 
-def _diagonal(model: Pretrained, x: Tensor, level: NoiseLevel, probes: int, seed: int) -> DiagonalMoments:
+def _diagonal(model: Model, x: Tensor, level: NoiseLevel, probes: int, seed: int) -> DiagonalMoments:
     """The diagonal with the floor under which training images are likeliest."""
     found = list(_posteriors(DiagonalMoments(model, probes=probes), x, level, seed))
     means, variances = (torch.cat(parts) for parts in zip(*((q.mean, q.cov.diagonal()) for _, q in found), strict=True))

@@ -19,7 +19,7 @@ from mmdgs.lab.experiment import Context, Experiment, Outcome
 from mmdgs.lab.report import Figure, Section, Table
 from mmdgs.lab.sampler_cells import Cells, Judge, References
 from mmdgs.lab.workspace import Part
-from mmdgs.pretrained import from_pretrained, load_head
+from mmdgs.models import from_pretrained, load_head
 
 MODEL = "google/ddpm-cifar10-32"
 DATA = "cifar10"

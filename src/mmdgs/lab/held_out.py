@@ -10,8 +10,8 @@ from torch import Tensor
 from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import UsageError
 from mmdgs.lab.experiment import Context
+from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.schedules import geometric
 
@@ -19,14 +19,14 @@ DATA: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist", (3, 32, 32): "cifar10"
 """The images of a model, by their shape."""
 
 
-def data_of(model: Pretrained) -> str:
+def data_of(model: Model) -> str:
     """The name of a model's images."""
     if model.shape not in DATA:
         raise UsageError(f"no images are known for a model of {model.shape}; known: {list(DATA)}")
     return DATA[model.shape]
 
 
-def held_out(context: Context, model: Pretrained, split: str, count: int, seed: int) -> Tensor:
+def held_out(context: Context, model: Model, split: str, count: int, seed: int) -> Tensor:
     """Images spread over a set, dequantised, as the model has them."""
     channels, height, _ = model.shape
     stored = load_images(data_of(model), split, data_dir=context.data_dir, size=height, channels=channels).images

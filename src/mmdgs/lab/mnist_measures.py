@@ -60,8 +60,8 @@ def posterior_of(training: Training, method: str, probes: int) -> Moments:
     """One of METHODS from a trained model; the diagonal by the paper's probes."""
     model = model_of(training)
     if method == "diagonal":
-        return DiagonalMoments(model.denoiser, probes=probes, design=Rademacher())
-    return model.isotropic_posterior() if method == "isotropic" else model.posterior()
+        return DiagonalMoments(model, probes=probes, design=Rademacher())
+    return model.posterior("isotropic") if method == "isotropic" else model.posterior()
 
 
 def model_of(training: Training) -> Model:

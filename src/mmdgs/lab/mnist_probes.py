@@ -47,7 +47,7 @@ def probe_errors(context: Context, training: Training, settings: MnistSettings) 
         for count in counts:
             averages = singles.unflatten(0, (-1, count)).mean(1)
             errors.append(((averages - exact).norm(dim=2) / length).mean().item())
-        own = DiagonalMoments(model.denoiser, probes=CHECKED_PROBES, floor=-math.inf, design=Rademacher())
+        own = DiagonalMoments(model, probes=CHECKED_PROBES, floor=-math.inf, design=Rademacher())
         q = own(x_t, model.level, generator=Streams(context.seed + PROBE_SEED + 2, len(x_t)))
         diagonal = q.cov.diagonal().double().cpu().flatten(1) / model.level.tweedie
         values = {
@@ -74,14 +74,14 @@ def _jacobian(context: Context, model: Model, x_t: Tensor) -> Tensor:
     found = []
     for pixels in torch.eye(d, device=x_t.device).split(max(1, rows_at_once(context) // len(x_t))):
         cotangents = pixels.repeat_interleave(len(x_t), 0).unflatten(1, x_t.shape[1:])
-        at = linearised(model.denoiser, x_t.repeat(len(pixels), 1, 1, 1), model.level)
+        at = linearised(model, x_t.repeat(len(pixels), 1, 1, 1), model.level)
         found.append(at.pull(cotangents[None])[0].double().cpu().flatten(1).unflatten(0, (len(pixels), len(x_t))))
     return torch.cat(found).transpose(0, 1)
 
 
 def _single_probes(context: Context, model: Model, x_t: Tensor, total: int) -> Tensor:
     """`total` estimates of the Jacobian's diagonal at each x_t by one probe each, (total, B, d), negative ones kept."""
-    single = DiagonalMoments(model.denoiser, probes=1, floor=-math.inf, design=Rademacher())
+    single = DiagonalMoments(model, probes=1, floor=-math.inf, design=Rademacher())
     size = max(1, rows_at_once(context) // len(x_t))
     found = []
     for first in range(0, total, size):

@@ -12,19 +12,18 @@ from mmdgs.lab.ocm_report import HEAD, ISOTROPIC, section
 from mmdgs.lab.small_models import trained_here
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics.comparison import compare_diagonals
-from mmdgs.models import VARIANCE_RATIO, Model, load
+from mmdgs.models import VARIANCE_RATIO, Model, from_pretrained, load, load_head
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.probes import Lattice, Rademacher
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained, from_pretrained, head_digest, load_head
 from mmdgs.randomness import Streams
 from mmdgs.training import Recipe, TrainingSettings
 
 MODEL = "mnist"
 SEED = 40
 
-PROBED: dict[str, Callable[[Pretrained], Moments]] = {
+PROBED: dict[str, Callable[[Model], Moments]] = {
     "1 product": lambda model: DiagonalMoments(model, probes=1, design=Rademacher()),
     "3 products": lambda model: DiagonalMoments(model, probes=3, design=Rademacher()),
     "10 products": lambda model: DiagonalMoments(model, probes=10, design=Rademacher()),
@@ -81,11 +80,11 @@ def run(context: Context) -> Outcome:
     return Outcome(records, [section(records)])
 
 
-def _size(model: Model | Pretrained) -> int:
+def _size(model: Model) -> int:
     return sum(p.numel() for p in model.network.parameters())
 
 
-def _trained(context: Context, model: Pretrained, settings: OcmSettings) -> Model:
+def _trained(context: Context, model: Model, settings: OcmSettings) -> Model:
     """A head for the model, trained here."""
     recipe = Recipe(
         data=data_of(model),
@@ -100,21 +99,17 @@ def _trained(context: Context, model: Pretrained, settings: OcmSettings) -> Mode
     return trained_here(context, "head", recipe, asked)
 
 
-def _level(
-    context: Context, model: Pretrained, head: Model, level: NoiseLevel, settings: OcmSettings
-) -> dict[str, Any]:
+def _level(context: Context, model: Model, head: Model, level: NoiseLevel, settings: OcmSettings) -> dict[str, Any]:
     """Every estimator at one level: error, fit and cost."""
     asked = {
-        "model": model.digest, "head": head_digest(head), "seed": context.seed,
+        "model": model.digest, "head": load(head).digest, "seed": context.seed,
         "level": [level.alpha, level.sigma], "images": settings.images, "fit_images": settings.fit_images,
         "reference_probes": settings.reference_probes, "data": data_of(model),
     }  # fmt: skip
 
     def compute() -> Part:
         fitted = held_out(context, model, "train", settings.fit_images, SEED)
-        isotropic = IsotropicMoments.fit_errors(
-            model, fitted, level, generator=Streams(context.seed + SEED + 1, len(fitted))
-        )
+        isotropic = IsotropicMoments.fit(model, fitted, level, generator=Streams(context.seed + SEED + 1, len(fitted)))
         estimators: dict[str, Moments] = {
             HEAD: OcmMoments(model, load_head(head, model)),
             **{name: make(model) for name, make in PROBED.items()},

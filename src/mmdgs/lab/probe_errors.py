@@ -19,10 +19,10 @@ from mmdgs.jacobians import linearised
 from mmdgs.lab.drawing import BLUE, COLOURS, GREEN, GREY
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.workspace import Part
+from mmdgs.models import Model
 from mmdgs.moments import DiagonalMoments
 from mmdgs.moments.probes import Hadamard, Lattice, ProbeDesign, Rademacher
 from mmdgs.noise import NoiseLevel, add_noise
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Streams
 from mmdgs.runtime import progress_bar
 
@@ -53,7 +53,7 @@ class ProbeSettings:
     window: int | None = None  # only the middle pixels of the Jacobian, so many a side
 
 
-def _images(context: Context, model: Pretrained, name: str, count: int, settings: ProbeSettings) -> Tensor:
+def _images(context: Context, model: Model, name: str, count: int, settings: ProbeSettings) -> Tensor:
     """Samples of the model itself (count, C, H, W), so that no data are needed."""
     single = len(model.levels) == 1
     method = Method("gibbs" if single else "ddim", steps=settings.sampling_steps)
@@ -69,7 +69,7 @@ def _images(context: Context, model: Pretrained, name: str, count: int, settings
     return context.workspace.part(f"{name}-samples", asked, compute).tensors["x"].to(context.device)
 
 
-def jacobian(model: Pretrained, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
+def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
     """dD/dx_t at one image (1, C, H, W) as a matrix, or only how its middle window depends on itself."""
     inner = torch.zeros(x_t.shape[1:], dtype=torch.bool)
     inner[(slice(None), *(_middle(side, window) for side in x_t.shape[2:]))] = True
@@ -116,7 +116,7 @@ def _linear(matrix: Tensor) -> Any:
     return denoiser
 
 
-def measured(context: Context, model: Pretrained, name: str, settings: ProbeSettings) -> list[dict[str, Any]]:
+def measured(context: Context, model: Model, name: str, settings: ProbeSettings) -> list[dict[str, Any]]:
     """Records of a model: one for each level and image, each a part that a later run finds again."""
     single = len(model.levels) == 1
     levels = model.levels if single else tuple(NoiseLevel(sigma=ratio) for ratio in settings.ratios)
@@ -126,7 +126,7 @@ def measured(context: Context, model: Pretrained, name: str, settings: ProbeSett
 
 def _one(
     context: Context,
-    model: Pretrained,
+    model: Model,
     name: str,
     images: Tensor,
     level: NoiseLevel,

@@ -19,7 +19,7 @@ from mmdgs.lab.experiment import Context, Experiment, Outcome
 from mmdgs.lab.few_steps import MODEL
 from mmdgs.lab.probe_errors import DESIGNS, YARDSTICK, ProbeSettings, averaged, measured, needed
 from mmdgs.lab.report import Figure, Section, Table
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.models import Model, from_pretrained
 
 DIGITS = "mnist"
 COMPARED = 10
@@ -45,7 +45,7 @@ def run(context: Context) -> Outcome:
     return Outcome(named, [_section(found, flat, settings, note)])
 
 
-def _diffusion_model(context: Context) -> tuple[Pretrained | None, str]:
+def _diffusion_model(context: Context) -> tuple[Model | None, str]:
     """The model, and what is to be said of it: a run without one is half a run, not a failure."""
     if context.model is not None:
         model = from_pretrained(context.model, device=context.device)

@@ -21,15 +21,13 @@ from torch import Tensor
 from mmdgs.data import ImageSet, image_set, load_images, to_uint8
 from mmdgs.evaluation import OF_FEATURES, evaluate
 from mmdgs.evaluation.checks import OF_ROWS
-from mmdgs.generation import FitData, Generated, Method, fitted_moments, generate, make_plan
+from mmdgs.generation import Generated, Method, generate, make_plan
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.workspace import PARTS, Part
 from mmdgs.metrics import load_inception
 from mmdgs.metrics.features import ImageFeatures, cached_features
 from mmdgs.metrics.inception_file import Inception
-from mmdgs.models import Model
-from mmdgs.pretrained import Pretrained, head_digest
-from mmdgs.pretrained.pretrained import weights_digest
+from mmdgs.models import FitData, Model, load, weights_digest
 
 DIGEST = 12
 """Characters of a digest in a file's name."""
@@ -139,7 +137,7 @@ class Cells:
     """What all cells of a table share: the model, how many images in which precision, data for fitted variances."""
 
     context: Context
-    model: Pretrained
+    model: Model
     data: str
     fit_images: int
     batch_size: int
@@ -150,7 +148,7 @@ class Cells:
         """What the images of a cell depend on; a head by its weights, wherever it is kept."""
         named = method.to_json()
         if method.head is not None:
-            named["head"] = head_digest(method.head)
+            named["head"] = load(method.head).digest
         return {
             "model": self.model.digest, "method": named, "images": images, "seeds": list(seeds),
             "fit_images": self.fit_images, "precision": self.precision,
@@ -188,7 +186,7 @@ class Cells:
         workspace = self.context.workspace
         files = None if self.context.data_dir is None else Path(self.context.data_dir)
         fit = FitData(self.data, self.fit_images, files)
-        plan = make_plan(method, self.model, fitted=lambda name, levels: fitted_moments(name, self.model, levels, fit))
+        plan = make_plan(method, self.model, data=fit)
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:DIGEST]
         folder = workspace.out / PARTS
         folder.mkdir(exist_ok=True)

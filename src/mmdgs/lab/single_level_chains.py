@@ -18,14 +18,13 @@ from torch import Tensor
 from mmdgs.compiled import fast_path
 from mmdgs.data import to_uint8
 from mmdgs.denoisers import Denoiser
-from mmdgs.generation import FitData, fitted_moments
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.sampler_cells import file_name
 from mmdgs.lab.workspace import Part
+from mmdgs.models import FitData, Model
 from mmdgs.moments import DiagonalMoments, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams, randn, uniforms
 from mmdgs.runtime import autocast, matmul_precision, progress_bar
 from mmdgs.samplers import Info, State, run
@@ -76,7 +75,7 @@ class Chains:
     """Gibbs chains of a model at its level, in blocks that are parts of the workspace."""
 
     context: Context
-    model: Pretrained
+    model: Model
     probes: int  # of the diagonal covariance
     fit_images: int  # for the isotropic and the spectral one
     batch_size: int
@@ -146,4 +145,4 @@ class Chains:
         if covariance == "diagonal":
             return DiagonalMoments(self.model, probes=self.probes)
         files = None if self.context.data_dir is None else Path(self.context.data_dir)
-        return fitted_moments(covariance, self.model, self.model.levels, FitData(DATA, self.fit_images, files))
+        return self.model.posterior(covariance, data=FitData(DATA, self.fit_images, files))

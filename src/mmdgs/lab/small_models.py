@@ -11,8 +11,7 @@ from mmdgs.errors import UsageError
 from mmdgs.files import to_json
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.workspace import Part
-from mmdgs.models import Model, ModelConfig
-from mmdgs.pretrained import Pretrained, from_pretrained
+from mmdgs.models import Model, ModelConfig, from_pretrained
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 QUICK_TRAINING = TrainingSettings(
@@ -38,19 +37,21 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
         return Part(values, {key: value.cpu() for key, value in model.network.state_dict().items()})
 
     part = context.workspace.part(name, asked, compute)
-    model = Model(ModelConfig.from_json(part.values["config"], name))
+    model = Model.build(ModelConfig.from_json(part.values["config"], name))
     model.network.load_state_dict(part.tensors)
     model.network.requires_grad_(False).eval()
     return model.to(context.device)
 
 
-def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Pretrained:
+def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Model:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named.
 
     Where there is none, `train` is the command that makes one.
     """
     if context.model is None and context.quick:
-        return Pretrained.of(trained_here(context, "model", quick), "a tiny model trained here")
+        found = trained_here(context, "model", quick)
+        found.source = "a tiny model trained here"
+        return found
     try:
         return from_pretrained(context.model or ships, device=context.device)
     except UsageError as error:
@@ -59,13 +60,13 @@ def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Pretrai
         raise UsageError(f"{error}; or train one with `{train}` and name it with --model") from error
 
 
-def check_colours(model: Pretrained) -> None:
+def check_colours(model: Model) -> None:
     """Refuse a model that --model names where it is not one of colour images."""
     if len(model.shape) != 3 or model.shape[0] != 3:
         raise UsageError(f"--model must be a model of colour images, and {model.source} is one of {model.shape}")
 
 
-def check_model(model: Pretrained, advice: str = "") -> Pretrained:
+def check_model(model: Model, advice: str = "") -> Model:
     """A model that --model names, refused where it is not one of colour images at many noise levels."""
     if len(model.levels) == 1:
         raise UsageError(

@@ -33,7 +33,7 @@ from mmdgs.lab.table2_report import (
     tuning_section,
 )
 from mmdgs.lab.workspace import Part
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import Model
 from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate
 from mmdgs.schedules import Levels, geometric
 from mmdgs.training import Recipe
@@ -193,7 +193,7 @@ def _judged(judge: Judge, settings: Table2Settings, x: Tensor, label: str) -> di
     return values
 
 
-def many_level_model(context: Context) -> Pretrained:
+def many_level_model(context: Context) -> Model:
     """The model that --model names, or the one that ships; quick runs train a tiny one where none is named."""
     model = model_of(context, MODEL, replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir), TRAIN)
     return check_model(model, "; single-level models are for `mmdgs reproduce cifar10`")
@@ -218,13 +218,13 @@ def equal_cost_levels(settings: Table2Settings) -> int:
     )
 
 
-def path(model: Pretrained, count: int) -> Levels:
+def path(model: Model, count: int) -> Levels:
     """Geometric levels between the ends of the model's variance-exploding ones."""
     ends = exploding_levels(model)
     return geometric(count, ends[0].sigma, ends[-1].sigma)
 
 
-def wanted(model: Pretrained, factor: float, settings: Table2Settings) -> list[Cell]:
+def wanted(model: Model, factor: float, settings: Table2Settings) -> list[Cell]:
     """All cells, the cheapest first; but those beyond the paper that cost as much as its own come after them."""
     equal = equal_cost_levels(settings)
     own = len(model.levels)

@@ -284,7 +284,7 @@ def _estimate(mixture: GaussianMixture, sigma: float, n: int, generator: Generat
     """The isotropic variance as a user gets it, from n data."""
     level = NoiseLevel(sigma=sigma)
     x = mixture.sample((n,), generator=generator)
-    return IsotropicMoments.fit(mixture.denoiser(), x, level, generator=generator).variances[level]
+    return IsotropicMoments.fit_by_score(mixture.denoiser(), x, level, generator=generator).variances[level]
 
 
 def _draw_fisher(records: Records) -> Canvas:

@@ -137,7 +137,7 @@ def fit(context: Context, toys: Sequence[Toy], settings: ToySettings) -> list[Fi
         denoiser = energy_denoiser(_trained(context, one, settings, "energy"))
         moments: dict[str, Moments] = {
             "learned": LearnedMoments(_trained(context, one, settings, "learned")),
-            "isotropic": IsotropicMoments.fit(denoiser, data, LEVEL, generator=seeded(context.seed)),
+            "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=seeded(context.seed)),
             "diagonal": DiagonalMoments(denoiser, probes=None),
             "full": FullMoments(denoiser),
             "moments": ExactMoments(one.density().to(device=context.device)),

@@ -1,51 +1,35 @@
-"""Models: configuration, card, and the model itself as a denoiser and as a folder in the hub's format."""
+"""Models: one class for every network, however it comes; its configuration, card, files and fitted variances."""
 
-from mmdgs.models.config import (
-    CLASSES,
-    DENOISERS,
-    MEAN_STD,
-    PARAMS,
-    VARIANCE_RATIO,
-    ModelConfig,
-    SquaredErrorEnergy,
-    check_levels,
-)
-from mmdgs.models.model import (
-    CARD,
-    CONFIG,
-    HUB_FILES,
-    SHIPPED,
-    Model,
-    from_hub,
-    load,
-    save,
-    shipped,
-)
-from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, check_finite, load_weights, read_weights, remove_weights
+from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, VARIANCE_RATIO, ModelConfig, check_levels
+from mmdgs.models.covariances import COVARIANCES
+from mmdgs.models.fits import FitData
+from mmdgs.models.heads import load_head
+from mmdgs.models.loading import from_pretrained, load
+from mmdgs.models.model import CARD, CONFIG, Model, save
+from mmdgs.models.shipped import SHIPPED, shipped_folder
+from mmdgs.models.weights import load_weights, read_weights, remove_weights, weights_digest
 
 __all__ = [
     "CARD",
     "CLASSES",
     "CONFIG",
+    "COVARIANCES",
     "DENOISERS",
-    "HUB_FILES",
-    "INDEX",
     "MEAN_STD",
     "PARAMS",
-    "SHARDS",
     "SHIPPED",
     "VARIANCE_RATIO",
-    "WEIGHTS",
+    "FitData",
     "Model",
     "ModelConfig",
-    "SquaredErrorEnergy",
-    "check_finite",
     "check_levels",
-    "from_hub",
+    "from_pretrained",
     "load",
+    "load_head",
     "load_weights",
     "read_weights",
     "remove_weights",
     "save",
-    "shipped",
+    "shipped_folder",
+    "weights_digest",
 ]

@@ -1,8 +1,8 @@
-"""Models as denoisers and as files: a network with its configuration.
+"""The model: a network as a denoiser, with its noise levels, its data's shape and interval, and its posteriors.
 
-A model's folder is in the Hugging Face hub's format: `config.json` (everything needed to build it),
-`model.safetensors` (its weights, or several files of them: `models/weights.py`) and `README.md` (its card). Nothing in
-it is executed on loading.
+A model of mmdgs has a configuration, and its folder is in the Hugging Face hub's format: `config.json` (everything
+needed to build it), `model.safetensors` (its weights, or several files of them: `models/weights.py`) and `README.md`
+(its card). Nothing in it is executed on loading. A network from elsewhere has no configuration (`models/loading.py`).
 """
 
 from __future__ import annotations
@@ -13,87 +13,189 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mmdgs.denoisers import Denoiser, Network
+from mmdgs.compiled import Pure
+from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, to_json, write_atomically
+from mmdgs.files import to_json, write_atomically
 from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
-from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, load_weights, read_weights, write_weights
-from mmdgs.moments import DiagonalMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.models.covariances import make_moments
+from mmdgs.models.fits import FitData
+from mmdgs.models.levels import AtAnyLevel, TrainedLevels
+from mmdgs.models.weights import weights_digest, write_weights
+from mmdgs.moments import LearnedMoments, Moments, require_batch
+from mmdgs.moments.learned import LearnedMean
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import AnyLevel, NoiseLevel
 
 CONFIG, CARD = "config.json", "README.md"
-HUB_FILES = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS)
-"""The files of a model in a repository of the hub, as patterns."""
 
 
 class Model:
-    """A network with its configuration: the denoiser, the noise level, the posterior.
+    """A denoiser D(x_t, level) = E[x | x_t], with the levels and the data that its network was trained on.
 
-    `model.denoiser` goes into any moments estimator and `model.posterior()` is the estimator one wants first;
-    both at `model.level`.
+    `levels` are as trained, the noisiest first; others are answered too, by their ratio sigma / alpha, unless there is
+    one level only. `model.posterior()` is the estimator of p(x | x_t) to begin with. A classifier and a head of
+    variance ratios are models that are no denoisers: calling them raises UsageError.
     """
 
-    def __init__(self, config: ModelConfig, network: nn.Module | None = None, *, seed: int = 0) -> None:
-        self.config = config
+    def __init__(
+        self,
+        denoiser: Denoiser | None,
+        network: nn.Module,
+        levels: Sequence[NoiseLevel],
+        shape: Sequence[int],
+        interval: tuple[float, float] = (0.0, 1.0),
+        source: str = "",
+    ) -> None:
+        self._denoiser = denoiser
+        self.network = network
+        self.levels = tuple(levels)
+        self.shape = tuple(shape)  # of one example
+        self.interval = interval  # where the data's values lie
+        self.source = source  # the path or name it came from
+        self._config: ModelConfig | None = None  # of a model of mmdgs
         self.card: str | None = None  # README.md, where the model came with one
+        self.folder: Path | None = None  # where its files are, where they are in one
+
+    @classmethod
+    def build(cls, config: ModelConfig, network: nn.Module | None = None, *, seed: int = 0, source: str = "") -> Model:
+        """A model of mmdgs, by its configuration; without a network, with weights drawn from the seed."""
         if network is None:
             network = build_network(config.network, config.inputs, config.outputs, config.options, seed=seed)
-        self.network = network
+        source = source or f"a {config.network} model" + (f" of {config.trained_on}" if config.trained_on else "")
+        model = cls(None, network, config.levels, config.shape, config.interval, source)
+        model._config = config
+        if config.param in DENOISERS or config.param == MEAN_STD:
+            model._denoiser = AtAnyLevel(model.denoiser_of(network), TrainedLevels(config.levels))
+        return model
+
+    def __repr__(self) -> str:
+        what = self.param or type(self._denoiser).__name__
+        levels = f"{len(self.levels)} levels" if len(self.levels) != 1 else str(self.levels[0])
+        size = sum(weights.numel() for weights in self.network.parameters()) / 1e6
+        shape = "x".join(map(str, self.shape))
+        return f"Model({self.source!r}, {what}, {shape}, {levels}, {size:.2f} million parameters)"
+
+    # --- the denoiser ---------------------------------------------------------------------------------------------
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        require_batch(x_t, level)
+        return self.require_denoiser()(x_t, level)
+
+    def pure(self, level: AnyLevel) -> Pure | None:
+        """For the fast path."""
+        return self._denoiser.pure(level) if isinstance(self._denoiser, HasPure) else None
+
+    def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
+        """In closed form, where the denoiser has one."""
+        known = getattr(self._denoiser, "mean_and_jacobian", None)
+        return None if known is None else known(x_t, level)
+
+    @property
+    def symmetric_jacobian(self) -> bool:
+        """Whether the denoiser's Jacobian is symmetric, as an energy's is."""
+        return self._denoiser is not None and has_symmetric_jacobian(self._denoiser)
+
+    def require_denoiser(self) -> Denoiser:
+        """The denoiser itself; a classifier or a head of variance ratios has none, and raises UsageError."""
+        if self._denoiser is None:
+            raise UsageError(
+                f"a model with parametrisation {self.param!r} is no denoiser; use model.network for a classifier, "
+                "mmdgs.load_head for variance ratios"
+            )
+        return self._denoiser
+
+    def denoiser_of(self, network: Network) -> Denoiser:
+        """The denoiser of another network in place of this model's (compiled, say), with the same meaning.
+
+        It takes the model's own levels, and a level for each row, as training does.
+        """
+        if self.config.param == MEAN_STD:
+            return LearnedMean(network)
+        return DENOISERS[self.config.param](network) if self.config.param in DENOISERS else self.require_denoiser()
+
+    def head_of(self, network: Network) -> RatioHead:
+        """A network (this model's, or the same compiled) as a head for OcmMoments."""
+        if self.config.param != VARIANCE_RATIO:
+            raise UsageError(f"a model with parametrisation {self.param!r} is no head of variance ratios")
+        return RatioHead(network, self.config.ratio_scale)
+
+    def posterior(
+        self,
+        covariance: str | None = None,
+        *,
+        probes: int | None = None,
+        krylov_steps: int | None = None,
+        head: str | Path | Model | None = None,
+        data: FitData | None = None,
+        levels: Sequence[NoiseLevel] | None = None,
+    ) -> Moments:
+        """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
+
+        Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
+        takes the `head` that was trained for this model. "isotropic" and "spectral" are fitted on `data`, or without
+        it taken from what is kept with the model or in the cache; isotropic variances are fitted at `levels`.
+        """
+        settings = {"probes": probes, "krylov_steps": krylov_steps, "head": head, "data": data, "levels": levels}
+        self.require_denoiser()
+        return make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
+
+    def learned(self) -> LearnedMoments:
+        """The posterior with the learned mean and standard deviation."""
+        if self.param != MEAN_STD:
+            raise UsageError(f"a model with parametrisation {self.param!r} has no learned posterior")
+        return LearnedMoments(self.network)
+
+    # --- what it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration of a model of mmdgs; a network from elsewhere has none, and raises UsageError."""
+        if self._config is None:
+            raise UsageError(
+                f"{self.source} is no model of mmdgs: it has no configuration, and cannot be trained or saved"
+            )
+        return self._config
+
+    @property
+    def param(self) -> str | None:
+        """What the output of a network of mmdgs means (`ModelConfig.param`); None for others."""
+        return None if self._config is None else self._config.param
 
     @property
     def level(self) -> NoiseLevel:
-        """The noise level the model was trained at."""
+        """The noise level of a model that was trained at one."""
         if len(self.levels) != 1:
             said = f"{len(self.levels)} noise levels: use model.levels" if self.levels else "no noise level"
             raise UsageError(f"this model has {said}")
         return self.levels[0]
 
     @property
-    def levels(self) -> tuple[NoiseLevel, ...]:
-        """The noise levels the model was trained at, the noisiest first."""
-        return self.config.levels
+    def device(self) -> torch.device:
+        """Where the weights are; a model without weights is on the CPU."""
+        weights = next(self.network.parameters(), None)
+        return torch.device("cpu") if weights is None else weights.device
 
     @property
-    def denoiser(self) -> Denoiser:
-        """E[x | x_t] as a function; a model with mean and std heads has its mean, a classifier none."""
-        return self.denoiser_of(self.network)
+    def digest(self) -> str:
+        """SHA-256 of the weights (names, shapes, types and bytes): what results that are kept are known by."""
+        return weights_digest(self.network.state_dict(), self.source)
 
-    def denoiser_of(self, network: Network) -> Denoiser:
-        """The denoiser of another network in place of this model's (compiled, say), with the same meaning."""
-        if self.config.param not in DENOISERS:
-            raise UsageError(
-                f"a model with parametrisation {self.config.param!r} is no denoiser; "
-                "use model.posterior() for one with mean and std heads, mmdgs.load_head for one of variance ratios"
-            )
-        return DENOISERS[self.config.param](network)
-
-    def head_of(self, network: Network) -> RatioHead:
-        """A network (this model's, or the same compiled) as a head for OcmMoments."""
-        if self.config.param != VARIANCE_RATIO:
-            raise UsageError(f"a model with parametrisation {self.config.param!r} is no head of variance ratios")
-        return RatioHead(network, self.config.ratio_scale)
-
-    def posterior(self, *, probes: int | None = 10) -> Moments:
-        """The estimator of p(x | x_t) to begin with: the learned heads, or the diagonal of the Jacobian by probes."""
-        if self.config.param == MEAN_STD:
-            return LearnedMoments(self.network)
-        return DiagonalMoments(self.denoiser, probes=probes)
-
-    def isotropic_posterior(self) -> IsotropicMoments:
-        """The posterior with one variance for all pixels, which was fitted after training."""
-        if self.config.isotropic_variance is None:
-            raise UsageError("this model holds no isotropic variance; use IsotropicMoments.fit with data")
-        return IsotropicMoments(self.denoiser, {self.level: self.config.isotropic_variance})
+    def scaled(self, x: Tensor) -> Tensor:
+        """Values in [0, 1] as they lie in the data's interval."""
+        low, high = self.interval
+        return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
     def to(self, device: torch.device | str) -> Model:
         """Move the network; returns the model."""
         self.network.to(device)
         return self
+
+    # --- its files ------------------------------------------------------------------------------------------------
 
     def describe(self, training: Mapping[str, Any] | None = None) -> str:
         """A card for this model; `training` holds the command it was trained with, and its numbers."""
@@ -111,29 +213,15 @@ class Model:
 
         Weights are in `dtype` if given, and where they are larger than `shard_mb` million bytes in several files.
         """
+        config = self.config
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_weights(folder, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb)
-        write_atomically(folder / CONFIG, to_json(self.config.to_json()))
+        write_atomically(folder / CONFIG, to_json(config.to_json()))
         card = card or self.card
         if card is not None or not (folder / CARD).exists():
             write_atomically(folder / CARD, (card or self.describe()).encode())
         return folder
-
-    @classmethod
-    def from_pretrained(cls, source: Path | str, *, revision: str | None = None, token: str | None = None) -> Model:
-        """A model from its folder, or from a repository of the Hugging Face hub ("owner/name")."""
-        folder = Path(source)
-        if not folder.is_dir():
-            folder = from_hub(str(source), HUB_FILES, revision=revision, token=token)
-        if not (folder / CONFIG).is_file():
-            raise UsageError(f"{folder} holds no model: there is no {CONFIG} in it")
-        model = cls(ModelConfig.from_json(read_json(folder / CONFIG), folder / CONFIG))
-        load_weights(model.network, *read_weights(folder))
-        model.network.requires_grad_(False).eval()
-        if (folder / CARD).is_file():
-            model.card = (folder / CARD).read_text(encoding="utf-8")
-        return model
 
     def push_to_hub(self, repository: str, *, private: bool = False, token: str | None = None) -> str:
         """Upload to the Hugging Face hub as "owner/name"; returns the address."""
@@ -147,60 +235,6 @@ class Model:
         return str(address)
 
 
-def from_hub(name: str, files: Sequence[str], *, revision: str | None = None, token: str | None = None) -> Path:
-    """Fetch the files of a repository of the Hugging Face hub that match some patterns; the folder they are in."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UsageError(f"there is no model folder {name!r} here")
-    try:
-        found = snapshot_download(name, revision=revision, token=token, allow_patterns=list(files))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(
-            f"{name!r} is neither a model folder here nor could it be fetched from the Hugging Face hub ({reason})"
-        ) from error
-    return Path(found)
-
-
-def load(source: Path | str, *, device: torch.device | str = "cpu") -> Model:
-    """A model from a training run's folder, a model's folder, the hub ("owner/name"), or one that ships ("mnist")."""
-    return Model.from_pretrained(shipped(str(source)) or source).to(device)
-
-
 def save(model: Model, folder: Path | str, *, card: str | None = None) -> Path:
     """Write a model's folder: config.json, model.safetensors, README.md."""
     return model.save_pretrained(folder, card=card)
-
-
-SHIPPED = {
-    "mnist": "mnist-energy",
-    "mnist-energy": "mnist-energy",
-    "mnist-kl": "mnist-kl",
-    "mnist-classifier": "mnist-classifier",
-    "cifar10": "cifar10",
-    "cifar10-classifier": "cifar10-classifier",
-    "cifar10-score": "cifar10-score",
-    "celeba": "celeba",
-}
-"""Names of models that may come with mmdgs, and their folders under weights/."""
-RECIPES = {"cifar10": "cifar10.yaml", "cifar10-score": "cifar10-score.yaml", "celeba": "celeba.yaml"}
-"""What trains those that may be absent, in recipes/ of the source tree."""
-
-
-def shipped(name: str) -> Path | None:
-    """The folder of a model that comes with the package (inside it, or beside `src` in a source tree)."""
-    if name not in SHIPPED or Path(name).is_dir():
-        return None
-    here = Path(__file__).resolve().parents[1]
-    for root in (here / "weights", here.parents[1] / "weights"):
-        if (root / SHIPPED[name] / CONFIG).is_file():
-            return root / SHIPPED[name]
-    said = f"the weights of {name!r} did not come with this installation"
-    if name not in RECIPES:
-        raise UsageError(f"{said}; look for them in the source tree")
-    raise UsageError(
-        f"{said}, or are not trained yet; look for weights/{SHIPPED[name]} in the source tree, or train them on a GPU: "
-        f"mmdgs train --config recipes/{RECIPES[name]} --out runs/{name}, and then give that folder"
-    )

@@ -10,15 +10,20 @@ is cut short leaves the weights that were there.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
+import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import read_file, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -136,3 +141,36 @@ def check_finite(tensors: Mapping[str, Tensor], where: object) -> None:
     bad = [key for key, value in tensors.items() if value.is_floating_point() and not torch.isfinite(value).all()]
     if bad:
         raise UsageError(f"{where} holds values that are not finite, in {bad[0]}")
+
+
+def weights_digest(tensors: Mapping[str, Tensor], where: object) -> str:
+    """SHA-256 of tensors with their names, shapes and types, in the order of the names."""
+    if not tensors:
+        raise UsageError(f"{where} holds no weights, so there is no digest to know it by; do not keep results of it")
+    found = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key].detach().cpu().contiguous()
+        found.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def read_checkpoint(path: Path) -> Any:
+    """What torch.save wrote, on the CPU: containers, numbers, text and tensors; a pickle that asks for more is refused.
+
+    Nothing in it is run. Old files (before torch 1.6) and new ones alike.
+    """
+    content = read_file(path)
+    try:
+        with warnings.catch_warnings():  # of unusual protocols, which are read or refused all the same
+            warnings.simplefilter("ignore")
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = next((line for line in str(error).splitlines() if "nsupported" in line), "it is no plain pickle")
+        raise UsageError(
+            f"{path} is refused, and nothing in it was run: it holds more than tensors, or is damaged "
+            f"({reason.strip()}); only a checkpoint of plain tensors is read"
+        ) from error
+    except Exception as error:  # damaged files raise nearly anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UsageError(f"{path} is not a checkpoint of torch, or a damaged one: {reason}") from error

@@ -55,7 +55,7 @@ class ExactMoments:
 
     @property
     def denoiser(self) -> Denoiser:
-        """The mean alone."""
+        """The mixture's exact denoiser."""
         return self.mixture.denoiser()
 
     def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,20 +14,27 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise, score
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
-from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
 logger = logging.getLogger("mmdgs")
 
+FITTED_AT = "isotropic variances were fitted at"
+ROUNDING = 1e-5
+"""How far from the floor, relatively, a variance counts as lifted to it: logarithms are kept in float32."""
+
 
 @dataclass(frozen=True)
 class IsotropicMoments:
-    """One variance per noise level, the same at every x_t (Bao et al., 2022; the paper's eq. isotropic:score)."""
+    """One variance per noise level, the same at every x_t (Bao et al., 2022; the paper's eq. isotropic:score).
+
+    Between the fitted levels the variance is interpolated. One at floor (sigma / alpha)^2 was lifted to it by the fit.
+    """
 
     denoiser: Denoiser
-    variances: Mapping[NoiseLevel, float]
-    lifted: frozenset[NoiseLevel] = frozenset()  # levels whose estimate lay below the floor
+    variances: LevelTable
+    floor: float = FLOOR
 
     @classmethod
     def fit(
@@ -39,15 +46,15 @@ class IsotropicMoments:
         generator: Generator,
         floor: float = FLOOR,
     ) -> IsotropicMoments:
-        """Estimate (sigma^2 / alpha^2) (1 - (sigma^2 / d) E ||score(x_t)||^2) from clean data x, at each level."""
+        """Estimate E ||x - D(x_t)||^2 / d from clean data x, at each level: the variance that fits the mean D."""
 
         def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
-            return one.variance * (1 - one.sigma**2 * score(denoiser, x_t, one).double().square())
+            return (clean - denoise(denoiser, x_t, one)).double().square()
 
         return cls._fitted(denoiser, x, level, variance, generator, floor)
 
     @classmethod
-    def fit_errors(
+    def fit_by_score(
         cls,
         denoiser: Denoiser,
         x: Float[Tensor, "data ..."],
@@ -56,14 +63,14 @@ class IsotropicMoments:
         generator: Generator,
         floor: float = FLOOR,
     ) -> IsotropicMoments:
-        """Estimate E ||x - D(x_t)||^2 / d from clean data x, at each level.
+        """Estimate (sigma^2 / alpha^2) (1 - (sigma^2 / d) E ||score(x_t)||^2), the paper's formula, at each level.
 
-        Of an exact denoiser the same as `fit`, from far fewer images: at high noise `fit` takes the difference of two
-        large numbers. Of another it is the variance that fits its own mean.
+        For an exact denoiser this is the same as `fit`, but needs far more images: at high noise it is the difference
+        of two large numbers.
         """
 
         def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
-            return (clean - denoise(denoiser, x_t, one)).double().square()
+            return one.variance * (1 - one.sigma**2 * score(denoiser, x_t, one).double().square())
 
         return cls._fitted(denoiser, x, level, variance, generator, floor)
 
@@ -81,10 +88,9 @@ class IsotropicMoments:
         require_batch(x)
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
-        levels = [level] if isinstance(level, NoiseLevel) else list(level)
         rows = fit_rows(x)
-        variances, lifted = {}, []
-        for one in levels:
+        variances = {}
+        for one in [level] if isinstance(level, NoiseLevel) else level:
             x_t = add_noise(x, one, generator=generator)
             with torch.no_grad():
                 parts = zip(x.split(rows), x_t.split(rows), strict=True)
@@ -94,18 +100,17 @@ class IsotropicMoments:
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
             if variance < floor * one.variance:
                 logger.warning("the isotropic variance at %s came out as %g and was lifted to the floor", one, variance)
-                lifted.append(one)
             variances[one] = max(variance, floor * one.variance)
-        return cls(denoiser, variances, frozenset(lifted))
+        return cls(denoiser, LevelTable.of(variances, FITTED_AT), floor)
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
-        if level not in self.variances:
-            raise ValueError(f"no isotropic variance was fitted at {level}; fitted: {list(self.variances)}")
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)
-        repaired = mean.new_ones(len(mean)) if level in self.lifted else None
-        return Gaussian(mean, Diagonal(mean.new_full((), self.variances[level]).expand_as(mean)), repaired)
+        least, variance = self.floor * level.variance, self.variances[level]
+        lifted = least > 0 and abs(variance - least) <= ROUNDING * least
+        repaired = mean.new_ones(len(mean)) if lifted else None
+        return Gaussian(mean, Diagonal(mean.new_full((), variance).expand_as(mean)), repaired)

@@ -8,12 +8,38 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, Network, takes_level
+from mmdgs.denoisers import Network, takes_level
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.moments.contract import require_batch
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
+
+
+@dataclass(frozen=True)
+class LearnedMean:
+    """The mean of a network that predicts (mean, log_std): a denoiser."""
+
+    network: Network
+    with_level: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "with_level", takes_level(self.network))
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
+        return self.both(x_t, level)[0]
+
+    def both(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> tuple[Tensor, Tensor]:
+        """The network's mean and log standard deviation."""
+        out = self.network(x_t, level) if self.with_level else self.network(x_t)
+        pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
+        if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
+            got = tuple(out.shape) if isinstance(out, Tensor) else [tuple(part.shape) for part in pair]
+            raise ValueError(
+                f"the network must return (mean, log_std), each of shape {tuple(x_t.shape)}, "
+                f"or both along dimension 1; got {got}"
+            )
+        return pair[0], pair[1]
 
 
 @dataclass(frozen=True)
@@ -24,35 +50,15 @@ class LearnedMoments:
     """
 
     network: Network
-    with_level: bool = field(init=False)
+    denoiser: LearnedMean = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "with_level", takes_level(self.network))
+        object.__setattr__(self, "denoiser", LearnedMean(self.network))
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
-        spend(forwards=1)
-        mean, log_std = self._pair(x_t, level)
-        return Gaussian(mean, Diagonal((2 * log_std).exp()))
-
-    @property
-    def denoiser(self) -> Denoiser:
-        """The mean alone."""
-        return self._mean
-
-    def _mean(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        return self._pair(x_t, level)[0]
-
-    def _pair(self, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation, each of x_t's shape."""
         require_batch(x_t, level)
-        out = self.network(x_t, level) if self.with_level else self.network(x_t)
-        pair = out.chunk(2, dim=1) if isinstance(out, Tensor) and out.ndim > 1 else tuple(out)
-        if len(pair) != 2 or any(part.shape != x_t.shape for part in pair):
-            got = tuple(out.shape) if isinstance(out, Tensor) else [tuple(part.shape) for part in pair]
-            raise ValueError(
-                f"the network must return (mean, log_std), each of shape {tuple(x_t.shape)}, "
-                f"or both along dimension 1; got {got}"
-            )
-        return pair[0], pair[1]
+        spend(forwards=1)
+        mean, log_std = self.denoiser.both(x_t, level)
+        return Gaussian(mean, Diagonal((2 * log_std).exp()))

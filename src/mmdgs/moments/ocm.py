@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -32,7 +33,7 @@ from mmdgs.jacobians import chunks, linearised
 from mmdgs.linalg.operators import Diagonal, floored, raise_non_finite
 from mmdgs.moments.contract import FLOOR, require_batch
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
-from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise, between_levels
+from mmdgs.noise import LevelTable, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams
 
@@ -94,8 +95,7 @@ class RatioScale:
             object.__setattr__(self, name, values)
             if not values or len(values) != len(self.ratios) or not all(0 < v < math.inf for v in values):
                 raise ValueError(f"{name} must be positive numbers, one for each of {len(self.ratios)} levels")
-        if any(a >= b for a, b in zip(self.ratios, self.ratios[1:], strict=False)):
-            raise ValueError("ratios sigma / alpha must rise from one to the next")
+        self._means  # noqa: B018  made to be checked: ratios must rise
         if not 0 < self.data_std < math.inf:
             raise ValueError(f"data_std must be positive and finite, got {self.data_std}")
 
@@ -137,17 +137,19 @@ class RatioScale:
 
     def mean(self, level: NoiseLevel | NoiseLevels) -> float | Tensor:
         """b, the mean of r at a level."""
-        return self._at(self.means, level)
+        return self._means[level]
 
     def weight(self, level: NoiseLevel | NoiseLevels) -> float | Tensor:
         """One over the mean square of a target: levels count alike in a loss."""
-        return self._at(self.spreads, level) ** -2
+        return self._spreads[level] ** -2
 
-    def _at(self, values: Sequence[float], level: NoiseLevel | NoiseLevels) -> float | Tensor:
-        ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float64)
-        ratios, known = torch.tensor([self.ratios, values], dtype=torch.float64, device=ratio.device)
-        found = between_levels(ratios, known, ratio)
-        return found.item() if isinstance(level, NoiseLevel) else found.to(level.sigma)
+    @cached_property
+    def _means(self) -> LevelTable:
+        return LevelTable(self.ratios, self.means)
+
+    @cached_property
+    def _spreads(self) -> LevelTable:
+        return LevelTable(self.ratios, self.spreads)
 
 
 @dataclass(frozen=True)

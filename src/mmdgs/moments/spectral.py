@@ -21,7 +21,7 @@ from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
 from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
-from mmdgs.noise import NoiseLevel, add_noise, between_levels
+from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
@@ -30,25 +30,18 @@ from mmdgs.randomness import Generator
 class SpectralMoments:
     """One variance for each frequency, the same at every x_t; between the fitted levels it is interpolated.
 
-    `ratios` (K,) are the fitted sigma / alpha, rising, and `variances` (K, ...) those of the coefficients there, both
-    in float64; `between_levels` takes them to other levels.
+    `variances` are those of the coefficients, (...) at each level. They are at least floor (sigma / alpha)^2.
     """
 
     denoiser: Denoiser
-    ratios: Tensor
-    variances: Tensor
+    variances: LevelTable
     floor: float = FLOOR
     _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], Tensor] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        if self.ratios.ndim != 1 or len(self.ratios) != len(self.variances) or not (self.ratios.diff() > 0).all():
-            raise ValueError(
-                f"need rising ratios (K,) and variances (K, ...), got {tuple(self.ratios.shape)} and "
-                f"{tuple(self.variances.shape)}"
-            )
-        if not ((self.variances > 0) & self.variances.isfinite()).all():
+        if not (self.variances.values > 0).all():
             raise ValueError("the variances of the frequencies must be positive and finite")
 
     @classmethod
@@ -62,30 +55,23 @@ class SpectralMoments:
         floor: float = FLOOR,
     ) -> SpectralMoments:
         """Estimate E[(Q' (x - D(x_t)))^2] from clean data x, at each level: what fits the denoiser's own mean."""
-        ordered = sorted(levels, key=lambda level: level.sigma / level.alpha)
-        found = [fitted_spectrum(denoiser, x, level, generator=generator, floor=floor) for level in ordered]
-        ratios = torch.tensor([level.sigma / level.alpha for level in ordered], dtype=torch.float64)
-        return cls(denoiser, ratios, torch.stack(found), floor)
-
-    def at(self, level: NoiseLevel) -> Tensor:
-        """The variances at a level, (...)."""
-        ratio = torch.tensor(level.sigma / level.alpha, dtype=torch.float64)
-        return between_levels(self.ratios, self.variances, ratio)
+        ordered = sorted(levels, key=lambda level: level.ratio)
+        found = {level: fitted_spectrum(denoiser, x, level, generator=generator, floor=floor) for level in ordered}
+        return cls(denoiser, LevelTable.of(found), floor)
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_batch(x_t, level)
-        if x_t.shape[1:] != self.variances.shape[1:]:
-            raise ValueError(
-                f"the spectrum was fitted for {tuple(self.variances.shape[1:])}, got x_t of shape {tuple(x_t.shape)}"
-            )
+        fitted = self.variances.values.shape[1:]
+        if x_t.shape[1:] != fitted:
+            raise ValueError(f"the spectrum was fitted for {tuple(fitted)}, got x_t of shape {tuple(x_t.shape)}")
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)
         key = (level, mean.dtype, mean.device)
         if key not in self._made:
-            self._made[key] = self.at(level).clamp(min=self.floor * level.variance).to(mean)
+            self._made[key] = self.variances[level].clamp(min=self.floor * level.variance).to(mean)
         return Gaussian(mean, Spectral(self._made[key].expand_as(mean)))
 
 

@@ -9,11 +9,10 @@ from mmdgs import losses
 from mmdgs.data import spread
 from mmdgs.denoisers import Compiled
 from mmdgs.errors import UsageError
-from mmdgs.models import Model, ModelConfig
+from mmdgs.models import Model, ModelConfig, load
 from mmdgs.moments.ocm import RatioScale
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.schedules import parse_levels
 from mmdgs.training.contract import PerExampleLoss
@@ -28,15 +27,15 @@ SCALE_SEED = 3
 """Added to the run's seed for their noise and probes."""
 
 
-def frozen_denoiser(recipe: Recipe, device: torch.device) -> Pretrained:
+def frozen_denoiser(recipe: Recipe, device: torch.device) -> Model:
     """The denoiser of a recipe, on the device, its weights fixed."""
     assert recipe.denoiser is not None, "the recipe was checked"
-    found = from_pretrained(recipe.denoiser, device=device)
+    found = load(recipe.denoiser, device=device)
     found.network.requires_grad_(False).eval()
     return found
 
 
-def head_levels(recipe: Recipe, denoiser: Pretrained) -> tuple[NoiseLevel, ...]:
+def head_levels(recipe: Recipe, denoiser: Model) -> tuple[NoiseLevel, ...]:
     """The levels a head is trained at: the recipe's, or the denoiser's own."""
     if recipe.levels is None:
         return denoiser.levels
@@ -45,7 +44,7 @@ def head_levels(recipe: Recipe, denoiser: Pretrained) -> tuple[NoiseLevel, ...]:
     return parse_levels(recipe.levels)
 
 
-def new_head(recipe: Recipe, denoiser: Pretrained, shape: tuple[int, ...], examples: Examples) -> Model:
+def new_head(recipe: Recipe, denoiser: Model, shape: tuple[int, ...], examples: Examples) -> Model:
     """The untrained head of a recipe, which says the mean variance of each level; its scale is measured on examples."""
     if shape != denoiser.shape:
         raise UsageError(
@@ -79,10 +78,10 @@ def new_head(recipe: Recipe, denoiser: Pretrained, shape: tuple[int, ...], examp
         trained_on=recipe.published().data,
         head={"denoiser": denoiser.digest, "scale": scale.to_json()},
     )
-    return Model(config, seed=recipe.training.seed)
+    return Model.build(config, seed=recipe.training.seed)
 
 
-def ocm_loss_of(model: Model, denoiser: Pretrained, recipe: Recipe, *, compiled: bool = False) -> PerExampleLoss:
+def ocm_loss_of(model: Model, denoiser: Model, recipe: Recipe, *, compiled: bool = False) -> PerExampleLoss:
     """The loss of a head, each level weighted by the size of its targets; the head through torch.compile if asked."""
     head = model.head_of(Compiled(model.network) if compiled else model.network)
     drawn = level_draw(model.levels, recipe.level_draw)

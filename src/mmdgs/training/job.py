@@ -22,7 +22,6 @@ from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, MEAN_STD, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, LearnedMoments
 from mmdgs.networks.registry import conditional_options, preset
-from mmdgs.pretrained import Pretrained
 from mmdgs.randomness import Generator, Streams
 from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
@@ -75,7 +74,7 @@ def loss_of(
     if model.config.param == MEAN_STD:
         moments = LearnedMoments(Compiled(network) if compiled else network)
         return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
-    denoiser = _compiled(model) if compiled else model.denoiser
+    denoiser = _compiled(model) if compiled else model.denoiser_of(model.network)
     weigh = losses.WEIGHTINGS[weighting or "score"]
 
     def dsm(x: Tensor, generator: Generator) -> Tensor:
@@ -87,7 +86,7 @@ def loss_of(
 
 
 def _compiled(model: Model) -> Denoiser:
-    denoiser = model.denoiser
+    denoiser = model.denoiser_of(model.network)
     return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
 
 
@@ -114,7 +113,7 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
         raise UsageError(
             f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
         )
-    model = Model(config, seed=recipe.training.seed)
+    model = Model.build(config, seed=recipe.training.seed)
     if levels and not takes_level(model.network):
         raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
     return model
@@ -181,7 +180,7 @@ def train_model(
     return model, trained
 
 
-def _start(recipe: Recipe, sets: Sets, denoiser: Pretrained | None, begun: RunFolder | None) -> tuple[Model, Origin]:
+def _start(recipe: Recipe, sets: Sets, denoiser: Model | None, begun: RunFolder | None) -> tuple[Model, Origin]:
     """The model a run starts with, and where it comes from. One that was begun has its weights in its checkpoint."""
     if denoiser is None:
         model = new_model(recipe, sets.shape, sets.classes)
@@ -214,7 +213,7 @@ class _Job:
         self.loop: Trainer | None = None
         folder.notes = {"origin": dataclasses.asdict(origin)}
 
-    def trainer(self, watch: Watch | None, denoiser: Pretrained | None, accelerator: Accelerator | None) -> Trainer:
+    def trainer(self, watch: Watch | None, denoiser: Model | None, accelerator: Accelerator | None) -> Trainer:
         """The loop, with the loss that the recipe says; it is compiled on a GPU unless the recipe says otherwise."""
         recipe = self.recipe
         compiled = self.device.type == "cuda" if recipe.compile is None else recipe.compile
@@ -319,8 +318,10 @@ def finished(model: Model, examples: Examples, seed: int, most: int | None = Non
     indices = spread(len(examples), count if most is None else min(count, most))
     streams = Streams(seed + 2, len(indices))
     x = examples.take(indices, streams)
-    fitted = IsotropicMoments.fit(model.denoiser, x, model.level, generator=streams)
-    return Model(dataclasses.replace(model.config, isotropic_variance=fitted.variances[model.level]), model.network)
+    fitted = IsotropicMoments.fit_by_score(model, x, model.level, generator=streams)
+    return Model.build(
+        dataclasses.replace(model.config, isotropic_variance=fitted.variances[model.level]), model.network
+    )
 
 
 def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:

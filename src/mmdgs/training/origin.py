@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdgs.errors import UsageError
-from mmdgs.models import CLASSES, Model, load, load_weights
-from mmdgs.pretrained.pretrained import weights_digest
+from mmdgs.models import CLASSES, Model, load, load_weights, weights_digest
 
 UNKNOWN = {"command": "not recorded"}
 """The run of a model that says nothing of its training."""
@@ -37,13 +36,13 @@ class Origin:
 
     def taken_over(self, model: Model) -> Model:
         """The model with what its outputs are relative to, where that was the earlier model's."""
-        return Model(dataclasses.replace(model.config, head=self.head), model.network) if self.head else model
+        return Model.build(dataclasses.replace(model.config, head=self.head), model.network) if self.head else model
 
     def after(self, model: Model, record: dict[str, Any]) -> Model:
         """The model with this run's record after those before, and the images seen in all of them."""
         seen = None if self.images is None else self.images + record["images"]
         config = dataclasses.replace(model.config, runs=(*self.runs, record), trained_images=seen)
-        return Model(config, model.network)
+        return Model.build(config, model.network)
 
 
 def start_from(source: str, model: Model) -> Origin:

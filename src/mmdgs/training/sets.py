@@ -8,8 +8,7 @@ import torch
 
 from mmdgs.data import TOYS, ImageSet, load_images, spread, toy
 from mmdgs.errors import UsageError
-from mmdgs.models import CLASSES
-from mmdgs.pretrained import Pretrained
+from mmdgs.models import CLASSES, Model
 from mmdgs.training.examples import Examples, TensorExamples, examples_of
 from mmdgs.training.recipe import Recipe
 
@@ -32,7 +31,7 @@ class Sets:
     images: ImageSet | None = None  # those to train on, as they are stored
 
 
-def read_sets(recipe: Recipe, device: torch.device, denoiser: Pretrained | None = None) -> Sets:
+def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = None) -> Sets:
     """The examples of a recipe, on a device; a head's are those of its denoiser in size and colours."""
     if recipe.data in TOYS:
         one = toy(recipe.data)

@@ -107,7 +107,7 @@ def _paper(device: torch.device) -> Case:
 
 def _digits(device: torch.device) -> Case:
     model = load("mnist").to(device)
-    return Case("mnist energy", model.denoiser, 1, model.level, size=28)
+    return Case("mnist energy", model, 1, model.level, size=28)
 
 
 CASES: dict[str, tuple[Callable[[torch.device], Case], ...]] = {"cuda": (_paper,), "cpu": (_digits, _convnet)}

@@ -20,10 +20,10 @@ from mmdgs.errors import UsageError
 from mmdgs.generation.methods import exploding_levels
 from mmdgs.lab.bench.diagonals import awake, plain_moments
 from mmdgs.lab.bench.timing import REPEATS, Row, Work, compiled_at_once, measure, row
+from mmdgs.models import Model, from_pretrained
 from mmdgs.moments import DiagonalMoments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained, from_pretrained
 from mmdgs.randomness import Generator, randn_like, seeded
 from mmdgs.runtime import autocast, check_precision, matmul_precision
 from mmdgs.samplers import gibbs_plan, run
@@ -52,7 +52,7 @@ def plain_gibbs(
         return denoiser(x, levels[-1])
 
 
-def random_model(preset: str, shape: tuple[int, int, int]) -> Pretrained:
+def random_model(preset: str, shape: tuple[int, int, int]) -> Model:
     """A network of many levels with random weights."""
     model = new_model(Recipe(model=preset, param="edm", levels=LEVELS), shape)
     awake(model.network).eval()

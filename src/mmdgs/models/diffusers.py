@@ -22,10 +22,10 @@ from mmdgs.compiled import Pure
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError, first_line
 from mmdgs.files import read_json
-from mmdgs.models import CONFIG, check_finite
+from mmdgs.models.levels import TrainedLevels
+from mmdgs.models.model import CONFIG, Model
+from mmdgs.models.weights import check_finite
 from mmdgs.noise import AnyLevel, NoiseLevel
-from mmdgs.pretrained.levels import LevelScale
-from mmdgs.pretrained.pretrained import Pretrained
 
 logger = logging.getLogger("mmdgs")
 
@@ -87,7 +87,7 @@ class DiffusersDenoiser:
     """E[x | x_t] by a UNet2DModel at any level; arithmetic in the dtype of x_t, the network in its own."""
 
     unet: Any
-    scale: LevelScale
+    trained: TrainedLevels
     prediction: Prediction
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
@@ -101,7 +101,7 @@ class DiffusersDenoiser:
         """A factor for x_t, the timestep, alpha and sigma of the variance-preserving level with the same ratio."""
         ratio = level.sigma / level.alpha
         alpha = (1 + ratio**2) ** -0.5
-        return alpha / level.alpha, self.scale.place(level), alpha, ratio * alpha
+        return alpha / level.alpha, self.trained.place(level), alpha, ratio * alpha
 
     def _at(self, x_t: Tensor, factor: Any, place: Any, alpha: Any, sigma: Any) -> Tensor:
         x = factor * x_t
@@ -120,19 +120,19 @@ class DiffusersDenoiser:
         return out[:, : x.shape[1]].to(x.dtype)
 
 
-def from_pipeline(unet: Any, scheduler: Any, source: str, *, size: int | None = None) -> Pretrained:
-    """The denoiser of a UNet2DModel trained with the schedule of a scheduler; the network stays where it is."""
+def from_pipeline(unet: Any, scheduler: Any, source: str, *, size: int | None = None) -> Model:
+    """The model of a UNet2DModel trained with the schedule of a scheduler; the network stays where it is."""
     config = unet.config
     _require_unconditional(type(unet).__name__, config, source)
     levels = schedule_levels(scheduler)
     try:
-        scale = LevelScale(levels)
+        trained = TrainedLevels(levels)
     except UsageError as error:
         raise UsageError(f"the schedule of {source}: {error}") from error
     side = size or config.sample_size or SIZE
     shape = (config.in_channels, *(side if isinstance(side, list | tuple) else (side, side)))
-    denoiser = DiffusersDenoiser(unet, scale, prediction_of(scheduler))
-    return Pretrained(denoiser, levels, shape, INTERVAL, unet, source)
+    denoiser = DiffusersDenoiser(unet, trained, prediction_of(scheduler))
+    return Model(denoiser, unet, levels, shape, INTERVAL, source)
 
 
 def _require_unconditional(name: str, config: Mapping[str, Any], source: str) -> None:
@@ -228,8 +228,8 @@ def _contiguous(module: nn.Module, inputs: Any, out: Tensor) -> Tensor:
     return out.contiguous()
 
 
-def read_pipeline(folder: Path, source: str, *, size: int | None = None) -> Pretrained:
-    """The denoiser in a folder of diffusers: a pipeline, or a UNet2DModel."""
+def read_pipeline(folder: Path, source: str, *, size: int | None = None) -> Model:
+    """The model in a folder of diffusers: a pipeline, or a UNet2DModel."""
     require_diffusers()
     unet = network_folder(folder)
     if unet is None:

@@ -1,9 +1,10 @@
-"""from_pretrained: NCSNv2 checkpoints, EDM-style networks and models of mmdgs as denoisers at any level."""
+"""load: NCSNv2 checkpoints, EDM-style networks and models of mmdgs as denoisers at any level."""
 
 from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import huggingface_hub
 import numpy
 import pytest
 import torch
-from nets import lively, tiny_model
+from nets import lively, tiny_model, tiny_pipeline
 from shared import NCSNV2, needs_ncsnv2
 from test_models import Bomb, refused
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli
 from mmdgs.models import Model, ModelConfig
+from mmdgs.models.levels import TrainedLevels
 from mmdgs.networks import NCSNv2, preset
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained.levels import LevelScale
 from mmdgs.randomness import seeded
 
 SIGMAS = [4.0, 1.0, 0.25]
@@ -225,9 +226,8 @@ def test_a_pickle_with_code_is_refused_and_not_run(how: str, content: Content, t
         ("nowhere", {}, ["there is no model folder 'nowhere'"]),
         ("mnist", {"ema": False}, ["ema=False is for NCSNv2", "'mnist'"]),
         ("mnist", {"size": 0}, ["size must be", "got 0"]),
-        (3, {}, ["cannot make a denoiser of a int"]),
-        ("mnist-kl", {}, ["'mean-std' is no denoiser", "model.posterior()"]),
-        ("mnist-classifier", {}, ["'classes' is no denoiser", "model.network"]),
+        (3, {}, ["cannot make a model of a int"]),
+        ("mnist", {"size": 32}, ["mnist says itself that it gives (1, 28, 28)"]),
     ],
 )
 def test_sources_that_are_none(source: object, options: dict[str, object], parts: list[str]) -> None:
@@ -256,7 +256,7 @@ def test_convert_writes_a_models_folder(words: list[str], ema: bool, checkpoint:
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     x, level = images(2, 1, 8, 8), NoiseLevel(sigma=1.0)
     expected, found = mmdgs.from_pretrained(checkpoint, ema=ema, size=8), mmdgs.load(out)
-    assert torch.equal(found.denoiser(x, level), expected(x, level))
+    assert torch.equal(found(x, level), expected(x, level))
     assert mmdgs.from_pretrained(out).digest == expected.digest
     assert found.levels == expected.levels
     assert found.config.shape == (1, 8, 8)
@@ -371,7 +371,7 @@ def test_a_model_is_a_denoiser_at_its_level_and_at_that_level_rescaled() -> None
     model = tiny_model()
     found, x = mmdgs.from_pretrained(model), images(2, 1, 8, 8)
     assert (found.levels, found.shape, found.interval) == ((model.level,), (1, 8, 8), (0.0, 1.0))
-    expected = model.denoiser(x, model.level).detach()
+    expected = model.denoiser_of(model.network)(x, model.level).detach()
     torch.testing.assert_close(found(x, model.level), expected)
     torch.testing.assert_close(found(0.4 * x, NoiseLevel(alpha=0.4, sigma=0.2)), expected)
     with refused("trained at NoiseLevel(alpha=1.0, sigma=0.5) alone", "got NoiseLevel(alpha=1.0, sigma=0.6)"):
@@ -385,7 +385,7 @@ def test_between_levels_the_alpha_is_interpolated() -> None:
     found, x = mmdgs.from_pretrained(model), images(1, 1, 8, 8)
     ratio = (0.9 / 0.2 * 0.6 / 0.8) ** 0.5  # half way between the first two, in log
     alpha = (0.2 * 0.8) ** 0.5
-    expected = model.denoiser(alpha * x, NoiseLevel(alpha=alpha, sigma=alpha * ratio))
+    expected = model.denoiser_of(model.network)(alpha * x, NoiseLevel(alpha=alpha, sigma=alpha * ratio))
     torch.testing.assert_close(found(x, NoiseLevel(sigma=ratio)), expected)
 
 
@@ -405,10 +405,12 @@ def test_models_by_name_by_folder_and_on_the_hub(tmp_path: Path, monkeypatch: py
         mmdgs.from_pretrained(tmp_path, subfolder="someone"),
         mmdgs.from_pretrained("some/one", subfolder="someone"),
     ):
-        torch.testing.assert_close(found(x, level), model.denoiser(x, level).detach())
+        torch.testing.assert_close(found(x, level), model.denoiser_of(model.network)(x, level).detach())
+    weights = ["README.md", "model.safetensors", "model-*-of-*.safetensors"]
+    weights += ["isotropic.safetensors", "spectral.safetensors"]
     assert asked == [
         ("some/one", ["*.json"]),
-        ("some/one", ["someone/model.safetensors", "someone/model-*-of-*.safetensors"]),
+        ("some/one", [f"someone/{name}" for name in weights]),
     ]
     digits = mmdgs.from_pretrained("mnist")
     assert (digits.shape, digits.source) == ((1, 28, 28), "mnist")
@@ -433,11 +435,92 @@ def test_device_and_dtype(checkpoint: Path) -> None:
     assert found.network.begin_conv.weight.is_meta
 
 
+KINDS = {
+    "a folder of ours": lambda path: mmdgs.save(many_levels(), path / "ours"),
+    "a name that ships": lambda path: "mnist",
+    "mean and std": lambda path: "mnist-kl",
+    "a model": lambda path: many_levels(),
+    "an NCSNv2 checkpoint": lambda path: write(path / "a.pth", public_format(NCSNv2(1, width=2), NCSNv2(1, width=2))),
+    "an EDM network": lambda path: GaussianEdm().float(),
+    "a folder of diffusers": lambda path: tiny_pipeline().save_pretrained(path / "pipeline") or path / "pipeline",
+    "a pipeline": lambda path: tiny_pipeline(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_loaded_is_one_model(kind: str, tmp_path: Path) -> None:
+    if "diffusers" in kind or "pipeline" in kind:
+        pytest.importorskip("diffusers")
+    model = mmdgs.load(KINDS[kind](tmp_path))
+    assert isinstance(model, Model)
+    level, x = model.levels[0], images(2, *model.shape)
+    mean = model(x, level)
+    assert mean.shape == x.shape
+    q = model.posterior("diagonal", probes=2)(x, level, generator=seeded(0))
+    torch.testing.assert_close(q.mean, mean.detach())
+    assert model.posterior().denoiser(x, level).shape == x.shape
+    assert re.fullmatch(r"Model\('.*', .*, \d+x\d+x\d+, .*, [\d.]+ million parameters\)", repr(model))
+    if model.param is None:
+        with refused("is no model of mmdgs", "has no configuration"):
+            mmdgs.save(model, tmp_path / "again")
+        with refused("has no learned posterior"):
+            model.posterior("learned")
+
+
+def test_a_model_with_mean_and_std_is_a_denoiser_by_its_mean() -> None:
+    model, x = tiny_model("mean-std"), images(2, 1, 8, 8)
+    learned = model.posterior()
+    assert isinstance(learned, mmdgs.LearnedMoments)
+    q = learned(x, model.level)
+    assert torch.equal(model(x, model.level), q.mean)
+    assert torch.equal(learned.denoiser(x, model.level), q.mean)
+    full = model.posterior("full")(x, model.level)
+    torch.testing.assert_close(full.mean, q.mean.detach())
+
+
+def test_a_closed_form_jacobian_is_the_models_too() -> None:
+    config = ModelConfig("mlp", "energy", (2,), {"width": 8, "depth": 2}, sigmas=(0.9, 0.6), alphas=(0.2, 0.8))
+    model = Model.build(config, seed=1)
+    model.network.double()
+    x, level = images(3, 2).double(), NoiseLevel(alpha=0.5, sigma=0.9)
+    known = model.mean_and_jacobian(x, level)
+    assert known is not None
+    each = torch.autograd.functional.jacobian(lambda x_t: model(x_t, level).sum(0), x)  # (outputs, rows, inputs)
+    torch.testing.assert_close(known[0], model(x, level).detach(), **EXACT)
+    torch.testing.assert_close(known[1], each.transpose(0, 1), **EXACT)
+
+
+def test_covariances_by_name() -> None:
+    model = tiny_model()
+    kinds = {
+        "diagonal": mmdgs.DiagonalMoments(model, probes=3),
+        "rademacher": mmdgs.DiagonalMoments(model, probes=3, design=mmdgs.Rademacher()),
+        "lattice": mmdgs.DiagonalMoments(model, probes=3, design=mmdgs.Lattice()),
+        "krylov": mmdgs.KrylovMoments(model, steps=20),
+        "full": mmdgs.FullMoments(model),
+    }
+    for name, expected in kinds.items():
+        assert model.posterior(name) == expected
+    assert model.posterior() == kinds["diagonal"]
+    assert model.posterior("krylov", krylov_steps=5) == mmdgs.KrylovMoments(model, steps=5)
+    for name, options, parts in (
+        ("diagnal", {}, ["unknown covariance 'diagnal' (did you mean 'diagonal'?)"]),
+        ("full", {"probes": 3}, ["'full' takes no probes", "no settings"]),
+        ("diagonal", {"krylov_steps": 3}, ["'diagonal' takes no krylov_steps", "it takes probes"]),
+        ("ocm", {}, ["needs its head"]),
+        ("learned", {}, ["'energy' has no learned posterior"]),
+        ("isotropic", {}, ["no isotropic variances are kept"]),
+        ("spectral", {}, ["no spectral variances are kept"]),
+    ):
+        with refused(*parts):
+            model.posterior(name, **options)
+
+
 # --- any level --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["ncsnv2", "edm", "conditional", "preserving"])
-def any_level(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[mmdgs.Pretrained]:
+def any_level(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Model]:
     """Denoisers of every kind (diffusers': test_diffusion.py), in float64."""
     make = {
         "ncsnv2": lambda: checkpoint,
@@ -451,14 +534,14 @@ def any_level(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[mmdg
 LEVELS = [NoiseLevel(alpha=0.5, sigma=0.2), NoiseLevel(alpha=0.9, sigma=0.7), NoiseLevel(alpha=2.0, sigma=1.5)]
 
 
-def test_what_is_no_batch_or_no_noise_is_refused(any_level: mmdgs.Pretrained) -> None:
+def test_what_is_no_batch_or_no_noise_is_refused(any_level: Model) -> None:
     with pytest.raises(ValueError, match="no denoising posterior at the clean level"):
         any_level(images(1, *any_level.shape), mmdgs.CLEAN)
     with pytest.raises(ValueError, match="must be a batch"):
         any_level(torch.zeros(5), LEVELS[0])
 
 
-def test_another_alpha_is_the_same_problem_rescaled(any_level: mmdgs.Pretrained) -> None:
+def test_another_alpha_is_the_same_problem_rescaled(any_level: Model) -> None:
     x_t = images(2, *any_level.shape[:1], 8, 8).double()
     for level in LEVELS:
         expected = any_level(x_t / level.alpha, NoiseLevel(sigma=level.sigma / level.alpha))
@@ -466,7 +549,7 @@ def test_another_alpha_is_the_same_problem_rescaled(any_level: mmdgs.Pretrained)
         assert (expected - x_t / level.alpha).abs().max() > 1e-3
 
 
-def test_rows_may_have_levels_of_their_own(any_level: mmdgs.Pretrained) -> None:
+def test_rows_may_have_levels_of_their_own(any_level: Model) -> None:
     x_t = images(3, *any_level.shape[:1], 8, 8).double()
     expected = torch.cat([any_level(x_t[i : i + 1], level) for i, level in enumerate(LEVELS)])
     torch.testing.assert_close(any_level(x_t, NoiseLevels.of(LEVELS, x_t)), expected, rtol=1e-6, atol=1e-7)
@@ -479,7 +562,7 @@ TRAINED = [NoiseLevel(sigma=sigma) for sigma in (8.0, 4.0, 1.0)]
     ("sigma", "place"), [(8.0, 2), (4.0, 1), (1.0, 0), (2.0, 0.5), (8**0.5 * 2, 1.5), (4.0 * (1 + 1e-6), 1)]
 )
 def test_places_on_the_scale(sigma: float, place: float) -> None:
-    scale = LevelScale(TRAINED)
+    scale = TrainedLevels(TRAINED)
     assert scale.place(NoiseLevel(alpha=0.3, sigma=0.3 * sigma)) == pytest.approx(place, abs=1e-12)
     rows = scale.place(NoiseLevels.of([NoiseLevel(alpha=0.3, sigma=0.3 * sigma)] * 2, torch.zeros(2, 3)))
     torch.testing.assert_close(rows, torch.full((2, 1), float(place), dtype=torch.float64), rtol=0, atol=1e-6)
@@ -489,7 +572,7 @@ def test_places_on_the_scale(sigma: float, place: float) -> None:
 
 def test_outside_the_scale_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "mmdgs")
-    scale = LevelScale(TRAINED)
+    scale = TrainedLevels(TRAINED)
     assert scale.place(TRAINED[0]) == 2
     assert scale.place(NoiseLevel(alpha=3.0, sigma=3.0 * (1 + 1e-9))) == 0
     assert not caplog.records
@@ -499,7 +582,7 @@ def test_outside_the_scale_the_log_says_so_once(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 1
     assert "100 lies outside what the network was trained at, 1 to 8" in caplog.text
     caplog.clear()
-    LevelScale(TRAINED).place(rows)
+    TrainedLevels(TRAINED).place(rows)
     assert len(caplog.records) == 1
 
 
@@ -509,4 +592,4 @@ def test_a_configuration_of_ncsnv2_is_what_an_import_gives(checkpoint: Path) -> 
 
 
 def tiny_ncsnv2() -> Model:
-    return Model(ModelConfig("ncsnv2", "score", (1, 8, 8), {"width": 4}, sigmas=tuple(SIGMAS)))
+    return Model.build(ModelConfig("ncsnv2", "score", (1, 8, 8), {"width": 4}, sigmas=tuple(SIGMAS)))

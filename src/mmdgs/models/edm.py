@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from mmdgs.compiled import Pure
 from mmdgs.denoisers import explain_mismatch
 from mmdgs.errors import UsageError
-from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.pretrained.pretrained import Pretrained
+from mmdgs.models.model import Model
+from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.schedules import edm
 
 INTERVAL = (-1.0, 1.0)
@@ -28,7 +28,7 @@ STEPS, SIGMA_MIN, SIGMA_MAX = 18, 0.002, 80.0
 
 
 @dataclass(frozen=True)
-class EdmDenoiser:
+class KarrasDenoiser:
     """D(x_t) = net(x_t / alpha, sigma / alpha), without class labels."""
 
     network: Callable[..., Tensor]
@@ -37,7 +37,7 @@ class EdmDenoiser:
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         return self._at(x_t, level.alpha, level.sigma / level.alpha)
 
-    def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
+    def pure(self, level: AnyLevel) -> Pure | None:
         """For the fast path."""
         if not isinstance(self.network, nn.Module):
             return None
@@ -64,8 +64,8 @@ class _Function(nn.Module):
         self.forward = function
 
 
-def from_edm(network: Callable[..., Tensor], *, size: int | None = None) -> Pretrained:
-    """The denoiser of an EDM-style network, put into evaluation mode; its attributes say the range and the shape."""
+def from_edm(network: Callable[..., Tensor], *, size: int | None = None) -> Model:
+    """The model of an EDM-style network, put into evaluation mode; its attributes say the range and the shape."""
     name = type(network).__name__ if isinstance(network, nn.Module) else getattr(network, "__name__", repr(network))
     labelled = _third_is_required(network, name)
     low, high = (float(getattr(network, key, default)) for key, default in (("sigma_min", 0), ("sigma_max", math.inf)))
@@ -79,8 +79,8 @@ def from_edm(network: Callable[..., Tensor], *, size: int | None = None) -> Pret
             "(as EDM's networks have), or give size= for the second"
         )
     module = network.eval() if isinstance(network, nn.Module) else _Function(network)
-    denoiser = EdmDenoiser(network, labelled)
-    return Pretrained(denoiser, edm(STEPS, high, low), (channels, side, side), INTERVAL, module, name)
+    denoiser = KarrasDenoiser(network, labelled)
+    return Model(denoiser, module, edm(STEPS, high, low), (channels, side, side), INTERVAL, name)
 
 
 def _third_is_required(network: Callable[..., Any], name: str) -> bool:

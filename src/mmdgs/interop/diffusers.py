@@ -1,6 +1,6 @@
 """A scheduler for pipelines of diffusers that samples with our covariance: ancestral sampling through the bridge.
 
-    pipe.scheduler = mmdgs.pretrained.MomentScheduler.for_pipeline(pipe, moments=...)
+    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe, moments=...)
 
 A step draws x_s | x_t from the Gaussian of `posterior.py` with the moments of x | x_t: DDPM's "fixed_small" variance is
 the case of no covariance at all.
@@ -8,7 +8,6 @@ the case of no covariance at all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
-from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.models.diffusers import INTERVAL, prediction_of, preserving_level, require_diffusers
+from mmdgs.models.loading import load
+from mmdgs.moments import IsotropicMoments, Moments
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
 from mmdgs.posterior import Gaussian
-from mmdgs.pretrained.diffusion import INTERVAL, from_pipeline, prediction_of, preserving_level, require_diffusers
-from mmdgs.pretrained.levels import LevelScale
 from mmdgs.randomness import Generator, Streams
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels, limited
 
@@ -31,30 +30,7 @@ from diffusers import DDPMScheduler  # noqa: E402
 from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput  # noqa: E402
 from diffusers.utils.torch_utils import randn_tensor  # noqa: E402
 
-PROBES = 3
-"""Products with the Jacobian a step where no moments are given."""
-
 Variances = Mapping[NoiseLevel, float]
-
-
-class VarianceTable:
-    """One variance per level, between levels by interpolation of the variance relative to (sigma / alpha)^2."""
-
-    def __init__(self, variances: Variances) -> None:
-        bad = [(level, value) for level, value in variances.items() if not 0 <= value < math.inf]
-        if bad or not variances:
-            said = f"{bad[0][1]} at {bad[0][0]}" if bad else "none"
-            raise UsageError(f"variances must be one finite number, 0 or more, for each level, got {said}")
-        levels = sorted(variances, key=lambda level: level.variance, reverse=True)
-        self.scale = LevelScale(levels)
-        self.relative = [variances[level] / level.variance for level in reversed(levels)]
-
-    def __call__(self, level: NoiseLevel) -> float:
-        place = self.scale.place(level)
-        assert isinstance(place, float)
-        below = int(place)
-        start, end = self.relative[below], self.relative[min(below + 1, len(self.relative) - 1)]
-        return level.variance * (start + (place - below) * (end - start))
 
 
 class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
@@ -69,7 +45,7 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
     `repaired` is the fraction of the covariance that was lifted to its floor in the last step.
     """
 
-    _moments: Moments | VarianceTable | None = None
+    _moments: Moments | LevelTable | None = None
     last_noise: float = LAST_NOISE
     repaired: float = 0.0
 
@@ -87,11 +63,14 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
             raise UsageError(f"last_noise must be grey levels, 0 or more (math.inf: no bound), got {last_noise}")
         scheduler.last_noise = last_noise
         if moments is None:
-            denoiser = from_pipeline(pipe.unet, pipe.scheduler, type(pipe).__name__)
-            moments = DiagonalMoments(denoiser, probes=PROBES)
-        if isinstance(moments, IsotropicMoments | Mapping):
-            table = moments.variances if isinstance(moments, IsotropicMoments) else moments
-            scheduler._moments = VarianceTable(table)
+            moments = load(pipe).posterior("diagonal")
+        if isinstance(moments, IsotropicMoments):
+            scheduler._moments = moments.variances
+        elif isinstance(moments, Mapping):
+            try:
+                scheduler._moments = LevelTable.of(moments)
+            except ValueError as error:
+                raise UsageError(f"the variances of a scheduler: {error}") from error
         elif callable(moments):
             scheduler._moments = moments
         else:
@@ -145,11 +124,11 @@ class MomentScheduler(DDPMScheduler):  # type: ignore[misc]
             raise UsageError(
                 "this scheduler has no moments: make it with MomentScheduler.for_pipeline(pipe, moments=...)"
             )
-        if not isinstance(self._moments, VarianceTable):
+        if not isinstance(self._moments, LevelTable):
             return self._moments(x_t, level, generator=_one_generator(generator, x_t))
         out = model_output.detach().clone()[:, : x_t.shape[1]].to(x_t.dtype)  # further channels hold variances
         mean = prediction_of(self)(out, x_t, level.alpha, level.sigma)
-        return Gaussian(mean, Diagonal(mean.new_tensor(self._moments(level)).expand_as(mean)))
+        return Gaussian(mean, Diagonal(mean.new_tensor(self._moments[level]).expand_as(mean)))
 
     def _clipped(self, mean: Tensor) -> Tensor:
         """The mean within the data's range, as the pipeline's scheduler keeps it there."""

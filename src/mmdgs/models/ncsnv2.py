@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.models import Model, ModelConfig, load_weights
-from mmdgs.pretrained.pickles import read_pickle
+from mmdgs.models.config import ModelConfig
+from mmdgs.models.model import Model
+from mmdgs.models.weights import load_weights, read_checkpoint
 
 PREFIX, SIGMAS, FIRST = "module.", "sigmas", "begin_conv.weight"
 AVERAGE = 4  # its place in the list
@@ -26,13 +27,13 @@ CELEBA, CELEBA_SIZE = (500, 90.0), 64
 """Levels, and the largest sigma, of the public CelebA checkpoint; its images' size."""
 
 
-def read_ncsnv2(path: Path, *, ema: bool = True, size: int | None = None) -> Model:
+def read_ncsnv2(path: Path, source: str = "", *, ema: bool = True, size: int | None = None) -> Model:
     """The model in a checkpoint: the moving average of its weights, or with ema=False the weights themselves.
 
     The network is fully convolutional, so `size` (of the images) only goes into the model's shape: 32 unless given,
     64 for the levels of the public CelebA checkpoint.
     """
-    content = read_pickle(path)
+    content = read_checkpoint(path)
     items = content if isinstance(content, list | tuple) else [content]
     state = _tensors(items[0], path) if items else {}
     if FIRST not in state or SIGMAS not in state or state[FIRST].ndim != 4 or state[SIGMAS].ndim != 1:
@@ -54,7 +55,7 @@ def read_ncsnv2(path: Path, *, ema: bool = True, size: int | None = None) -> Mod
         size = CELEBA_SIZE if (len(sigmas), round(max(sigmas, default=0), 3)) == CELEBA else SIZE
     try:
         config = ModelConfig("ncsnv2", "score", (channels, size, size), {"width": width}, sigmas=sigmas)
-        model = Model(config)
+        model = Model.build(config, source=source or str(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     load_weights(model.network, state, path, than="NCSNv2")

@@ -1,4 +1,4 @@
-"""Pretrained models for tests: exact mixtures and functions as denoisers, and a tiny network of many levels."""
+"""Models for tests: exact mixtures and functions as denoisers, and a tiny network of many levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.models import Model, ModelConfig
 from mmdgs.networks import preset
 from mmdgs.noise import NoiseLevel
-from mmdgs.pretrained import Pretrained
 from mmdgs.targets import GaussianMixture
 
 SHAPE = (3, 2, 2)
@@ -28,16 +27,16 @@ class Weights(nn.Module):
 
 def of_levels(
     levels: schedules.Levels, denoiser: Denoiser | None = None, interval: tuple[float, float] = (-1.0, 1.0)
-) -> Pretrained:
+) -> Model:
     """A model with these levels; by default that of standard normal data."""
-    return Pretrained(denoiser or _normal, levels, SHAPE, interval, Weights(), "a test")
+    return Model(denoiser or _normal, Weights(), levels, SHAPE, interval, "a test")
 
 
 def _normal(x_t: Tensor, level: NoiseLevel) -> Tensor:
     return level.alpha / (level.alpha**2 + level.sigma**2) * x_t
 
 
-def exact(levels: schedules.Levels = LEVELS) -> Pretrained:
+def exact(levels: schedules.Levels = LEVELS) -> Model:
     """The exact denoiser of a mixture of two images, in float32."""
     means = torch.stack([torch.linspace(-0.9, 0.9, 12), torch.linspace(0.7, -0.4, 12)])
     denoiser = GaussianMixture([0.6, 0.4], means.double(), 0.3).denoiser()
@@ -49,7 +48,7 @@ def many_level_model(shape: tuple[int, ...] = (1, 8, 8)) -> Model:
     _, options = preset("unet-tiny")
     sigmas = tuple(level.sigma for level in schedules.geometric(5, 4.0, 0.1))
     config = ModelConfig("unet", "clean", shape, {**options, "multipliers": [1], "conditional": True}, sigmas=sigmas)
-    model = Model(config)
+    model = Model.build(config)
     lively(model.network)
     model.network.eval()
     return model

@@ -1,0 +1,114 @@
+"""Models written anew: old pickles as safetensors (`convert`), weights in fewer bytes or smaller files (`export`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+from mmdgs.files import folder_written_atomically, holds_nothing, read_file, tensors_to_bytes, write_atomically
+from mmdgs.models import diffusers
+from mmdgs.models.card import LICENCE
+from mmdgs.models.fits import FIT_FILES
+from mmdgs.models.loading import CHECKPOINTS, load
+from mmdgs.models.model import CARD, CONFIG
+from mmdgs.models.ncsnv2 import read_ncsnv2
+from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, read_checkpoint
+from mmdgs.networks.registry import nearest
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+"""What weights are stored in. Not in float16: its range is too small for some of them."""
+STORAGE = "\n## Storage\n"
+OURS = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS, *FIT_FILES)
+"""What a model's folder holds and an export may replace; the last are variances of the old weights."""
+
+
+def convert(source: Path, out: Path, *, ema: bool = True, size: int | None = None, overwrite: bool = False) -> Path:
+    """Write a pickle as a folder of safetensors and JSON, whole or not at all.
+
+    An NCSNv2 checkpoint becomes a model of mmdgs (its moving average, or with ema=False its raw weights); a folder
+    of diffusers whose network is a pickle becomes the same folder with safetensors in its place.
+    """
+    if not holds_nothing(out, overwrite) and not any((out / name).is_file() for name in (CONFIG, diffusers.INDEX)):
+        raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
+    if source.is_dir():
+        return _convert_pipeline(source, out)
+    if not source.is_file() or source.suffix not in CHECKPOINTS:
+        raise UsageError(
+            f"{source} is nothing to convert: expected an NCSNv2 checkpoint ({', '.join(CHECKPOINTS)}), or a folder of "
+            f"diffusers with {diffusers.WEIGHTS}.bin"
+        )
+    model = read_ncsnv2(source, ema=ema, size=size)
+    weights = "the moving average of the weights" if ema else "the raw weights"
+    card = model.describe().replace(LICENCE, "")  # the weights are somebody else's
+    card += (
+        f"\n## Origin\n\nConverted from `{source.name}` by `mmdgs convert`: {weights}. Its licence holds here too.\n"
+    )
+    with _new_folder(out) as folder:
+        model.save_pretrained(folder, card=card)
+    return out
+
+
+def _convert_pipeline(source: Path, out: Path) -> Path:
+    """The same folder, its network's pickle as safetensors; loaded once before it gets its name."""
+    if source.resolve() == out.resolve():
+        raise UsageError(f"the output {out} is the source itself; give another folder")
+    network = diffusers.network_folder(source)
+    pickled = None if network is None else network / f"{diffusers.WEIGHTS}.bin"
+    if network is None or pickled is None or not pickled.is_file():
+        raise UsageError(f"there is no {diffusers.WEIGHTS}.bin to convert in {source}, nor in its folder unet")
+    tensors = read_checkpoint(pickled)
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UsageError(f"{pickled} is no dictionary of tensors")
+    with _new_folder(out) as folder:
+        for file in source.rglob("*.json"):
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(copy, read_file(file))
+        weights = folder / network.relative_to(source) / f"{diffusers.WEIGHTS}.safetensors"
+        write_atomically(weights, tensors_to_bytes({key: value.clone() for key, value in tensors.items()}))
+        diffusers.read_pipeline(folder, str(source))
+    return out
+
+
+def export(
+    source: str | Path, out: Path, *, dtype: str = "bf16", shard_mb: float | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Write a model of mmdgs as a folder, whole or not at all; returns the files of its weights.
+
+    Weights are rounded to `dtype`, and where they are larger than `shard_mb` million bytes they are in several files.
+    A training run's model has its averaged weights, and so has what is exported.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; choose one of {', '.join(DTYPES)}")
+    if not holds_nothing(out, overwrite):
+        other = [path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in OURS)]
+        if other:
+            raise UsageError(
+                f"{out} holds more than a model (such as {other[0]}), which is not removed; choose another"
+            )
+    model = load(source)
+    with _new_folder(out) as folder:
+        model.save_pretrained(folder, dtype=DTYPES[dtype], shard_mb=shard_mb)
+        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        card, _, _ = (model.card or model.describe()).partition(STORAGE)
+        many = "one file" if len(files) == 1 else f"{len(files)} files"
+        text = f"{card.rstrip()}\n{STORAGE}\nWeights in {dtype}, in {many}, by `mmdgs export`.\n"
+        (folder / CARD).write_text(text, encoding="utf-8")
+    return [out.resolve() / name for name in files]
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `out` when all is in it."""
+    out = out.resolve()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with folder_written_atomically(out) as folder:
+            yield folder
+    except OSError as error:
+        raise UsageError(f"cannot write the folder {out}: {error.strerror or error}") from error

@@ -1,0 +1,70 @@
+"""Covariances by name: the names of the command line and of `Model.posterior`, each with its estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmdgs.errors import UsageError
+from mmdgs.models.config import MEAN_STD
+from mmdgs.models.fits import isotropic_moments, spectral_moments
+from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments, OcmMoments
+from mmdgs.moments.probes import Lattice, Rademacher
+from mmdgs.networks.registry import nearest
+
+if TYPE_CHECKING:
+    from mmdgs.models.model import Model
+
+
+def _ocm(model: Model, given: Mapping[str, Any]) -> Moments:
+    from mmdgs.models.heads import load_head  # heads are loaded as models are
+
+    if given["head"] is None:
+        raise UsageError(
+            "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
+        )
+    return OcmMoments(model, load_head(given["head"], model))
+
+
+COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]], Moments]]] = {
+    "diagonal": ({"probes": 3}, lambda model, given: DiagonalMoments(model, probes=given["probes"])),
+    "rademacher": (
+        {"probes": 3},
+        lambda model, given: DiagonalMoments(model, probes=given["probes"], design=Rademacher()),
+    ),
+    "lattice": ({"probes": 3}, lambda model, given: DiagonalMoments(model, probes=given["probes"], design=Lattice())),
+    "ocm": ({"head": None}, _ocm),
+    "isotropic": ({}, lambda model, given: isotropic_moments(model, given.get("levels"), given.get("data"))),
+    "spectral": ({}, lambda model, given: spectral_moments(model, given.get("data"))),
+    "krylov": ({"krylov_steps": 20}, lambda model, given: KrylovMoments(model, steps=given["krylov_steps"])),
+    "full": ({}, lambda model, given: FullMoments(model)),
+    "learned": ({}, lambda model, given: model.learned()),
+}
+"""What can be set of each covariance, with its default, and its estimator.
+
+"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
+
+FITTED: dict[str, tuple[str, ...]] = {"isotropic": ("data", "levels"), "spectral": ("data",)}
+"""Those that are estimated from data (one variance for all pixels, or one for each frequency), and what else they take.
+"""
+
+
+def own_covariance(model: Model) -> str:
+    """The covariance of a model where none is named."""
+    return "learned" if model.param == MEAN_STD else "diagonal"
+
+
+def make_moments(model: Model, covariance: str | None, given: Mapping[str, Any]) -> Moments:
+    """The estimator of a covariance by name, with the settings that are given in place of its defaults."""
+    name = covariance or own_covariance(model)
+    if name not in COVARIANCES:
+        raise UsageError(
+            f"unknown covariance {name!r}{nearest(name, COVARIANCES)}; choose one of {', '.join(COVARIANCES)}"
+        )
+    defaults, make = COVARIANCES[name]
+    known = (*defaults, *FITTED.get(name, ()))
+    for key in given:
+        if key not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it has no settings"
+            raise UsageError(f"the covariance {name!r} takes no {key}; {takes}")
+    return make(model, {**defaults, **given})
