@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "version"],
+    ["errors", "options", "version"],
     ["files", "cost", "recording", "runtime"],
     ["randomness"],
     ["noise", "normalisation", "second_order"],
@@ -32,8 +32,8 @@ LAYERS = [
     ["metrics"],
     ["models"],
     ["pretrained"],
-    ["generation", "training", "evaluation"],
-    ["watching"],
+    ["generation", "evaluation"],
+    ["training"],
     ["lab"],
     ["cli"],
     ["__init__", "__main__"],

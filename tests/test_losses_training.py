@@ -15,7 +15,7 @@ from mmdgs import losses
 from mmdgs.denoisers import score
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel, add_noise
-from mmdgs.randomness import seeded
+from mmdgs.randomness import Generator, seeded, uniforms
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
@@ -144,8 +144,8 @@ class Weight(torch.nn.Module):
 def test_the_noise_comes_from_the_seed_too() -> None:
     drawn = []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
-        drawn.append(torch.rand(1, generator=generator).item())
+    def loss(x: Tensor, generator: Generator) -> Tensor:
+        drawn.append(uniforms(x.shape, x, generator).tolist())
         return network.value.expand(len(x))
 
     for seed in (0, 0, 1):
@@ -158,7 +158,7 @@ def test_every_point_is_seen_once_an_epoch() -> None:
     data = torch.arange(12.0)[:, None]
     network, seen = MLP(1, 1, width=2, depth=1, seed=0), []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         seen.append(x[:, 0].tolist())
         return network(x).square().sum(1)
 
@@ -172,7 +172,7 @@ def test_decay_is_a_cosine_to_zero() -> None:
     # A constant slope makes each Adam step move by exactly the learning rate, so that the steps show the schedule.
     network, path = Weight(), []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         path.append(network.value.item())
         return network.value.expand(len(x))
 
@@ -187,7 +187,7 @@ def test_modes_of_the_network() -> None:
     network = MLP(1, 1, width=2, depth=1, seed=0)
     during = []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         during.append(network.training)
         return network(x).square().sum(1)
 

@@ -19,20 +19,21 @@ from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.models import Model
 from mmdgs.networks import MLP, RowDropout
 from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Generator, Streams, seeded, uniforms
+from mmdgs.randomness import Generator, Streams, child_seed, randn_like, seeded, uniforms
 from mmdgs.schedules import geometric
 from mmdgs.training import (
     ImageExamples,
     RunFolder,
     TensorExamples,
+    Trained,
     Trainer,
     TrainingSettings,
     Validation,
+    loss_of,
     metrics,
     train,
 )
-from mmdgs.training.engine import PerExampleLoss, Trained
-from mmdgs.training.job import loss_of
+from mmdgs.training.objective import PerExampleLoss
 
 MANY = {"sigma": None, "sigmas": tuple(level.sigma for level in geometric(5, 10, 0.1))}
 SETTINGS = TrainingSettings(steps=6, batch_size=12, learning_rate=1e-3)
@@ -271,12 +272,13 @@ def test_the_engine_is_the_plain_loop() -> None:
 
     plain, expected = network(), []
     optimiser = torch.optim.Adam(plain.parameters(), lr=1e-3)
-    order, noise = seeded(5), seeded(6)
+    seed = child_seed(5, "run 0")
+    order, noise = seeded(seed, "order"), Streams(seed, 16, purpose="noise")
     while len(expected) < 40:
         permutation = torch.randperm(50, generator=order)
         for batch in permutation[:48].split(16):
             x = data[batch]
-            e = torch.randn(x.shape, generator=noise)
+            e = randn_like(x, noise)
             x_t = (x + 0.5 * e).requires_grad_(True)
             (slope,) = torch.autograd.grad(plain(x_t).sum(), x_t, create_graph=True)
             loss = 0.5 * (e / 0.5 - slope).square().sum(1).mean()
@@ -406,20 +408,23 @@ def test_metrics_with_a_last_line_cut_short(tmp_path: Path) -> None:
 
 
 def validated(batch_size: int = 12, **changes: object) -> tuple[Trained, list[tuple[float, int, Tensor]], Model]:
-    """Train with validation; also what keep_best saw: value, step and the network's first weights."""
+    """Train with validation; also what was kept as best: value, step and the network's first weights."""
     model = tiny_model("score", options={**tiny_model().config.options, "dropout": 0.2})
     best: list[tuple[float, int, Tensor]] = []
 
-    def keep(value: float, step: int) -> None:
-        best.append((value, step, model.network.first.weight.detach().clone()))
+    class Best:
+        def keep(self, what: str, value: float, step: int, seconds: float) -> None:
+            assert what == "validation loss"
+            best.append((value, step, model.network.first.weight.detach().clone()))
 
-    validation = Validation(ImageExamples(random_images(17, seed=9)), loss_of(model), keep)
+    validation = Validation(ImageExamples(random_images(17, seed=9)), loss_of(model))
     trainer = Trainer(
         model.network,
         loss_of(model),
         ImageExamples(IMAGES),
         settings(batch_size=batch_size, **changes),
         validation=validation,
+        best=Best(),
     )
     return trainer.run(None), best, model
 
@@ -430,14 +435,14 @@ def test_validation_is_of_the_average_with_the_same_noise_every_time() -> None:
     assert [step for step, _ in found.validations] == [2, 4, 6]
     assert len({round(value, 5) for _, value in found.validations}) == 1
     # By hand, in one batch: the noise is that of the rows, not of the batches.
-    streams = Streams(0 + 1_000_000_007, 17)
+    streams = Streams(0, 17, purpose="validation")
     x = ImageExamples(random_images(17, seed=9)).take(torch.arange(17), streams)
     with torch.no_grad():
         expected = loss_of(model)(x, streams).mean().item()
     assert found.validations[-1][1] == pytest.approx(expected, rel=1e-5)
     # At a large rate the network ends with its average: the last number is that of the weights it has now.
     found, _, model = validated(steps=6, validate_every=2, ema=0.9, learning_rate=0.03)
-    streams = Streams(0 + 1_000_000_007, 17)
+    streams = Streams(0, 17, purpose="validation")
     x = ImageExamples(random_images(17, seed=9)).take(torch.arange(17), streams)
     with torch.no_grad():
         expected = loss_of(model)(x, streams).mean().item()
@@ -513,7 +518,7 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
         return (network.dropout(torch.ones(len(x), 64)) * network.scale).sum(1)
 
     Trainer(network, loss, TensorExamples(torch.zeros(8, 1)), settings(steps=2, batch_size=8)).run(None)
-    streams = Streams(1, 8)
+    streams = Streams(child_seed(0, "run 0"), 8, purpose="noise")
     for keys in seen:
         assert torch.equal(keys, (uniforms((8, 1), torch.empty(()), streams)[:, 0] * 2**24).long())
     assert not torch.equal(seen[0], seen[1])
@@ -538,11 +543,6 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
 def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         settings(**changes)
-
-
-def test_a_step_with_one_generator_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="a random stream for each row"):
-        train(Weight(), lambda x, g: x.sum(1), torch.ones(4, 1), settings(split=2), progress=None)
 
 
 def test_the_network_stays_on_the_device_of_the_data(monkeypatch) -> None:

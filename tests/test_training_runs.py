@@ -29,23 +29,24 @@ from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.metrics import frechet_distance
-from mmdgs.randomness import Streams, seeded
+from mmdgs.randomness import Streams, child_seed, seeded
 from mmdgs.schedules import geometric, variance_preserving_linear
 from mmdgs.training import (
     ImageExamples,
     Recipe,
+    RunFolder,
     Trainer,
     TrainingSettings,
+    level_draw,
+    loss_of,
     metrics,
+    new_model,
     read_recipe,
     train_model,
 )
-from mmdgs.training.examples import batch_order
-from mmdgs.training.folder import RunFolder
-from mmdgs.training.job import loss_of, new_model
-from mmdgs.training.levels import jittered, level_draw
+from mmdgs.training.examples import batch_order, read_sets
+from mmdgs.training.objective import jittered
 from mmdgs.training.recipe import make_recipe, parse_override
-from mmdgs.training.sets import read_sets
 
 run = CliRunner().invoke
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -364,9 +365,10 @@ def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
     recipe = dataclasses.replace(at_many_levels(recipe), weighting=weighting, level_draw=draw, level_jitter=jitter)
     recipe = with_settings(recipe, steps=1, learning_rate=1e-12, warmup=0, ema=None)
     train_model(recipe, tmp_path, progress=None)
-    model, streams = mmdgs.load(tmp_path), Streams(1, 8)
+    seed = child_seed(0, "run 0")
+    model, streams = mmdgs.load(tmp_path), Streams(seed, 8, purpose="noise")
     sets = read_sets(recipe, torch.device("cpu"))
-    x = sets.train.take(next(batch_order(len(sets.train), 8, 0)), streams)
+    x = sets.train.take(next(batch_order(len(sets.train), 8, seed)), streams)
     levels = level_draw(model.levels, draw)(x, streams)
     told = jittered(levels, 0.3, x, streams) if jitter else None
     weigh = mmdgs.losses.WEIGHTINGS[weighting]

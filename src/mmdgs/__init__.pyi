@@ -33,9 +33,6 @@ from mmdgs import (
 from mmdgs import (
     training as training,
 )
-from mmdgs import (
-    watching as watching,
-)
 from mmdgs.denoisers import (
     Denoiser as Denoiser,
 )
