@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -285,20 +283,3 @@ def test_init_on_the_command_line(first: Path, pictures: Path, tmp_path: Path) -
     assert result.exit_code == 2
     assert "there is no model folder" in " ".join(result.output.split())
     assert not (tmp_path / "third").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_start_from_it_too(first: Path, pictures: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    more = ["--init", str(first), "--watch", "4", "--set", "watch_every=2", "--set", "checkpoint_every=2"]
-    assert run(cli.app, words(pictures, one, *more)).exit_code == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs"]
-    for again in ([], ["--resume", "--steps", "6"]):
-        if again:
-            shutil.rmtree(first)
-        command = [*launch, *words(pictures, two, *more, *again)]
-        found = subprocess.run(command, capture_output=True, timeout=200)
-        assert found.returncode == 0, found.stderr.decode()
-    assert losses(two)[:4] == pytest.approx(losses(one), rel=1e-4)
-    assert [line["step"] for line in metrics(two) if "diversity" in line] == [2, 4, 6]
-    assert mmdgs.load(two).config.trained_images == 32 + 6 * 8

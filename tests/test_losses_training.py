@@ -90,7 +90,7 @@ def test_kl_is_least_at_the_true_moments(level: NoiseLevel, generator: torch.Gen
 
 @pytest.mark.parametrize("construct", [mmdgs.energy_denoiser, mmdgs.score_denoiser])
 def test_training_recovers_the_score_of_a_mixture(construct) -> None:
-    # E |s - s*|^2 / E |s*|^2 on fresh noisy points: 1,000 steps reach about 0.002; untrained it is about 1.
+    # E |s - s*|^2 / E |s*|^2 on fresh noisy points: 500 steps reach about 0.01; untrained it is about 1.
     level = NoiseLevel(sigma=0.5)
     mixture = paper_mixture().to(dtype=torch.float32)
     network = MLP(2, 2, width=64, depth=2, seed=0)
@@ -104,9 +104,9 @@ def test_training_recovers_the_score_of_a_mixture(construct) -> None:
 
     assert error() > 0.5
     data = mixture.sample((20_000,), generator=seeded(0))
-    settings = TrainingSettings(steps=1000, batch_size=300, learning_rate=5e-3, decay=True)
+    settings = TrainingSettings(steps=500, batch_size=300, learning_rate=5e-3, decay=True)
     train(network, lambda x, g: losses.dsm(denoiser, x, level, generator=g), data, settings, progress=None)
-    assert error() < 0.01
+    assert error() < 0.02
 
 
 def fit(seed: int, *, data_seed: int = 0, steps: int = 30) -> tuple[Tensor, MLP]:

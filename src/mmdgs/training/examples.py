@@ -100,10 +100,11 @@ class Sets:
 
 def read_sets(recipe: Recipe, device: torch.device, denoiser: Pretrained | None = None) -> Sets:
     """The examples of a recipe, on a device; a head's are those of its denoiser in size and colours."""
+    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
     if recipe.data in TOYS:
         points, seed = toy(recipe.data), recipe.training.seed
         train = points.sample(recipe.limit or TOY_POINTS, child_seed(seed, "data"))
-        held_out = points.sample(VALIDATION_EXAMPLES, child_seed(seed, "validation"))
+        held_out = points.sample(most, child_seed(seed, "validation"))
         return Sets(TensorExamples(train.to(device)), TensorExamples(held_out.to(device)), (2,))
 
     size, channels = recipe.size, None
@@ -118,7 +119,6 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Pretrained | None 
     labelled = recipe.param == CLASSES
     if labelled and images.labels is None:
         raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
-    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
     test = test.take(spread(len(test), most).to(device))
     flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
     return Sets(
