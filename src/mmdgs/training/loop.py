@@ -140,7 +140,7 @@ class Trainer:
                     seen = done.watches[-1][1] if done.watches else {}
                     told = {"loss": self._flush(), **seen}
                     bar.set_postfix({name: f"{value:.4g}" for name, value in told.items()}, refresh=False)
-                    clock.looked(self.step, self._agree(self._seconds()), settings.minutes)
+                    clock.looked(self.step, agreed(self._seconds(), self.accelerator), settings.minutes)
                     if clock.fraction >= 1 and self.step != end:
                         done.ended_by = "minutes"
                     if settings.minutes is not None:  # as far as it will get at this rate: the bar knows the time left
@@ -150,7 +150,8 @@ class Trainer:
                     if last or (every is not None and self.step % every == 0):
                         self._flush()
                         event()
-        done.seconds, done.split, done.losses = self._seconds(), len(self.shares.parts), torch.tensor(self.losses)
+        done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
+        done.seconds = self._seconds()
         training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
         done.examples_a_second = (self.step - first) * self.batch_size / max(training, 1e-9)
         with torch.no_grad():
@@ -161,13 +162,6 @@ class Trainer:
     def _seconds(self) -> float:
         """Time of the run so far, that before its last checkpoint included."""
         return self.seconds_before + time.perf_counter() - self.started
-
-    def _agree(self, value: float) -> float:
-        """The main process's value, on all processes."""
-        if self.accelerator is None or self.accelerator.num_processes == 1:
-            return value
-        mine = torch.tensor([value if self.main else 0.0], dtype=torch.float64, device=self.accelerator.device)
-        return self.accelerator.reduce(mine, "sum").item()
 
     def _wait(self) -> None:
         if self.accelerator:
@@ -278,6 +272,14 @@ class Trainer:
         self.shares.cut(min(max(state["split"], self.settings.split), self.shares.rows))
         self.losses = self.folder.rewind(self.step, write=self.main)
         self._wait()
+
+
+def agreed(value: float, accelerator: Accelerator | None) -> float:
+    """The main process's value, on all processes."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return value
+    mine = torch.tensor([value * accelerator.is_main_process], dtype=torch.float64, device=accelerator.device)
+    return accelerator.reduce(mine, "sum").item()
 
 
 class _Clock:

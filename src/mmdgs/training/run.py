@@ -32,7 +32,7 @@ from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder
 from mmdgs.training.examples import Examples, Sets, read_sets
-from mmdgs.training.loop import Trained, Trainer, Validation
+from mmdgs.training.loop import Trained, Trainer, Validation, agreed
 from mmdgs.training.objective import PerExampleLoss, loss_of
 from mmdgs.training.recipe import Recipe
 from mmdgs.training.watching import SampleWatcher, isotropic_moments, sample_watcher
@@ -84,7 +84,7 @@ def train_model(
     settings = {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE}
     folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
     with output_folder(out) if main else contextlib.nullcontext():
-        begun = _on_all(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator)
+        begun = bool(agreed(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator))
         run = Run.start(recipe, folder, device, denoiser, begun=begun)
         if report:
             report(run.title())
@@ -117,13 +117,6 @@ def train_model(
             accelerator.wait_for_everyone()
     model.network.requires_grad_(False)
     return model, trained
-
-
-def _on_all(value: bool, accelerator: Accelerator | None) -> bool:
-    """Whether it holds on one of the processes, on all of them."""
-    if accelerator is None or accelerator.num_processes == 1:
-        return value
-    return bool(accelerator.reduce(torch.tensor([float(value)], device=accelerator.device), "sum").item())
 
 
 def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
