@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class Validation:
     loss: PerExampleLoss
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Looks at the model on the way, with its averaged weights. It draws no number that training would."""
 
@@ -54,6 +55,7 @@ class Watcher(Protocol):
         """Numbers for the metrics."""
 
 
+@runtime_checkable
 class Best(Protocol):
     """Keeps the best model so far: the lowest by the watcher's number, or by the validation loss where it has none."""
 
