@@ -24,8 +24,7 @@ from mmdgs.randomness import Streams, seeded
 from mmdgs.runtime import environment
 from mmdgs.samplers import gibbs_plan, run
 from mmdgs.schedules import geometric
-from mmdgs.training.job import new_model
-from mmdgs.training.recipe import Recipe
+from mmdgs.training import Recipe, new_model
 
 
 class Gaussian(nn.Module):

@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "lazy", "version"],
+    ["errors", "lazy", "options", "version"],
     ["files", "cost", "derivatives", "runtime"],
     ["randomness"],
     ["noise", "compiled"],
@@ -29,8 +29,8 @@ LAYERS = [
     ["data"],
     ["metrics"],
     ["models"],
-    ["interop", "generation", "training", "evaluation"],
-    ["watching"],
+    ["interop", "generation", "evaluation"],
+    ["training"],
     ["lab"],
     ["cli"],
     ["__init__", "__main__"],

@@ -15,7 +15,7 @@ from mmdgs import losses
 from mmdgs.denoisers import score
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel, add_noise
-from mmdgs.randomness import seeded
+from mmdgs.randomness import Generator, seeded, uniforms
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
@@ -90,7 +90,7 @@ def test_kl_is_least_at_the_true_moments(level: NoiseLevel, generator: torch.Gen
 
 @pytest.mark.parametrize("construct", [mmdgs.energy_denoiser, mmdgs.score_denoiser])
 def test_training_recovers_the_score_of_a_mixture(construct) -> None:
-    # E |s - s*|^2 / E |s*|^2 on fresh noisy points: 1,000 steps reach about 0.002; untrained it is about 1.
+    # E |s - s*|^2 / E |s*|^2 on fresh noisy points: 500 steps reach about 0.01; untrained it is about 1.
     level = NoiseLevel(sigma=0.5)
     mixture = paper_mixture().to(dtype=torch.float32)
     network = MLP(2, 2, width=64, depth=2, seed=0)
@@ -104,9 +104,9 @@ def test_training_recovers_the_score_of_a_mixture(construct) -> None:
 
     assert error() > 0.5
     data = mixture.sample((20_000,), generator=seeded(0))
-    settings = TrainingSettings(steps=1000, batch_size=300, learning_rate=5e-3, decay=True)
+    settings = TrainingSettings(steps=500, batch_size=300, learning_rate=5e-3, decay=True)
     train(network, lambda x, g: losses.dsm(denoiser, x, level, generator=g), data, settings, progress=None)
-    assert error() < 0.01
+    assert error() < 0.02
 
 
 def fit(seed: int, *, data_seed: int = 0, steps: int = 30) -> tuple[Tensor, MLP]:
@@ -144,8 +144,8 @@ class Weight(torch.nn.Module):
 def test_the_noise_comes_from_the_seed_too() -> None:
     drawn = []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
-        drawn.append(torch.rand(1, generator=generator).item())
+    def loss(x: Tensor, generator: Generator) -> Tensor:
+        drawn.append(uniforms(x.shape, x, generator).tolist())
         return network.value.expand(len(x))
 
     for seed in (0, 0, 1):
@@ -158,7 +158,7 @@ def test_every_point_is_seen_once_an_epoch() -> None:
     data = torch.arange(12.0)[:, None]
     network, seen = MLP(1, 1, width=2, depth=1, seed=0), []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         seen.append(x[:, 0].tolist())
         return network(x).square().sum(1)
 
@@ -172,7 +172,7 @@ def test_decay_is_a_cosine_to_zero() -> None:
     # A constant slope makes each Adam step move by exactly the learning rate, so that the steps show the schedule.
     network, path = Weight(), []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         path.append(network.value.item())
         return network.value.expand(len(x))
 
@@ -187,7 +187,7 @@ def test_modes_of_the_network() -> None:
     network = MLP(1, 1, width=2, depth=1, seed=0)
     during = []
 
-    def loss(x: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(x: Tensor, generator: Generator) -> Tensor:
         during.append(network.training)
         return network(x).square().sum(1)
 

@@ -25,8 +25,7 @@ from mmdgs.randomness import Generator, Streams, seeded
 from mmdgs.schedules import edm, geometric, variance_preserving_cosine, variance_preserving_linear
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
-from mmdgs.training.energies import CompiledEnergy
-from mmdgs.training.levels import DRAWS, jittered, level_draw
+from mmdgs.training.objective import DRAWS, CompiledEnergy, jittered, level_draw
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 ROWS = [

@@ -20,8 +20,7 @@ from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
 from mmdgs.models import Model, from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded
-from mmdgs.training import Recipe, TrainingSettings, level_draw, metrics, read_recipe, train_model
-from mmdgs.training.heads import ocm_loss_of
+from mmdgs.training import Recipe, TrainingSettings, level_draw, loss_of, metrics, read_recipe, train_model
 
 run = CliRunner().invoke
 FAST = TrainingSettings(steps=4, batch_size=6, learning_rate=1e-2, ema=0.9, checkpoint_every=2, validate_every=2)
@@ -126,7 +125,7 @@ def test_images_are_brought_to_the_denoisers_interval_and_size(tmp_path: Path) -
     # The loss of images in [0, 1] is the loss of the same in [-1, 1].
     known, x = from_pretrained(tmp_path / "pipeline"), torch.rand(2, 3, 8, 8, generator=seeded(0))
     chosen = recipe(tmp_path / "pictures", tmp_path / "pipeline")
-    loss = ocm_loss_of(head, known, chosen)(x, Streams(1, 2))
+    loss = loss_of(head, denoiser=known, probes=chosen.probes)(x, Streams(1, 2))
     ratio_head, streams = head.head_of(head.network), Streams(1, 2)
     level = level_draw(known.levels)(x, streams)
     weight = ratio_head.scale.weight
@@ -182,9 +181,7 @@ def test_trainings_that_cannot_be(changes: dict[str, object], message: str, pict
 def test_the_command_of_a_recipe_is_its_own(pictures: Path, denoiser: Path) -> None:
     made = recipe(pictures, denoiser, probes=5)
     words = made.command()
-    assert f"--loss ocm --denoiser {denoiser}" in words
-    assert "--set probes=5" in words
-    assert "--set denoiser" not in words
+    assert f"--loss ocm --denoiser {denoiser} --probes 5" in words
 
 
 # --- from the command line to samples ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmdgs.networks import MLP
 from mmdgs.randomness import seeded
-from mmdgs.training.optimiser import (
+from mmdgs.training.step import (
     Muon,
     load_optimisers,
     make_optimisers,

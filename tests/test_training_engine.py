@@ -19,23 +19,24 @@ from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.models import Model
 from mmdgs.networks import MLP, RowDropout
 from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Generator, Streams, seeded, uniforms
+from mmdgs.randomness import Generator, Streams, child_seed, randn_like, seeded, uniforms
 from mmdgs.schedules import geometric
 from mmdgs.training import (
     ImageExamples,
     RunFolder,
     TensorExamples,
+    Trained,
     Trainer,
     TrainingSettings,
     Validation,
+    loss_of,
     metrics,
     train,
 )
-from mmdgs.training.engine import PerExampleLoss, Trained
-from mmdgs.training.job import loss_of
+from mmdgs.training.objective import PerExampleLoss
 
 MANY = {"sigma": None, "sigmas": tuple(level.sigma for level in geometric(5, 10, 0.1))}
-SETTINGS = TrainingSettings(steps=6, batch_size=12, learning_rate=1e-3)
+SETTINGS = TrainingSettings(steps=3, batch_size=12, learning_rate=1e-3)
 IMAGES = random_images(30)
 
 
@@ -43,9 +44,15 @@ def settings(**changes: object) -> TrainingSettings:
     return dataclasses.replace(SETTINGS, **changes)
 
 
+def small(param: str = "score", *, dropout: float = 0.2, **options: object) -> Model:
+    """A U-Net of one resolution, with dropout."""
+    chosen = {**tiny_model().config.options, "multipliers": [1], "dropout": dropout, **options}
+    return tiny_model(param, options=chosen, **(MANY if "conditional" in options else {}))
+
+
 def fit(model: Model | None = None, *, loss: PerExampleLoss | None = None, folder: RunFolder | None = None, **changes):
     """Train a tiny U-Net on random images; returns what the run left and the model."""
-    model = model or tiny_model(options={**tiny_model().config.options, "dropout": 0.2})
+    model = model or small()
     trainer = Trainer(model.network, loss or loss_of(model), ImageExamples(IMAGES), settings(**changes), folder=folder)
     return trainer.run(None), model
 
@@ -76,12 +83,13 @@ def fit_weight(loss, *, data: Tensor | None = None, start: float = 0.0, **change
 
 def many_levels(param: str = "edm") -> Model:
     """A conditional model of five levels."""
-    options = {**tiny_model().config.options, "dropout": 0.2, "multipliers": [1], "conditional": True}
-    return tiny_model(param, options=options, **MANY)
+    return small(param, conditional=True)
 
 
-@pytest.mark.parametrize("draw", ["uniform", "lognormal", "mixed"])
-@pytest.mark.parametrize("param", ["edm", "energy", "mean-std"])
+@pytest.mark.parametrize(
+    ("param", "draw"),
+    [("edm", "uniform"), ("edm", "lognormal"), ("edm", "mixed"), ("energy", "mixed"), ("mean-std", "lognormal")],
+)
 def test_a_batch_in_parts_gives_the_same_losses_at_many_levels(param: str, draw: str) -> None:
     found = []
     for split in (1, 5):
@@ -93,15 +101,14 @@ def test_a_batch_in_parts_gives_the_same_losses_at_many_levels(param: str, draw:
 
 @pytest.mark.parametrize("param", ["energy", "score", "mean-std"])
 def test_a_batch_in_parts_gives_the_same_losses_and_weights(param: str) -> None:
-    options = {**tiny_model().config.options, "dropout": 0.2}
-    whole, one = fit(tiny_model(param, options=options))
+    whole, one = fit(small(param))
     for split in (4, 5):  # five parts of twelve rows are not of one size
-        parts, two = fit(tiny_model(param, options=options), split=split)
+        parts, two = fit(small(param), split=split)
         assert parts.split == split
         torch.testing.assert_close(parts.losses, whole.losses, rtol=1e-5, atol=0)
         # Of all weights together: Adam magnifies the rounding of a gradient that should be zero.
         apart = (vector(two.network) - vector(one.network)).norm()
-        assert apart < 0.02 * (vector(one.network) - vector(tiny_model(param).network)).norm()
+        assert apart < 0.02 * (vector(one.network) - vector(small(param).network)).norm()
     assert whole.losses.std() > 1e-3
 
 
@@ -121,7 +128,7 @@ def needs_memory(loss: PerExampleLoss, most: int, seen: list[int]) -> PerExample
 @pytest.mark.parametrize(("most", "parts"), [(5, 4), (1, 12)])
 def test_a_step_that_does_not_fit_in_memory_is_taken_in_parts(most: int, parts: int, caplog) -> None:
     whole, _ = fit()
-    model = tiny_model(options={**tiny_model().config.options, "dropout": 0.2})
+    model = small()
     seen: list[int] = []
     found, _ = fit(model, loss=needs_memory(loss_of(model), most, seen))
     assert found.split == parts
@@ -133,13 +140,13 @@ def test_a_step_that_does_not_fit_in_memory_is_taken_in_parts(most: int, parts: 
 
 def test_memory_that_is_short_in_the_middle_of_a_run(caplog) -> None:
     whole, _ = fit()
-    model, calls = tiny_model(options={**tiny_model().config.options, "dropout": 0.2}), []
+    model, calls = small(), []
     plain = loss_of(model)
 
     def loss(x: Tensor, generator: Generator) -> Tensor:
         value = plain(x, generator)
         calls.append(len(x))
-        if len(calls) == 4:
+        if len(calls) == 2:
             raise torch.OutOfMemoryError("out of memory")
         return value
 
@@ -271,12 +278,13 @@ def test_the_engine_is_the_plain_loop() -> None:
 
     plain, expected = network(), []
     optimiser = torch.optim.Adam(plain.parameters(), lr=1e-3)
-    order, noise = seeded(5), seeded(6)
+    seed = child_seed(5, "run 0")
+    order, noise = seeded(seed, "order"), Streams(seed, 16, purpose="noise")
     while len(expected) < 40:
         permutation = torch.randperm(50, generator=order)
         for batch in permutation[:48].split(16):
             x = data[batch]
-            e = torch.randn(x.shape, generator=noise)
+            e = randn_like(x, noise)
             x_t = (x + 0.5 * e).requires_grad_(True)
             (slope,) = torch.autograd.grad(plain(x_t).sum(), x_t, create_graph=True)
             loss = 0.5 * (e / 0.5 - slope).square().sum(1).mean()
@@ -303,21 +311,20 @@ def poisoned(loss: PerExampleLoss, at: int, value: float) -> PerExampleLoss:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(value: float, tmp_path: Path) -> None:
-    good, model = fit(steps=4)
-    model, folder = tiny_model(options=model.config.options), RunFolder(tmp_path, {})
-    with pytest.raises(NonFiniteError, match="the training loss is not finite at step 5") as caught:
-        fit(model, loss=poisoned(loss_of(model), 5, value), folder=folder, steps=8, checkpoint_every=4)
-    assert caught.value.step == 5
+    model, folder = small(), RunFolder(tmp_path, {})
+    with pytest.raises(NonFiniteError, match="the training loss is not finite at step 3") as caught:
+        fit(model, loss=poisoned(loss_of(model), 3, value), folder=folder, steps=5, checkpoint_every=2)
+    assert caught.value.step == 3
     for words in ("smaller learning rate", "--set clip=1", "float32", "the last good checkpoint is kept"):
         assert words in str(caught.value)
-    # The checkpoint of step 4 is whole, and what follows from it is what would have been.
+    # The checkpoint of step 2 is whole, and what follows from it is what would have been.
     kept = folder.load()
-    assert kept.state["step"] == 4
+    assert kept.state["step"] == 2
     assert all(torch.isfinite(v).all() for group in kept.tensors.values() for v in group.values())
     folder.close()
-    assert [line["loss"] for line in metrics(tmp_path)][:4] == pytest.approx(good.losses.tolist())
-    resumed, _ = fit(tiny_model(options=model.config.options), folder=RunFolder(tmp_path, {}), steps=8)
-    whole, _ = fit(tiny_model(options=model.config.options), steps=8)
+    whole, _ = fit(steps=5)
+    assert [line["loss"] for line in metrics(tmp_path)] == pytest.approx(whole.losses[:3].tolist())
+    resumed, _ = fit(folder=RunFolder(tmp_path, {}), steps=5)
     assert torch.equal(resumed.losses, whole.losses)
 
 
@@ -346,36 +353,34 @@ def test_a_run_in_two_halves_is_the_run_in_one(
     layout: torch.memory_format, levels: str, optimiser: str, tmp_path: Path
 ) -> None:
     def model() -> Model:
-        options = {"dropout": 0.2, "multipliers": [1, 1]} | ({"width": 32} if optimiser == "muon" else {})
-        found = tiny_model(options={**tiny_model().config.options, **options})
-        found = many_levels() if levels == "many levels" else found
+        found = many_levels() if levels == "many levels" else small(width=32 if optimiser == "muon" else 8)
         found.network.to(memory_format=layout)
         return found
 
     common = {"ema": 0.9, "checkpoint_every": 100, "clip": 1.0, "optimiser": optimiser}
-    whole, one = fit(model(), steps=9, **common)
-    for steps in (4, 9):
+    whole, one = fit(model(), steps=5, **common)
+    for steps in (2, 5):
         folder = RunFolder(tmp_path, {"a": 1})
         found, two = fit(model(), folder=folder, steps=steps, **common)
         folder.close()
     assert torch.equal(found.losses, whole.losses)
     for a, b in zip(one.network.parameters(), two.network.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 10))
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 6))
 
 
 def test_the_layout_of_the_weights_changes_nothing() -> None:
-    plain, _ = fit(tiny_model("score"))
-    model = tiny_model("score")
+    plain, _ = fit(small("score"))
+    model = small("score")
     model.network.to(memory_format=torch.channels_last)
     other, _ = fit(model)
     torch.testing.assert_close(other.losses, plain.losses, rtol=1e-5, atol=0)
 
 
 def test_a_run_that_goes_on_may_be_cut_otherwise(tmp_path: Path) -> None:
-    whole, _ = fit(steps=6)
-    fit(folder=RunFolder(tmp_path, {}), steps=3)
-    found, _ = fit(folder=RunFolder(tmp_path, {}), steps=6, split=3)
+    whole, _ = fit(steps=4)
+    fit(folder=RunFolder(tmp_path, {}), steps=2)
+    found, _ = fit(folder=RunFolder(tmp_path, {}), steps=4, split=3)
     assert found.split == 3
     torch.testing.assert_close(found.losses, whole.losses, rtol=1e-5, atol=0)
 
@@ -406,20 +411,23 @@ def test_metrics_with_a_last_line_cut_short(tmp_path: Path) -> None:
 
 
 def validated(batch_size: int = 12, **changes: object) -> tuple[Trained, list[tuple[float, int, Tensor]], Model]:
-    """Train with validation; also what keep_best saw: value, step and the network's first weights."""
-    model = tiny_model("score", options={**tiny_model().config.options, "dropout": 0.2})
+    """Train with validation; also what was kept as best: value, step and the network's first weights."""
+    model = small("score")
     best: list[tuple[float, int, Tensor]] = []
 
-    def keep(value: float, step: int) -> None:
-        best.append((value, step, model.network.first.weight.detach().clone()))
+    class Best:
+        def keep(self, what: str, value: float, step: int, seconds: float) -> None:
+            assert what == "validation loss"
+            best.append((value, step, model.network.first.weight.detach().clone()))
 
-    validation = Validation(ImageExamples(random_images(17, seed=9)), loss_of(model), keep)
+    validation = Validation(ImageExamples(random_images(17, seed=9)), loss_of(model))
     trainer = Trainer(
         model.network,
         loss_of(model),
         ImageExamples(IMAGES),
         settings(batch_size=batch_size, **changes),
         validation=validation,
+        best=Best(),
     )
     return trainer.run(None), best, model
 
@@ -430,14 +438,14 @@ def test_validation_is_of_the_average_with_the_same_noise_every_time() -> None:
     assert [step for step, _ in found.validations] == [2, 4, 6]
     assert len({round(value, 5) for _, value in found.validations}) == 1
     # By hand, in one batch: the noise is that of the rows, not of the batches.
-    streams = Streams(0 + 1_000_000_007, 17)
+    streams = Streams(0, 17, purpose="validation")
     x = ImageExamples(random_images(17, seed=9)).take(torch.arange(17), streams)
     with torch.no_grad():
         expected = loss_of(model)(x, streams).mean().item()
     assert found.validations[-1][1] == pytest.approx(expected, rel=1e-5)
     # At a large rate the network ends with its average: the last number is that of the weights it has now.
     found, _, model = validated(steps=6, validate_every=2, ema=0.9, learning_rate=0.03)
-    streams = Streams(0 + 1_000_000_007, 17)
+    streams = Streams(0, 17, purpose="validation")
     x = ImageExamples(random_images(17, seed=9)).take(torch.arange(17), streams)
     with torch.no_grad():
         expected = loss_of(model)(x, streams).mean().item()
@@ -477,11 +485,11 @@ def test_the_best_is_the_lowest_and_holds_the_averaged_weights() -> None:
 
 @pytest.mark.parametrize("param", ["energy", "mean-std"])
 def test_bf16_runs_on_a_cpu_and_is_near_float32(param: str) -> None:
-    exact, _ = fit(tiny_model(param))
-    rough, model = fit(tiny_model(param), precision="bf16")
+    exact, _ = fit(small(param, dropout=0.0))
+    rough, model = fit(small(param, dropout=0.0), precision="bf16")
     assert all(p.dtype == torch.float32 for p in model.network.parameters())
     assert not torch.equal(rough.losses, exact.losses)
-    # Eight bits of precision in each product, and six steps.
+    # Eight bits of precision in each product, and three steps.
     torch.testing.assert_close(rough.losses, exact.losses, rtol=0.1, atol=0)
 
 
@@ -513,7 +521,7 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
         return (network.dropout(torch.ones(len(x), 64)) * network.scale).sum(1)
 
     Trainer(network, loss, TensorExamples(torch.zeros(8, 1)), settings(steps=2, batch_size=8)).run(None)
-    streams = Streams(1, 8)
+    streams = Streams(child_seed(0, "run 0"), 8, purpose="noise")
     for keys in seen:
         assert torch.equal(keys, (uniforms((8, 1), torch.empty(()), streams)[:, 0] * 2**24).long())
     assert not torch.equal(seen[0], seen[1])
@@ -540,17 +548,12 @@ def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> No
         settings(**changes)
 
 
-def test_a_step_with_one_generator_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="a random stream for each row"):
-        train(Weight(), lambda x, g: x.sum(1), torch.ones(4, 1), settings(split=2), progress=None)
-
-
 def test_the_network_stays_on_the_device_of_the_data(monkeypatch) -> None:
     # One process may train on another GPU than the first, which is the one accelerate would take.
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(Accelerator, "device", property(lambda self: torch.device("meta")))
-    model = tiny_model()
+    model = small()
     trainer = Trainer(model.network, loss_of(model), ImageExamples(IMAGES), SETTINGS, accelerator=accelerator)
     found = trainer.run(None)
-    plain, _ = fit(tiny_model())
+    plain, _ = fit()
     assert torch.equal(found.losses, plain.losses)

@@ -20,7 +20,7 @@ from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
 from mmdgs.networks.unet import Attention, GroupNorm
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
-from mmdgs.training.energies import CompiledEnergy
+from mmdgs.training.objective import CompiledEnergy
 
 LEVEL = NoiseLevel(sigma=0.5)
 EXACT = {"rtol": 1e-9, "atol": 1e-10}  # in float64

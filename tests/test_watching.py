@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import mmdgs
-from mmdgs import cli, watching
+from mmdgs import cli
 from mmdgs.data import ImageSet, midpoints, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.metrics import inception_file
@@ -26,13 +26,12 @@ from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import Model
 from mmdgs.moments import IsotropicMoments
 from mmdgs.noise import CLEAN
-from mmdgs.randomness import Streams, uniforms
+from mmdgs.randomness import Streams, child_seed, uniforms
 from mmdgs.samplers import Gibbs
 from mmdgs.samplers.kernel import State
 from mmdgs.schedules import geometric
-from mmdgs.training import Recipe, TrainingSettings, metrics, train_model
-from mmdgs.training.recipe import read_recipe
-from mmdgs.watching import sample_watcher
+from mmdgs.training import Recipe, TrainingSettings, metrics, new_model, read_recipe, train_model, watching
+from mmdgs.training.watching import sample_watcher
 
 run = CliRunner().invoke
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
@@ -91,7 +90,7 @@ def lines(folder: Path, key: str) -> dict[int, float]:
 @pytest.mark.usefixtures("inception")
 def test_a_watched_run_is_the_run(changes: dict[str, object], pictures: Path, tmp_path: Path) -> None:
     recipe = recipe_of(pictures, **changes)
-    model, trained = train_model(recipe, tmp_path / "a", progress=None, watcher=sample_watcher)
+    model, trained = train_model(recipe, tmp_path / "a", progress=None)
     plain, other = train_model(without_watching(recipe), tmp_path / "b", progress=None)
     assert torch.equal(trained.losses, other.losses)
     assert trained.validations == other.validations
@@ -121,7 +120,7 @@ def test_the_best_is_the_lowest_fid_with_its_averaged_weights(pictures: Path, tm
         return found
 
     monkeypatch.setattr(watching.SampleWatcher, "_measured", noted)
-    last, _ = train_model(recipe_of(pictures), tmp_path / "a", progress=None, watcher=sample_watcher)
+    last, _ = train_model(recipe_of(pictures), tmp_path / "a", progress=None)
     best = mmdgs.load(tmp_path / "a" / "best")
     assert torch.equal(best.network.first.weight, seen[1][1])
     assert not torch.equal(best.network.first.weight, last.network.first.weight)
@@ -135,10 +134,10 @@ def test_the_best_is_the_lowest_fid_with_its_averaged_weights(pictures: Path, tm
 @pytest.mark.usefixtures("inception")
 def test_a_watched_run_goes_on(pictures: Path, tmp_path: Path) -> None:
     recipe = recipe_of(pictures)
-    whole, _ = train_model(recipe, tmp_path / "whole", progress=None, watcher=sample_watcher)
+    whole, _ = train_model(recipe, tmp_path / "whole", progress=None)
     first = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=4))
-    train_model(first, tmp_path / "cut", progress=None, watcher=sample_watcher)
-    cut, trained = train_model(recipe, tmp_path / "cut", resume=True, progress=None, watcher=sample_watcher)
+    train_model(first, tmp_path / "cut", progress=None)
+    cut, trained = train_model(recipe, tmp_path / "cut", resume=True, progress=None)
     assert torch.equal(whole.network.first.weight, cut.network.first.weight)
     assert [step for step, _ in trained.watches] == [2, 4, 6]
     assert lines(tmp_path / "cut", "fid") == pytest.approx(lines(tmp_path / "whole", "fid"), rel=1e-6)
@@ -147,12 +146,12 @@ def test_a_watched_run_goes_on(pictures: Path, tmp_path: Path) -> None:
     # As many samples as before, or the values would not compare.
     other = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, watch=7))
     with pytest.raises(UsageError, match="watch was 6, now 7"):
-        train_model(other, tmp_path / "cut", resume=True, progress=None, watcher=sample_watcher)
+        train_model(other, tmp_path / "cut", resume=True, progress=None)
 
 
 def test_without_an_inception_file_diversity_is_watched(pictures: Path, tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.WARNING, "mmdgs"):
-        train_model(recipe_of(pictures), tmp_path / "a", progress=None, watcher=sample_watcher)
+        train_model(recipe_of(pictures), tmp_path / "a", progress=None)
     said = [record.getMessage() for record in caplog.records if "watching" in record.getMessage()]
     assert len(said) == 1
     assert "diversity of samples alone, and no FID" in said[0]
@@ -167,7 +166,7 @@ def test_samples_that_cannot_be_judged_do_not_end_the_run(pictures: Path, tmp_pa
         raise mmdgs.NonFiniteError("state", [3])
 
     monkeypatch.setattr(watching.SampleWatcher, "_samples", broken)
-    _, trained = train_model(recipe_of(pictures), tmp_path / "a", progress=None, watcher=sample_watcher)
+    _, trained = train_model(recipe_of(pictures), tmp_path / "a", progress=None)
     assert len(trained.losses) == 6
     assert trained.watches == [(2, {}), (4, {}), (6, {})]
     assert "the samples at step 4 could not be judged: the state is not finite" in caplog.text
@@ -193,14 +192,12 @@ def test_on_the_command_line(pictures: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_watched(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="watch must be at least 2 samples, or 0 for none, got 1"):
         TrainingSettings(watch=1)
-    with pytest.raises(UsageError, match="needs a watcher"):
-        train_model(recipe_of(pictures), tmp_path / "a", progress=None)
     points = recipe_of(pictures, model="mlp", network={"width": 8}, param="energy")
     points = dataclasses.replace(points, data="mog", limit=50)
     with pytest.raises(UsageError, match="'mog' has points"):
-        train_model(points, tmp_path / "a", progress=None, watcher=sample_watcher)
+        train_model(points, tmp_path / "a", progress=None)
     with pytest.raises(UsageError, match="'classes' at 0 levels draws no samples"):
-        sample_watcher(classifier(), IMAGES, SETTINGS)
+        sample_watcher(classifier(), IMAGES, SETTINGS, tmp_path)
     assert not (tmp_path / "a").exists()
 
 
@@ -215,25 +212,25 @@ def classifier() -> Model:
 
 
 @pytest.mark.usefixtures("inception")
-def test_the_numbers_are_those_of_the_samples() -> None:
-    watcher = sample_watcher(tiny_model("edm", **MANY), IMAGES, SETTINGS)
+def test_the_numbers_are_those_of_the_samples(tmp_path: Path) -> None:
+    watcher = sample_watcher(tiny_model("edm", **MANY), IMAGES, SETTINGS, tmp_path)
     samples = to_uint8(watcher._samples())
-    found = watcher(1).values
+    found = watcher.look(1)
     network = load_inception()
     ours, theirs = (image_features(images, network).moments for images in (ImageSet("a", "b", samples), IMAGES))
     assert found["fid"] == pytest.approx(frechet_distance(ours, theirs), rel=1e-9)
     chosen = IMAGES.images[::5]
     assert len(chosen) == 6
     assert found["diversity"] == pytest.approx(diversity(samples).distance / diversity(chosen).distance, rel=1e-12)
-    assert watcher(2).values == found  # the same noise at every look
+    assert watcher.look(2) == found  # the same noise at every look
 
 
 def test_a_chain_at_one_level_by_hand() -> None:
     model = tiny_model("score")
-    watcher = watching.SampleWatcher(model, IMAGES, SETTINGS, None)
+    watcher = watching.SampleWatcher(model, IMAGES, SETTINGS, None, Path())
     x = midpoints(IMAGES.images)
-    seed = watching.SEED
-    variance = IsotropicMoments.fit(model, x, model.level, generator=Streams(seed, len(x)))
+    seed = child_seed(SETTINGS.seed, "watch")
+    variance = IsotropicMoments.fit(model, x, model.level, generator=Streams(seed, len(x), purpose="fit"))
     assert variance.variances[model.level] > 0.01  # so that a draw is seen to differ from a mean
     start, streams = (Streams(seed, 6, purpose=purpose) for purpose in ("start", "steps"))
     state = State(uniforms((6, 1, 8, 8), torch.empty(0), start))
@@ -254,7 +251,7 @@ def test_a_recipe_trains(path: Path, pictures: Path, tmp_path: Path) -> None:
     assert whole.flips
     small = {"data": str(pictures), "size": 8, "network.width": 8, "steps": 2, "batch_size": 4, "watch": 2}
     recipe = read_recipe(path, small)
-    model, trained = train_model(recipe, tmp_path / "a", progress=None, watcher=sample_watcher)
+    model, trained = train_model(recipe, tmp_path / "a", progress=None)
     assert len(trained.losses) == 2
     assert "fid" in trained.watches[-1][1]
     assert model.levels == mmdgs.load(tmp_path / "a").levels
@@ -265,7 +262,7 @@ def test_a_recipe_trains(path: Path, pictures: Path, tmp_path: Path) -> None:
 )
 def test_the_networks_of_the_recipes_are_as_large_as_they_say(name: str, levels: int, millions: float) -> None:
     (path,) = (path for path in RECIPES if path.stem == name)
-    model = mmdgs.training.job.new_model(read_recipe(path), (3, 32, 32))
+    model = new_model(read_recipe(path), (3, 32, 32))
     count = sum(parameter.numel() for parameter in model.network.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.05)
     assert 2 * count < 45e6  # bytes in bf16

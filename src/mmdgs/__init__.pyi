@@ -12,7 +12,6 @@ from mmdgs import (
     schedules as schedules,
     targets as targets,
     training as training,
-    watching as watching,
 )
 from mmdgs.compiled import (
     fast_path as fast_path,

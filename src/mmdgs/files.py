@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
@@ -108,15 +109,10 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = 
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process, until it ends, however it ends: a second run into it is refused."""
     try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    with (folder / LOCK).open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"another run is writing into {folder}; wait for it, or choose another folder") from error
+        held = FileLock(folder / LOCK).acquire(blocking=False)
+    except Timeout as error:
+        raise UsageError(f"another run is writing into {folder}; wait for it, or choose another folder") from error
+    with held:
         yield
 
 

@@ -24,7 +24,7 @@ from mmdgs.lab.toys import together
 from mmdgs.lab.workspace import Part
 from mmdgs.models import CONFIG, Model, load
 from mmdgs.training import Recipe, TrainingSettings, metrics, train_model
-from mmdgs.training.job import RECIPE_FILE
+from mmdgs.training.checkpoint import RECIPE_FILE
 
 SIGMA = 0.5
 SIGMAS = (0.3, 0.5, 0.8)

@@ -1,32 +1,33 @@
-"""Training: one loop for every loss and size, its folder, and recipes that say what to train on what."""
+"""Training: one loop for every loss and size, its folder, and recipes that say what to train on what.
 
-from mmdgs.training.contract import Trained, Validation, Watch
-from mmdgs.training.engine import Trainer, train
-from mmdgs.training.examples import Examples, ImageExamples, LabelledExamples, TensorExamples
-from mmdgs.training.folder import RunFolder, metrics
-from mmdgs.training.job import train_model
-from mmdgs.training.levels import level_draw
-from mmdgs.training.recipe import Recipe, read_recipe
-from mmdgs.training.settings import TrainingSettings
-from mmdgs.training.watchers import MakeWatcher, Seen, Watcher
+    run -> watching, loop -> step -> examples -> recipe -> objective
+
+`run` trains a recipe into a folder, `loop` takes the steps and looks at the model on the way, `step` moves the weights,
+`examples` are what it learns from, `recipe` says what is trained how, `objective` is what a step minimises, and
+`checkpoint` is the run's folder.
+"""
+
+from mmdgs.training.checkpoint import RunFolder, metrics
+from mmdgs.training.examples import Examples, ImageExamples, TensorExamples
+from mmdgs.training.loop import Trained, Trainer, Validation, train
+from mmdgs.training.objective import level_draw, loss_of
+from mmdgs.training.recipe import Recipe, TrainingSettings, read_recipe
+from mmdgs.training.run import new_model, train_model
 
 __all__ = [
     "Examples",
     "ImageExamples",
-    "LabelledExamples",
-    "MakeWatcher",
     "Recipe",
     "RunFolder",
-    "Seen",
     "TensorExamples",
     "Trained",
     "Trainer",
     "TrainingSettings",
     "Validation",
-    "Watch",
-    "Watcher",
     "level_draw",
+    "loss_of",
     "metrics",
+    "new_model",
     "read_recipe",
     "train",
     "train_model",

@@ -1,16 +1,33 @@
-"""What a training loop draws batches from: tensors in memory, or images kept as bytes on the device."""
+"""What a training loop draws batches from, in what order, and which rows of a batch are whose.
+
+Images are kept as bytes on the device. Everything random is a function of the seed and of the row of the global batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmdgs.data import ImageSet, dequantised, flipped, midpoints
-from mmdgs.randomness import Generator, seeded
+from mmdgs.data import TOYS, ImageSet, dequantised, flipped, load_images, midpoints, spread, toy
+from mmdgs.errors import UsageError
+from mmdgs.models import CLASSES, Model
+from mmdgs.randomness import Generator, Streams, child_seed, seeded
+from mmdgs.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FLIPPED = ("cifar10", "celeba")
+"""Sets whose images may be mirrored; digits may not."""
+VALIDATION_EXAMPLES = 2_000
+HEAD_VALIDATION = {"cuda": 1_000, "cpu": 64}
+"""Of a head, whose loss takes products with its denoiser's Jacobian."""
+TOY_POINTS = 10_000
 
 
 @runtime_checkable
@@ -43,10 +60,14 @@ class TensorExamples:
 
 @dataclass(frozen=True)
 class ImageExamples:
-    """Images in [0, 1), dequantised with the generator's noise, or in the middle of their steps without one."""
+    """Images in [0, 1), dequantised with the generator's noise, or in the middle of their steps without one.
+
+    With labels an example is a pair: (x, labels).
+    """
 
     images: Tensor  # uint8 (n, C, H, W)
     flips: bool = False
+    labels: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -55,38 +76,57 @@ class ImageExamples:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, indices: Tensor, generator: Generator | None) -> Tensor:
-        batch = self.images[indices.to(self.device, non_blocking=True)]
+    def take(self, indices: Tensor, generator: Generator | None) -> Any:
+        indices = indices.to(self.device, non_blocking=True)
+        batch = self.images[indices]
         if generator is None:
-            return midpoints(batch)
-        return dequantised(flipped(batch, generator) if self.flips else batch, generator)
+            x = midpoints(batch)
+        else:
+            x = dequantised(flipped(batch, generator) if self.flips else batch, generator)
+        return x if self.labels is None else (x, self.labels[indices])
 
 
 @dataclass(frozen=True)
-class LabelledExamples:
-    """Images with their labels: (x, labels)."""
+class Sets:
+    """Examples to train on and to validate on, with what the model must know of them."""
 
-    images: ImageExamples
-    labels: Tensor
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-        return self.images.take(indices, generator), self.labels[indices.to(self.device, non_blocking=True)]
+    train: Examples
+    held_out: Examples
+    shape: tuple[int, ...]
+    classes: tuple[str, ...] = ()
+    images: ImageSet | None = None  # those to train on, as they are stored
 
 
-def examples_of(images: ImageSet, *, flips: bool = False, labelled: bool = False) -> Examples:
-    """The examples of an image set, on the device it is on."""
-    plain = ImageExamples(images.images, flips)
-    if not labelled:
-        return plain
-    assert images.labels is not None
-    return LabelledExamples(plain, images.labels)
+def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = None) -> Sets:
+    """The examples of a recipe, on a device; a head's are those of its denoiser in size and colours."""
+    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
+    if recipe.data in TOYS:
+        points, seed = toy(recipe.data), recipe.training.seed
+        train = points.sample(recipe.limit or TOY_POINTS, child_seed(seed, "data"))
+        held_out = points.sample(most, child_seed(seed, "validation"))
+        return Sets(TensorExamples(train.to(device)), TensorExamples(held_out.to(device)), (2,))
+
+    size, channels = recipe.size, None
+    if denoiser is not None and len(denoiser.shape) == 3:
+        channels, height, width = denoiser.shape
+        size = height if size is None and height == width else size
+    common: dict[str, Any] = {"size": size, "channels": channels, "unreadable": recipe.unreadable}
+    images, test = (
+        load_images(recipe.data, split, data_dir=recipe.data_dir, limit=limit, **common).to(device)
+        for split, limit in (("train", recipe.limit), ("test", None))
+    )
+    labelled = recipe.param == CLASSES
+    if labelled and images.labels is None:
+        raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
+    test = test.take(spread(len(test), most).to(device))
+    flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
+    return Sets(
+        ImageExamples(images.images, flips, images.labels if labelled else None),
+        ImageExamples(test.images, labels=test.labels if labelled else None),
+        images.shape,
+        images.classes,
+        images,
+    )
 
 
 def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
@@ -94,8 +134,41 @@ def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
 
     A function of the seed alone: every process draws the same order, and a resumed run passes over what was done.
     """
-    order = seeded(seed)
+    order = seeded(seed, "order")
     while True:
         permutation = torch.randperm(count, generator=order)
         for at in range(0, count - batch_size + 1, batch_size):
             yield permutation[at : at + batch_size]
+
+
+class Shares:
+    """Which rows of a global batch are whose: the process's share, cut into parts, each with its random streams."""
+
+    def __init__(self, batch_size: int, seed: int, accelerator: Accelerator | None) -> None:
+        count = accelerator.num_processes if accelerator else 1
+        if batch_size % count:
+            raise UsageError(f"batch_size {batch_size} cannot be shared evenly by {count} processes")
+        self.rows = batch_size // count
+        self.first = self.rows * (accelerator.process_index if accelerator else 0)
+        self.seed = seed
+        self.positions: dict[str, int] = {}
+        self.cut(1)
+
+    def cut(self, parts: int) -> None:
+        """Cut the share into parts; the random streams go on where they are."""
+        if parts > self.rows:
+            raise UsageError(f"split must not be more than the {self.rows} examples that a process has, got {parts}")
+        edges = [round(i * self.rows / parts) for i in range(parts + 1)]
+        self.parts = [slice(a, b) for a, b in pairwise(edges)]
+        self.streams = [
+            Streams(self.seed, b - a, first_row=self.first + a, purpose="noise", positions=self.positions)
+            for a, b in pairwise(edges)
+        ]
+
+    def of(self, indices: Tensor) -> Tensor:
+        """This process's indices of a global batch."""
+        return indices[self.first : self.first + self.rows]
+
+    def remember(self) -> None:
+        """Note how far the streams are: where a step begins anew, and what a checkpoint needs."""
+        self.positions = self.streams[0].positions

@@ -1,4 +1,4 @@
-"""Recipes: what to train on what, from a file and overrides.
+"""Recipes: what to train on what, and how, from a file and overrides.
 
 A recipe is a flat table of keys, in YAML or TOML: those of `Recipe` (data, model, loss) and those of
 `TrainingSettings` (steps, batch_size, learning_rate ...); `network` holds options over the model's preset.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import shlex
 import tomllib
 import types
@@ -19,14 +20,16 @@ from typing import Any
 
 import yaml
 
-from mmdgs import losses
 from mmdgs.errors import UsageError
+from mmdgs.losses import WEIGHTINGS
 from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
 from mmdgs.networks.registry import nearest, preset
+from mmdgs.options import key, option, option_names
+from mmdgs.runtime import check_precision
 from mmdgs.schedules import parse_levels
-from mmdgs.training.levels import DRAWS
-from mmdgs.training.settings import TrainingSettings
+from mmdgs.training.objective import DRAWS
 
+OPTIMISERS = ("adam", "muon")
 LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
 OCM_PROBES = 3
 INIT_WARMUP = 100
@@ -35,31 +38,92 @@ long as the learning rate in every direction, however small the gradient there."
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What to train on what; `training` says how."""
+class TrainingSettings:
+    """How to train; the defaults are the authors' for the 2-D networks (10,000 steps of 100, Adam 1e-4).
 
-    data: str = "mnist"
-    data_dir: str | None = None
-    size: int | None = None
-    limit: int | None = None
-    flips: bool | None = None  # none: where mirrored images are as good (CIFAR-10, faces)
-    unreadable: str = "refuse"
-    model: str = "unet-small"
-    network: dict[str, Any] = field(default_factory=dict)
-    param: str = "energy"
-    loss: str | None = None  # none: the one that goes with the parametrisation
-    sigma: float | None = None
-    alpha: float = 1.0
-    levels: str | None = None  # in place of sigma: many levels, such as geometric:232:50:0.01
-    weighting: str | None = None  # of the levels in the loss dsm; none: the one that goes with the parametrisation
-    level_draw: str | None = None  # how an example's level is drawn from many; none: uniform
-    level_jitter: float | None = None  # the level that a network of many is told is off by up to this, in log sigma
-    denoiser: str | None = (
-        None  # of the loss ocm: the model whose variances are learned, anything from_pretrained takes
+    A run ends after `steps`, after `epochs`, or after `minutes`, whichever comes first; with `decay` the learning rate
+    falls along a cosine to zero at that end. Minutes are those of a clock: of training, validating and watching; the
+    last look and the writing of the model come after them.
+    """
+
+    steps: int | None = option(10_000, "End after so many steps.")
+    epochs: float | None = option(None, "End after so many passes over the data.")
+    minutes: float | None = option(None, "End after so much time, watching included.")
+    batch_size: int = option(100, "Examples a step, over all processes.")
+    optimiser: str = key("adam", "adam or muon.")
+    learning_rate: float = option(1e-4, "Adam's step size.")
+    warmup: int = key(0, "Steps of linear growth of the learning rate.")
+    decay: bool = key(False, "Cosine decay of the learning rate to zero.")
+    clip: float | None = key(None, "Largest norm of the gradient.")
+    ema: float | None = key(None, "Decay of the exponential moving average of the weights.")
+    precision: str = option("float32", "float32, tf32 or bf16.")
+    split: int = key(1, "Parts a batch is cut into; grows by itself where a step does not fit in memory.")
+    watch: int | None = option(None, "Judge so many samples every watch_every steps [0: off].", show_default=False)
+    seed: int = option(0, "Seed of everything random.", min=0, max=2**31 - 1)
+    checkpoint_every: int | None = key(1_000, "Steps between two checkpoints; none: at the end only.")
+    validate_every: int | None = key(1_000, "Steps between two validations; none: at the end only.")
+    watch_every: int | None = key(5_000, "Steps between two looks at samples; none: at the end only.")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "minutes", "batch_size", "learning_rate", "clip", "split"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} must be positive and finite, got {value}")
+        for name in ("checkpoint_every", "validate_every", "watch_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, or none, got {value}")
+        if self.warmup < 0:
+            raise UsageError(f"warmup must not be negative, got {self.warmup}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UsageError(f"ema must lie between 0 and 1, got {self.ema}")
+        object.__setattr__(self, "watch", self.watch or None)
+        if self.watch is not None and self.watch < 2:
+            raise UsageError(f"watch must be at least 2 samples, or 0 for none, got {self.watch}")
+        check_precision(self.precision)
+        if self.optimiser not in OPTIMISERS:
+            raise UsageError(f"optimiser must be one of {', '.join(OPTIMISERS)}, got {self.optimiser!r}")
+        if self.steps is None and self.epochs is None and self.minutes is None:
+            raise UsageError("say when training ends: steps, epochs or minutes")
+
+    def last_step(self, steps_an_epoch: int) -> int | None:
+        """The step after which training ends, where steps or epochs say so."""
+        ends = [self.steps] if self.steps is not None else []
+        ends += [math.ceil(self.epochs * steps_an_epoch)] if self.epochs is not None else []
+        return min(ends) if ends else None
+
+    def rate(self, step: int, fraction: float) -> float:
+        """The learning rate at a step, `fraction` of the whole run done."""
+        rate = self.learning_rate * min(1.0, (step + 1) / (self.warmup + 1))
+        return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, fraction))) if self.decay else rate
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train on what; `training` says how. Checked when it is made; what was left open is then filled in."""
+
+    data: str = option("mnist", "mnist, cifar10, celeba, mog, rings, roll, or a folder or zip of images.")
+    data_dir: str | None = option(None, "Where data files are.", envvar="MMDGS_DATA")
+    size: int | None = option(None, "Crop and resize images to this many pixels.")
+    limit: int | None = key(None, "Most examples to train on.")
+    flips: bool | None = key(None, "Mirror half of the images; none: where that is as good (CIFAR-10, faces).")
+    unreadable: str = option("refuse", "An unreadable image: refuse it, or skip it.")
+    model: str = option("unet-small", "unet-small, unet-paper, unet-tiny, ncsnv2, mlp or classifier.")
+    network: dict[str, Any] = field(default_factory=dict, metadata={"help": "Options over those of the model."})
+    param: str = option(
+        "energy", "The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes."
     )
-    probes: int | None = None  # of the loss ocm: products with the Jacobian for each example; none: 3
-    init: str | None = None  # a model of the same architecture to start from, anything mmdgs.load takes
-    compile: bool | None = None  # none: on a GPU
+    loss: str | None = option(None, "dsm, kl, cross-entropy or ocm; goes with --param.")
+    denoiser: str | None = option(None, "Of --loss ocm: the model whose variances a head learns (a folder, mnist ...).")
+    probes: int | None = option(None, "Of --loss ocm: Jacobian products for each example [3].")
+    sigma: float | None = option(None, "Standard deviation of the noise.")
+    alpha: float = key(1.0, "What the data are multiplied by before noise is added.")
+    levels: str | None = option(None, "Many levels in place of --sigma: geometric:232:50:0.01, linear, cosine, edm:18.")
+    weighting: str | None = option(None, "Of the levels in the loss: ncsnv2, noise, edm, score.")
+    level_draw: str | None = key(None, "How an example's level is drawn from many: uniform, lognormal, mixed.")
+    level_jitter: float | None = key(None, "The level that the network is told is off by up to this, in log sigma.")
+    init: str | None = option(None, "Start from the weights of a model of the same architecture (a folder, a name).")
+    compile: bool | None = key(None, "Compile the network; none: on a GPU.")
     training: TrainingSettings = field(
         default_factory=lambda: TrainingSettings(batch_size=64, learning_rate=1e-3, warmup=50, decay=True, ema=0.999)
     )
@@ -69,12 +133,12 @@ class Recipe:
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
         wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy", VARIANCE_RATIO: "ocm"}.get(self.param, "dsm")
-        if self.loss is None:
-            object.__setattr__(self, "loss", wanted)
-        if self.loss not in LOSSES:
-            raise UsageError(
-                f"unknown loss {self.loss!r}{nearest(str(self.loss), LOSSES)}; choose one of {', '.join(LOSSES)}"
-            )
+        self._fill("loss", wanted)
+        for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS), ("level_draw", DRAWS)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                like = nearest(value, choices)
+                raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
         if self.loss != wanted:
             raise UsageError(
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
@@ -82,16 +146,20 @@ class Recipe:
         preset(self.model)
         if self.init is not None and self.training.warmup == 0:
             object.__setattr__(self, "training", dataclasses.replace(self.training, warmup=INIT_WARMUP))
-        self._check_denoiser()
+        for name, loss in (("denoiser", "ocm"), ("probes", "ocm"), ("weighting", "dsm")):
+            if getattr(self, name) is not None and self.loss != loss:
+                raise UsageError(f"{name} is for the loss {loss!r}, and this is {self.loss!r}: leave it out")
+        if self.loss == "ocm":
+            self._check_head()
         self._check_levels()
 
-    def _check_denoiser(self) -> None:
-        """A head's denoiser says its levels; for other losses there is none."""
-        if self.loss != "ocm":
-            for name in ("denoiser", "probes"):
-                if getattr(self, name) is not None:
-                    raise UsageError(f"{name} is for the loss 'ocm', and this is {self.loss!r}: leave it out")
-            return
+    def _fill(self, name: str, value: Any) -> None:
+        """Set what was left open."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    def _check_head(self) -> None:
+        """A head's denoiser says its levels."""
         if self.denoiser is None:
             raise UsageError(
                 "the loss 'ocm' trains a head for a denoiser: say which with --denoiser, a folder, checkpoint or name "
@@ -101,21 +169,14 @@ class Recipe:
             raise UsageError("a head is trained at its denoiser's noise levels: leave sigma and alpha out")
         if self.probes is not None and self.probes < 1:
             raise UsageError(f"probes must be at least 1, got {self.probes}")
-        object.__setattr__(self, "probes", self.probes or OCM_PROBES)
+        self._fill("probes", OCM_PROBES)
 
     def _check_levels(self) -> None:
         """Refuse keys of one level beside those of many, and fill in what goes with many."""
-        for name, choices in (("weighting", losses.WEIGHTINGS), ("level_draw", DRAWS)):
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                like = nearest(value, choices)
-                raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
         if self.level_jitter is not None and not 0 <= self.level_jitter < 1:
             raise UsageError(f"level_jitter must be at least 0 and below 1, got {self.level_jitter}")
         if self.level_jitter is not None and (self.loss != "dsm" or self.levels is None):
             raise UsageError("level_jitter is for the loss 'dsm' at many levels: leave it out, or give levels")
-        if self.weighting is not None and self.loss != "dsm":
-            raise UsageError(f"weighting is for the loss 'dsm', and this is {self.loss!r}: leave it out")
         if self.levels is None:
             if self.level_draw is not None and self.loss != "ocm":
                 raise UsageError("level_draw is for many levels: give levels, or leave it out")
@@ -128,9 +189,9 @@ class Recipe:
                 f"give one noise level (sigma, alpha) or many (levels), got both: {self.levels!r}, "
                 f"sigma {self.sigma} and alpha {self.alpha}"
             )
-        if self.weighting is None and self.loss == "dsm":
-            object.__setattr__(self, "weighting", "edm" if self.param == "edm" else "ncsnv2")
-        object.__setattr__(self, "level_draw", self.level_draw or "uniform")
+        if self.loss == "dsm":
+            self._fill("weighting", "edm" if self.param == "edm" else "ncsnv2")
+        self._fill("level_draw", "uniform")
 
     def to_dict(self) -> dict[str, Any]:
         """The flat table of this recipe."""
@@ -143,43 +204,30 @@ class Recipe:
         return dataclasses.replace(self, data=_without_folders(self.data), denoiser=denoiser, init=init)
 
     def command(self, out: str = "OUT") -> str:
-        """The command line that trains this recipe."""
+        """The command line that trains this recipe: what makes it out, and what is not the default."""
         default = Recipe(param=self.param, sigma=self.sigma, levels=self.levels, denoiser=self.denoiser).to_dict()
-        words = ["mmdgs", "train", "--data", self.data, "--model", self.model, "--param", self.param]
-        words += ["--loss", str(self.loss), *([] if self.sigma is None else ["--sigma", str(self.sigma)])]
-        words += [] if self.levels is None else ["--levels", self.levels]
-        words += [] if self.weighting is None else ["--weighting", self.weighting]
-        words += [] if self.denoiser is None else ["--denoiser", self.denoiser]
-        words += [] if self.init is None else ["--init", self.init]
-        skip = {
-            "data",
-            "data_dir",
-            "model",
-            "param",
-            "loss",
-            "sigma",
-            "levels",
-            "weighting",
-            "network",
-            "denoiser",
-            "init",
-        }
-        settings = {key: value for key, value in self.to_dict().items() if key not in skip and value != default[key]}
-        settings |= {f"network.{key}": value for key, value in self.network.items()}
-        for key, value in settings.items():
-            words += ["--set", f"{key}={'none' if value is None else str(value).replace(', ', ',')}"]
+        always = ("data", "model", "param", "loss", "sigma", "levels", "weighting", "denoiser", "init")
+        wanted = {name: value for name, value in self.to_dict().items() if value != default[name] or name in always}
+        wanted.pop("network", None)
+        wanted |= {f"network.{name}": value for name, value in self.network.items()}
+        words = ["mmdgs", "train"]
+        for name, value in wanted.items():
+            if name == "data_dir" or (value is None and name in always):
+                continue
+            if name in OPTIONS and value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+            else:
+                words += ["--set", f"{name}={'none' if value is None else str(value).replace(', ', ',')}"]
         return f"{shlex.join(words)} --out {out}"
+
+
+OPTIONS = option_names(Recipe, TrainingSettings)
+"""Keys that `mmdgs train` has an option for; the others are given by --set."""
 
 
 def _without_folders(name: str) -> str:
     """The last part of an absolute path; other names, and paths from where a run was started, as they are."""
     return Path(name).name if Path(name).is_absolute() or name.startswith("~") else name
-
-
-def _known_keys() -> dict[str, Any]:
-    """Every key of a recipe, with its type."""
-    hints = typing.get_type_hints(Recipe) | typing.get_type_hints(TrainingSettings)
-    return {key: hint for key, hint in hints.items() if key != "training"}
 
 
 def _checked(key: str, value: Any, hint: Any) -> Any:
@@ -200,55 +248,50 @@ def _checked(key: str, value: Any, hint: Any) -> Any:
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """A recipe from a flat table of keys; an unknown key is refused with the nearest name."""
-    known = _known_keys()
+    loop = typing.get_type_hints(TrainingSettings)
+    known = {name: hint for name, hint in typing.get_type_hints(Recipe).items() if name != "training"} | loop
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in ((str(key), value) for key, value in table.items()):  # YAML has keys that are no words
-        if key.startswith("network."):
-            options[key.removeprefix("network.")] = value
-        elif key not in known:
-            raise UsageError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
+    for name, value in ((str(name), value) for name, value in table.items()):  # YAML has keys that are no words
+        if name.startswith("network."):
+            options[name.removeprefix("network.")] = value
+        elif name not in known:
+            raise UsageError(f"{where} has an unknown key {name!r}{nearest(name, known)}")
         else:
-            values[key] = _checked(key, value, known[key])
-    settings = {f.name for f in dataclasses.fields(TrainingSettings)}
-    base = Recipe().training
-    loop = {key: value for key, value in values.items() if key in settings}
-    if "steps" not in loop and ("epochs" in loop or "minutes" in loop):
-        loop["steps"] = None
-    training = dataclasses.replace(base, **loop)
-    rest = {key: value for key, value in values.items() if key not in settings}
-    rest["network"] = {**rest.get("network", {}), **options}
-    if rest.get("loss") == "ocm":
-        rest.setdefault("param", VARIANCE_RATIO)
-    return Recipe(**rest, training=training)
+            values[name] = _checked(name, value, known[name])
+    if "epochs" in values or "minutes" in values:
+        values.setdefault("steps", None)
+    if values.get("loss") == "ocm":
+        values.setdefault("param", VARIANCE_RATIO)
+    values["network"] = {**values.get("network", {}), **options}
+    training = dataclasses.replace(Recipe().training, **{n: values.pop(n) for n in loop if n in values})
+    return Recipe(**values, training=training)
 
 
 def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe from a YAML or TOML file (or none: the defaults), with overrides."""
-    table: dict[str, Any] = {}
-    if path is not None:
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-            found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-        except OSError as error:
-            raise UsageError(f"cannot read the recipe {path}: {error.strerror or error}") from error
-        except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"the recipe {path} is no {'TOML' if path.suffix == '.toml' else 'YAML'}: {error}"
-            ) from error
-        if not isinstance(found, dict):
-            raise UsageError(f"the recipe {path} must be a table of keys and values, got {type(found).__name__}")
-        table = found
-    return make_recipe({**table, **(overrides or {})}, str(path) if path else "the command line")
+    if path is None:
+        return make_recipe(overrides or {}, "the command line")
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"cannot read the recipe {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "YAML"
+        raise UsageError(f"the recipe {path} is no {kind}: {error}") from error
+    if not isinstance(table, dict):
+        raise UsageError(f"the recipe {path} must be a table of keys and values, got {type(table).__name__}")
+    return make_recipe({**table, **(overrides or {})}, str(path))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """key=value as given on the command line, the value read as YAML; `none` is None."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
         raise UsageError(f"--set takes key=value, such as --set steps=2000, got {text!r}")
     try:
-        return key.strip(), None if value.strip().lower() == "none" else yaml.safe_load(value)
+        return name.strip(), None if value.strip().lower() == "none" else yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise UsageError(f"the value of --set {text!r} cannot be read: {error}") from error

@@ -27,8 +27,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, randn_like, seeded
 from mmdgs.runtime import autocast, check_precision, matmul_precision
 from mmdgs.samplers import gibbs_plan, run
-from mmdgs.training.job import new_model
-from mmdgs.training.recipe import Recipe
+from mmdgs.training import Recipe, new_model
 
 DEFAULTS = {"cuda": ("unet-paper", (3, 32, 32), 100), "cpu": ("unet-tiny", (1, 16, 16), 4)}
 """Where no model is named: a preset with random weights, the shape of its images, and the batch."""

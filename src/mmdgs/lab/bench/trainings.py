@@ -15,12 +15,9 @@ from torch import Tensor
 from mmdgs.lab.bench.timing import Row, Work, measure, row
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
-from mmdgs.training.contract import PerExampleLoss
-from mmdgs.training.engine import Trainer
-from mmdgs.training.examples import ImageExamples
-from mmdgs.training.job import loss_of, new_model, placed
-from mmdgs.training.recipe import Recipe
-from mmdgs.training.settings import TrainingSettings
+from mmdgs.training import ImageExamples, Recipe, Trainer, TrainingSettings, loss_of, new_model
+from mmdgs.training.objective import PerExampleLoss
+from mmdgs.training.run import placed
 
 SIGMA = 0.3
 IMAGES = 2_048

@@ -5,6 +5,7 @@ best/                 the model with the lowest FID of its samples where they ar
                       validation loss; in hub format
 metrics.jsonl         one line a step, validation or look
 watch/                a picture of samples for each look
+recipe.yaml           what is trained on what
 config.json, model.safetensors, README.md    the model itself, in hub format, when training ends
 """
 
@@ -23,11 +24,8 @@ from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
 from mmdgs.models import CARD, CONFIG, remove_weights
 
-METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-LAST = "last"
-BEST = "best"
-WATCH = "watch"
+METRICS, RECIPE_FILE = "metrics.jsonl", "recipe.yaml"
+CHECKPOINTS, LAST, BEST, WATCH, TENSORBOARD = "checkpoints", "last", "best", "watch", "tensorboard"
 
 
 @dataclass(frozen=True)
@@ -39,28 +37,23 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Where a run writes; `settings` must be the same when it is resumed."""
+    """Where a run writes; `settings` must be the same when it is resumed, and `notes` are kept in every checkpoint."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.settings = json.loads(json.dumps(settings))
-        self.notes: dict[str, Any] = {}  # kept in every checkpoint
+        self.notes: dict[str, Any] = {}
         self._board: Any = None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint in place of the last one; if that fails, the last one is still there."""
         (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        heading = {"settings": self.settings, "notes": self.notes, "groups": list(checkpoint.tensors)}
         try:
             with folder_written_atomically(self.path / CHECKPOINTS / LAST) as temporary:
                 for group, tensors in checkpoint.tensors.items():
                     write_atomically(temporary / f"{group}.safetensors", tensors_to_bytes(tensors))
-                state = {
-                    "settings": self.settings,
-                    "notes": self.notes,
-                    "groups": list(checkpoint.tensors),
-                    **checkpoint.state,
-                }
-                write_atomically(temporary / "state.json", to_json(state))
+                write_atomically(temporary / "state.json", to_json(heading | checkpoint.state))
         except OSError as error:
             raise OSError(
                 f"the checkpoint at step {checkpoint.state.get('step')} could not be written into {self.path} "
@@ -99,44 +92,36 @@ class RunFolder:
         for path in (self.path / CHECKPOINTS).glob(f".{LAST}.*"):
             shutil.rmtree(path, ignore_errors=True)
         if everything:
-            for name in (CHECKPOINTS, BEST, WATCH, "tensorboard"):
+            for name in (CHECKPOINTS, BEST, WATCH, TENSORBOARD):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for name in (METRICS, CONFIG, CARD):
                 (self.path / name).unlink(missing_ok=True)
             remove_weights(self.path)
 
-    def keep_metrics_until(self, step: int) -> None:
-        """Forget what was logged after a step: a resumed run logs it again."""
+    def rewind(self, step: int, *, write: bool) -> list[float]:
+        """The losses until a step; if `write`, what was logged after it is forgotten: a resumed run logs it again."""
         path = self.path / METRICS
-        if path.exists():
-            kept = [line for line in metrics(self.path) if line["step"] <= step]
+        kept = [line for line in metrics(self.path) if line["step"] <= step] if path.is_file() else []
+        if write:
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-
-    def losses(self) -> list[float]:
-        """The training losses logged so far."""
-        known = (self.path / METRICS).is_file()
-        return [line["loss"] for line in metrics(self.path) if "loss" in line] if known else []
+        return [line["loss"] for line in kept if "loss" in line]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to metrics.jsonl, and to TensorBoard where that is installed."""
         with (self.path / METRICS).open("a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(line) + "\n" for line in lines)
-        board = self._tensorboard()
-        if board:
-            for line in lines:
-                for key in line.keys() - {"step"}:
-                    board.add_scalar(key, line[key], line["step"])
-            board.flush()
-
-    def _tensorboard(self) -> Any:
         if self._board is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 self._board = False
             else:
-                self._board = SummaryWriter(str(self.path / "tensorboard"))
-        return self._board
+                self._board = SummaryWriter(str(self.path / TENSORBOARD))
+        if self._board:
+            for line in lines:
+                for key in line.keys() - {"step"}:
+                    self._board.add_scalar(key, line[key], line["step"])
+            self._board.flush()
 
     def close(self) -> None:
         """End the TensorBoard file."""

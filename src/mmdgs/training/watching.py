@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
 from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.files import write_atomically
 from mmdgs.generation import Method, generate
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
@@ -33,10 +36,9 @@ from mmdgs.metrics.neighbours import diversity
 from mmdgs.models import DENOISERS, MEAN_STD, Model
 from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.moments import IsotropicMoments
-from mmdgs.randomness import Streams
+from mmdgs.randomness import Streams, child_seed
 from mmdgs.samplers import Plan, single_level_plan
-from mmdgs.training.settings import TrainingSettings
-from mmdgs.training.watchers import Seen
+from mmdgs.training.recipe import TrainingSettings
 
 logger = logging.getLogger("mmdgs")
 
@@ -44,12 +46,16 @@ LEVELS = 18
 SWEEPS = 40
 """The paper's number of sweeps at one level, before its FID rises again."""
 SHOWN, SCALE = 64, 2
-SEED = 2_000_000_011
-"""Added to the run's seed for the noise of samples, which is the same at every look."""
 
 
-def sample_watcher(model: Model, images: ImageSet, settings: TrainingSettings) -> SampleWatcher:
-    """What watches `settings.watch` samples of a model, for `train_model(..., watcher=sample_watcher)`.
+def sample_watcher(
+    model: Model,
+    images: ImageSet,
+    settings: TrainingSettings,
+    folder: Path,
+    report: Callable[[str], None] | None = None,
+) -> SampleWatcher:
+    """What watches `settings.watch` samples of a model while it trains; pictures of them go into `folder`.
 
     The Inception network is the file that MMDGS_INCEPTION names, or one that is found (none is downloaded).
     """
@@ -59,7 +65,7 @@ def sample_watcher(model: Model, images: ImageSet, settings: TrainingSettings) -
             f"a model with parametrisation {model.config.param!r} at {len(model.levels)} levels draws no samples "
             "to watch: leave watch out"
         )
-    return SampleWatcher(model, images, settings, _inception())
+    return SampleWatcher(model, images, settings, _inception(), folder, report)
 
 
 def _inception() -> Inception | None:
@@ -77,6 +83,12 @@ def _inception() -> Inception | None:
         return None
 
 
+def isotropic_moments(model: Model, x: Tensor, seed: int) -> IsotropicMoments:
+    """The posterior of a model of one level with one variance for all pixels, fitted to clean data x."""
+    streams = Streams(seed, len(x), purpose="fit")
+    return IsotropicMoments.fit(model, x, model.level, generator=streams)
+
+
 @dataclass(frozen=True, eq=False)
 class SampleWatcher:
     """Draws and judges samples of the model; training goes on as if it had not."""
@@ -85,6 +97,8 @@ class SampleWatcher:
     images: ImageSet
     settings: TrainingSettings
     inception: Inception | None
+    folder: Path
+    report: Callable[[str], None] | None = None
 
     @property
     def judged_by(self) -> str | None:
@@ -95,24 +109,35 @@ class SampleWatcher:
         assert self.settings.watch is not None, "it was asked to watch"
         return self.settings.watch
 
-    def __call__(self, step: int, /) -> Seen:
+    @property
+    def seed(self) -> int:
+        """That of the samples' noise, which is the same at every look."""
+        return child_seed(self.settings.seed, "watch")
+
+    def look(self, step: int, /) -> dict[str, float]:
+        """Draw samples, write a picture of some, and measure them all."""
         try:
             x = self._samples()
             values = self._measured(to_uint8(x))
         except (NonFiniteError, ValueError) as error:  # a look must not end a training run
             logger.warning("the samples at step %d could not be judged: %s", step, error)
-            return Seen({})
-        return Seen(values, png(image_grid(x[:SHOWN]), SCALE) if x.shape[1] in (1, 3) else None)
+            return {}
+        if x.shape[1] in (1, 3):
+            self.folder.mkdir(exist_ok=True)
+            write_atomically(self.folder / f"{step:07}.png", png(image_grid(x[:SHOWN]), SCALE))
+        if self.report:
+            self.report(f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        return values
 
     def _samples(self) -> Tensor:
         """Samples in [0, 1], (count, channels, height, width)."""
-        model, seed = self.model, self.settings.seed + SEED
+        model = self.model
         single = len(model.levels) == 1
         found = generate(
             model,
             self._chain() if single else Method("heun", steps=LEVELS),
             self.count,
-            seed=seed,
+            seed=self.seed,
             batch_size=self.settings.batch_size,
             precision=self.settings.precision,
             fast=False,  # compiling takes longer than a look
@@ -128,9 +153,7 @@ class SampleWatcher:
             return single_level_plan(model.posterior(), level, steps=SWEEPS)
         device = next(model.network.parameters()).device
         chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
-        x = midpoints(chosen.images.to(device))
-        streams = Streams(self.settings.seed + SEED, len(x))
-        moments = IsotropicMoments.fit(model, x, level, generator=streams)
+        moments = isotropic_moments(model, midpoints(chosen.images.to(device)), self.seed)
         return single_level_plan(moments, level, steps=SWEEPS, mean=True)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:

@@ -1,0 +1,59 @@
+"""Options of commands from the dataclasses they fill."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Annotated, Any
+
+import typer
+
+
+def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of some dataclasses that was made with `mmdgs.options.option`.
+
+    The command takes them as keyword arguments (**given), and only those that the user gave. In its help they stand
+    before the command's own keyword-only options:
+
+        @app.command()
+        @options_of(Recipe)
+        def train(out: Path, *, debug: bool = False, **given: Any) -> None: ...
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        made = [one for kind in kinds for one in _options(kind)]
+        names = {one.name for one in made}
+        own = list(inspect.signature(command, eval_str=True).parameters.values())
+        first = [one for one in own if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        last = [one for one in own if one.kind is Parameter.KEYWORD_ONLY]
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            command(**{name: value for name, value in values.items() if value is not None or name not in names})
+
+        # Typer reads both; keyword-only, so that their order is free whatever has a default.
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*first, *made, *last)]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+        return wrapped
+
+    return decorate
+
+
+def _options(kind: type) -> list[Parameter]:
+    """A parameter of a command for each field that has an option; None, its default, says that it was not given."""
+    hints = typing.get_type_hints(kind)
+    made = []
+    for field in dataclasses.fields(kind):
+        if "option" not in field.metadata:
+            continue
+        typed = dict(field.metadata["option"])
+        flags = [typed.pop("flag")] if "flag" in typed else []
+        told = typer.Option(*flags, help=field.metadata["help"], **typed)
+        annotation: Any = Annotated[hints[field.name] | None, told]
+        made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return made

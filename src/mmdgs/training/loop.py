@@ -1,0 +1,311 @@
+"""The training loop: steps, and on the way losses, validations, looks at samples and checkpoints.
+
+Data order, noise and dropout masks are functions of the seed alone: a row of the global batch has its own random
+stream, so the losses are the same whatever number of processes shares the batch and however it is cut to fit in
+memory, and a run that was killed goes on from its last checkpoint as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmdgs.errors import NonFiniteError
+from mmdgs.randomness import Streams, child_seed
+from mmdgs.runtime import matmul_precision, progress_bar, stop_if_asked
+from mmdgs.training.checkpoint import CHECKPOINTS, Checkpoint, RunFolder
+from mmdgs.training.examples import Examples, Shares, TensorExamples, batch_order
+from mmdgs.training.objective import PerExampleLoss
+from mmdgs.training.recipe import TrainingSettings
+from mmdgs.training.step import Stepper
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
+"""Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
+ADVICE = "try a smaller learning rate, --set clip=1, --set warmup=1000, or float32 in place of bf16"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A held-out set and the loss to measure on it."""
+
+    examples: Examples
+    loss: PerExampleLoss
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Looks at the model on the way, with its averaged weights. It draws no number that training would."""
+
+    @property
+    def judged_by(self) -> str | None:
+        """The number that is lowest for the best model; None: it gives no such number."""
+
+    def look(self, step: int, /) -> Mapping[str, float]:
+        """Numbers for the metrics."""
+
+
+@runtime_checkable
+class Best(Protocol):
+    """Keeps the best model so far: the lowest by the watcher's number, or by the validation loss where it has none."""
+
+    def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
+        """Keep the model as it is now, with its averaged weights."""
+
+
+@dataclass
+class Trained:
+    """What a run leaves beside the weights: the loss of every step, validations and looks, and how it went.
+
+    `seconds` are all of them, `watch_seconds` those of looks; the rate is that of the rest.
+    """
+
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))  # (steps,)
+    validations: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    examples_a_second: float = 0.0
+    split: int = 1
+    ended_by: str = "steps"
+    watches: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    watch_seconds: float = 0.0
+
+
+class Trainer:
+    """One run of the loop; `run` does it all.
+
+    The noise of a run is a function of the seed and of the number of runs before it. Only the main process has a
+    watcher; the others wait for it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: PerExampleLoss,
+        examples: Examples,
+        settings: TrainingSettings,
+        *,
+        validation: Validation | None = None,
+        watcher: Watcher | None = None,
+        best: Best | None = None,
+        folder: RunFolder | None = None,
+        accelerator: Accelerator | None = None,
+        runs_before: int = 0,
+    ) -> None:
+        self.network, self.settings = network, settings
+        self.validation, self.watcher, self.best = validation, watcher, best
+        self.folder, self.accelerator = folder, accelerator
+        self.main = accelerator is None or accelerator.is_main_process
+        self.count, self.batch_size = len(examples), min(settings.batch_size, len(examples))
+        self.seed = child_seed(settings.seed, f"run {runs_before}")
+        self.shares = Shares(self.batch_size, self.seed, accelerator)
+        self.shares.cut(settings.split)
+        keep_start = runs_before > 0
+        self.stepper = Stepper(network, loss, examples, settings, self.shares, accelerator, keep_start=keep_start)
+        self.step, self.seconds_before, self.started = 0, 0.0, time.perf_counter()
+        self.lowest = {"validation": math.inf, "watch": math.inf}
+        self.losses: list[float] = []
+        self.recent: list[Tensor] = []  # losses since they were last looked at
+        self.done = Trained()
+
+    def run(self, progress: str | None = "training") -> Trained:
+        """Train to the end, from the folder's checkpoint if it has one; the network is left with its average."""
+        self._go_on_from_checkpoint()
+        settings, done, first, watched_before = self.settings, self.done, self.step, self.done.watch_seconds
+        end = settings.last_step(max(1, self.count // self.batch_size))
+        order = islice(batch_order(self.count, self.batch_size, self.seed), first, None)
+        events = [(settings.validate_every, self._validate), (settings.checkpoint_every, self._save)]
+        if settings.watch is not None:
+            events.insert(1, (settings.watch_every, self._look))
+        self.started = time.perf_counter()
+        clock = _Clock(first, self.seconds_before)
+        self.network.train()
+        bar = progress_bar(end or 0, progress if self.main else None)
+        bar.update(first)
+        with bar, matmul_precision(settings.precision):
+            while done.ended_by == "steps" and (end is None or self.step < end):
+                stop_if_asked()
+                fraction = max(clock.fraction, self.step / end if end else 0.0)
+                self.recent.append(self.stepper.step(next(order), self.step, settings.rate(self.step, fraction)))
+                self.step += 1
+                bar.update()
+                if self.step in (clock.look_at, end):
+                    seen = done.watches[-1][1] if done.watches else {}
+                    told = {"loss": self._flush(), **seen}
+                    bar.set_postfix({name: f"{value:.4g}" for name, value in told.items()}, refresh=False)
+                    clock.looked(self.step, agreed(self._seconds(), self.accelerator), settings.minutes)
+                    if clock.fraction >= 1 and self.step != end:
+                        done.ended_by = "minutes"
+                    if settings.minutes is not None:  # as far as it will get at this rate: the bar knows the time left
+                        bar.total = min(end or math.inf, math.ceil(self.step / min(1.0, max(fraction, clock.fraction))))
+                last = self.step == end or done.ended_by == "minutes"
+                for every, event in events:
+                    if last or (every is not None and self.step % every == 0):
+                        self._flush()
+                        event()
+        done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
+        done.seconds = self._seconds()
+        training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
+        done.examples_a_second = (self.step - first) * self.batch_size / max(training, 1e-9)
+        with torch.no_grad():
+            self.stepper.average.settle()
+        self.network.eval()
+        return done
+
+    def _seconds(self) -> float:
+        """Time of the run so far, that before its last checkpoint included."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _wait(self) -> None:
+        if self.accelerator:
+            self.accelerator.wait_for_everyone()
+
+    def _log(self, *lines: Mapping[str, Any]) -> None:
+        if self.folder and self.main:
+            self.folder.log(lines)
+
+    def _flush(self) -> float:
+        """Look at the recent losses: stop where one is not finite, log them; returns their mean."""
+        if not self.recent:
+            return self.losses[-1]
+        values = torch.stack(self.recent)
+        self.recent.clear()
+        found = (self.accelerator.reduce(values, "mean") if self.accelerator else values).tolist()
+        first = self.step - len(found)
+        good = next((i for i, value in enumerate(found) if not math.isfinite(value)), len(found))
+        self.losses += found[:good]
+        self._log(*({"step": first + i + 1, "loss": value} for i, value in enumerate(found[:good])))
+        if good < len(found):
+            kept = self.folder is not None and (self.folder.path / CHECKPOINTS).is_dir()
+            advice = ADVICE + ("; the last good checkpoint is kept" if kept else "")
+            raise NonFiniteError("training loss", [], first + good, advice=advice)
+        return math.fsum(found) / len(found)
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Inside this block the network has its averaged weights and is not training."""
+        self.network.eval()
+        with torch.no_grad(), self.stepper.average.in_place():
+            yield
+        self.network.train()
+
+    def _validate(self) -> None:
+        """The mean loss on the held-out set with the averaged weights and the same noise every time."""
+        if self.validation is None:
+            return
+        examples, total = self.validation.examples, 0.0
+        with self._averaged():
+            for indices in torch.arange(len(examples)).split(self.batch_size):
+                streams = Streams(self.settings.seed, len(indices), first_row=int(indices[0]), purpose="validation")
+                batch = examples.take(indices, streams)
+                total += self.stepper.loss(self.validation.loss, batch, streams).sum().item()
+            value = total / len(examples)
+            judges = self.watcher is None or self.watcher.judged_by is None
+            self._judge("validation", "validation loss" if judges else None, value)
+        self.done.validations.append((self.step, value))
+        self._log({"step": self.step, "validation_loss": value})
+
+    def _look(self) -> None:
+        """Watch the averaged weights; the randomness of a look is its own, and its time is counted apart."""
+        started, found = time.perf_counter(), {}
+        if self.watcher is not None:
+            with self._averaged():
+                found = dict(self.watcher.look(self.step))
+                name = self.watcher.judged_by or ""
+                self._judge("watch", f"{name} of {self.settings.watch:,} samples", found.get(name, math.inf))
+        self._wait()
+        seconds = time.perf_counter() - started
+        self.done.watches.append((self.step, found))
+        self.done.watch_seconds += seconds
+        self._log({"step": self.step, **found, "watch_seconds": round(seconds, 3)})
+
+    def _judge(self, kind: str, what: str | None, value: float) -> None:
+        """Note the lowest value so far, and keep the model that has it where it is `what` models are judged by."""
+        if value < self.lowest[kind]:
+            self.lowest[kind] = value
+            if what is not None and self.best is not None and self.main:
+                self.best.keep(what, value, self.step, self._seconds())
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless its weights are not finite."""
+        if self.folder is None:
+            return
+        if not all(torch.isfinite(p).all() for p in self.stepper.parameters):
+            raise NonFiniteError("network's weights", [], self.step, advice=ADVICE)
+        if self.main:
+            self.shares.remember()
+            best, best_watch = (value if math.isfinite(value) else None for value in self.lowest.values())
+            state = {
+                "step": self.step,
+                "seconds": self._seconds(),
+                "best": best,
+                "validations": self.done.validations,
+                "best_watch": best_watch,
+                "watches": self.done.watches,
+                "watch_seconds": self.done.watch_seconds,
+                "positions": self.shares.positions,
+                "split": len(self.shares.parts),
+            }
+            self.folder.save(Checkpoint(state, self.stepper.tensors()))
+        self._wait()
+
+    def _go_on_from_checkpoint(self) -> None:
+        found = self.folder.load() if self.folder else None
+        if self.folder is None or found is None:
+            return
+        state = found.state
+        self.stepper.load(found.tensors)
+        self.step, self.seconds_before = state["step"], state["seconds"]
+        for kind, value in (("validation", state["best"]), ("watch", state["best_watch"])):
+            self.lowest[kind] = math.inf if value is None else value
+        self.done.validations = [(step, value) for step, value in state["validations"]]
+        self.done.watches = [(step, values) for step, values in state["watches"]]
+        self.done.watch_seconds = state["watch_seconds"]
+        self.shares.positions = dict(state["positions"])
+        self.shares.cut(min(max(state["split"], self.settings.split), self.shares.rows))
+        self.losses = self.folder.rewind(self.step, write=self.main)
+        self._wait()
+
+
+def agreed(value: float, accelerator: Accelerator | None) -> float:
+    """The main process's value, on all processes."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return value
+    mine = torch.tensor([value * accelerator.is_main_process], dtype=torch.float64, device=accelerator.device)
+    return accelerator.reduce(mine, "sum").item()
+
+
+class _Clock:
+    """When to look at the losses next, and how much of its minutes a run has used."""
+
+    def __init__(self, step: int, seconds: float) -> None:
+        self.step, self.seconds = step, seconds
+        self.look_at, self.fraction = step + 1, 0.0
+
+    def looked(self, step: int, seconds: float, minutes: float | None) -> None:
+        """Note a look at this step, after so many seconds of the run."""
+        steps_a_second = (step - self.step) / max(seconds - self.seconds, 1e-9)
+        self.step, self.seconds = step, seconds
+        self.look_at = step + max(1, min(FLUSH_EVERY, round(FLUSH_SECONDS * steps_a_second)))
+        self.fraction = 0.0 if minutes is None else seconds / (60 * minutes)
+
+
+def train(
+    network: nn.Module,
+    loss: PerExampleLoss,
+    data: Tensor,
+    settings: TrainingSettings,
+    *,
+    progress: str | None = "training",
+) -> Tensor:
+    """Train `network` in place on data (n, ...) in memory; returns the mean loss of every step, (steps,)."""
+    return Trainer(network, loss, TensorExamples(data), settings).run(progress).losses

@@ -1,0 +1,249 @@
+"""What a step minimises: a model's loss at noise levels that each example draws from its own random stream.
+
+An energy's denoiser D = (x_t - sigma^2 grad f) / alpha has a gradient inside, and torch.compile differentiates a
+function once only. So `CompiledEnergy` computes
+
+    forward     grad f(x_t), compiled, nothing kept for later
+    backward    for a cotangent u of grad f: the gradient in the weights of the slope u' grad f(x_t), which is the
+                forward-mode derivative of f along u; its reverse pass, compiled too, is of the usual kernels.
+
+That is eight forward passes' work in place of six, but torch's second derivative of a convolution takes the
+gradient of the weights by a convolution with kernels as large as the image, and memory holds one pass at a time.
+
+A small network's thousand short kernels take longer to launch than to run: there, on a GPU, both functions are
+recorded as CUDA graphs, whose memory the next step overwrites, so results are copied out. Large ones gain nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mmdgs import losses
+from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, raise_unless_compiler
+from mmdgs.errors import UsageError
+from mmdgs.models import CLASSES, MEAN_STD, VARIANCE_RATIO, Model
+from mmdgs.moments import LearnedMoments
+from mmdgs.networks.dropout import current_keys, dropout_keys, uses_dropout
+from mmdgs.noise import AnyLevel, NoiseLevel, NoiseLevels
+from mmdgs.randomness import Generator, randn, uniforms
+
+PerExampleLoss = Callable[[Any, Generator], Tensor]
+"""(batch as the examples give it, generator) -> one loss per example."""
+
+LevelDraw = Callable[[Tensor, Generator], AnyLevel]
+"""(batch (B, ...), generator) -> the level of all rows, or one for each."""
+
+LOG_MEAN, LOG_STD = -1.2, 1.2
+"""Of log(sigma / alpha) in EDM's training (Karras et al., 2022, table 1)."""
+SMALL = 8_000_000
+"""Networks of fewer parameters are bound by launches: the MNIST preset (1.3 million) by a factor of 2.4 on an H200."""
+
+
+def loss_of(
+    model: Model,
+    *,
+    weighting: str | None = None,
+    draw: str | None = None,
+    jitter: float | None = None,
+    denoiser: Model | None = None,
+    probes: int | None = None,
+    compiled: bool = False,
+) -> PerExampleLoss:
+    """The loss that goes with a model's parametrisation, its network through torch.compile if asked.
+
+    `weighting` (losses.WEIGHTINGS) and `jitter` are for denoisers, `draw` (DRAWS) is for many levels, and `denoiser`
+    and `probes` for a head of variance ratios, whose levels are weighted by the size of their targets.
+    """
+    param, plain = model.config.param, model.network
+    if param == CLASSES:
+        return lambda batch, generator: functional.cross_entropy(plain(batch[0]), batch[1], reduction="none")
+    network = Compiled(plain) if compiled else plain
+    drawn = level_draw(model.levels, draw)
+    if param == MEAN_STD:
+        moments = LearnedMoments(network)
+        return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
+    if param == VARIANCE_RATIO:
+        assert denoiser is not None, "a head is trained for a denoiser"
+        head, teacher, count = model.head_of(network), denoiser, probes or 1
+
+        def ocm(x: Tensor, generator: Generator) -> Tensor:
+            x = teacher.scaled(x)
+            level = drawn(x, generator)
+            return losses.ocm(head, teacher, x, level, generator=generator, probes=count, weight=head.scale.weight)
+
+        return ocm
+    trained = _compiled(model) if compiled else model.denoiser_of(model.network)
+    weigh = losses.WEIGHTINGS[weighting or "score"]
+
+    def dsm(x: Tensor, generator: Generator) -> Tensor:
+        level = drawn(x, generator)
+        told = jittered(level, jitter, x, generator) if jitter else None
+        return losses.dsm(trained, x, level, generator=generator, weighting=weigh, told=told)
+
+    return dsm
+
+
+def _compiled(model: Model) -> Denoiser:
+    denoiser = model.denoiser_of(model.network)
+    return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
+
+
+def level_draw(levels: Sequence[NoiseLevel], name: str | None = None) -> LevelDraw:
+    """How to draw a level for each row; of one level there is nothing to draw."""
+    if len(levels) > 1:
+        return DRAWS[name or "uniform"](levels)
+    (only,) = levels
+    return lambda x, generator: only
+
+
+class UniformDraw:
+    """One of some levels for each row, each as likely as any other."""
+
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
+        self.count = len(levels)
+        self.table = torch.tensor([[level.alpha, level.sigma] for level in levels], dtype=torch.float64)
+
+    def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
+        self.table = self.table.to(x)
+        index = (_row_uniforms(x, generator) * self.count).long().clamp(max=self.count - 1)
+        return NoiseLevels(alpha=self.table[index, 0], sigma=self.table[index, 1])
+
+
+class LogNormalDraw:
+    """log(sigma / alpha) normal for each row, cut off at the ends of some levels (Karras et al., 2022).
+
+    Not one of the levels but any between their ends, with their kind of alpha: 1, or variance preserving.
+    """
+
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
+        self.preserving = all(abs(level.alpha**2 + level.sigma**2 - 1) < 1e-6 for level in levels)
+        if not self.preserving and any(level.alpha != 1 for level in levels):
+            raise UsageError("the log-normal draw needs levels with alpha = 1 or alpha^2 + sigma^2 = 1; use uniform")
+        ratios = [level.sigma / level.alpha for level in levels]
+        self.ends = math.log(min(ratios)), math.log(max(ratios))
+
+    def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
+        normal = randn((len(x), 1), x, generator).reshape(-1, *[1] * (x.ndim - 1))
+        ratio = (LOG_MEAN + LOG_STD * normal).clamp(*self.ends).exp()
+        alpha = (1 + ratio**2).rsqrt() if self.preserving else torch.ones_like(ratio)
+        return NoiseLevels(alpha=alpha, sigma=alpha * ratio)
+
+
+class MixedDraw:
+    """For each row one of the two draws above, each with probability 1/2.
+
+    The log-normal draw has the levels where images take shape, but of 50 and below almost none above 5 (one in a
+    hundred), where samplers that visit every level, as Gibbs and Langevin do, need a denoiser too.
+    """
+
+    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
+        self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels)
+
+    def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
+        one, other = self.uniform(x, generator), self.lognormal(x, generator)
+        coin = _row_uniforms(x, generator) < 0.5
+        return NoiseLevels(
+            alpha=torch.where(coin, one.alpha, other.alpha), sigma=torch.where(coin, one.sigma, other.sigma)
+        )
+
+
+DRAWS: dict[str, Callable[[Sequence[NoiseLevel]], LevelDraw]] = {
+    "uniform": UniformDraw,
+    "lognormal": LogNormalDraw,
+    "mixed": MixedDraw,
+}
+"""The draws by name, for recipes."""
+
+
+def jittered(level: AnyLevel, jitter: float, x: Tensor, generator: Generator) -> NoiseLevels:
+    """Levels off by up to a factor e^jitter either way, log-uniformly: what a denoiser is told of its input's noise.
+
+    A network trained so estimates the noise itself, within a narrow range. It then tolerates samplers whose states
+    have more or less noise than their level says (docs/samplers.md).
+    """
+    drawn = _row_uniforms(x, generator)
+    alpha = level.alpha if isinstance(level.alpha, Tensor) else torch.full_like(drawn, level.alpha)
+    return NoiseLevels(alpha=alpha, sigma=level.sigma * (jitter * (2 * drawn - 1)).exp())
+
+
+def _row_uniforms(x: Tensor, generator: Generator) -> Tensor:
+    """A uniform number for each row, (B, 1, ..., 1)."""
+    return uniforms((len(x), 1), x, generator).reshape(-1, *[1] * (x.ndim - 1))
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_t: Tensor, owner: CompiledEnergy, level: AnyLevel, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x_t)
+        ctx.owner, ctx.level, ctx.parameters = owner, level, parameters
+        ctx.keys = current_keys(owner.network) if owner.drops else None
+        kind = x_t.device.type
+        ctx.low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return owner.value(x_t, level)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Any, ...]:
+        (x_t,) = ctx.saved_tensors
+        low = contextlib.nullcontext() if ctx.low is None else torch.autocast(x_t.device.type, ctx.low)
+        wanted = [p for p in ctx.parameters if p.requires_grad]
+        with torch.enable_grad(), dropout_keys(ctx.owner.network, ctx.keys), low:
+            found = iter(ctx.owner.weight_gradients(x_t, u, ctx.level, wanted))
+        return None, None, None, *[next(found) if p.requires_grad else None for p in ctx.parameters]
+
+
+class CompiledEnergy:
+    """The denoiser of an energy network through torch.compile, trainable: the same function as `denoiser`."""
+
+    def __init__(self, denoiser: EnergyDenoiser, network: nn.Module, *, backend: str = "inductor") -> None:
+        self.denoiser, self.network, self.drops = denoiser, network, uses_dropout(network)
+        weights = list(network.parameters())
+        small = sum(weight.numel() for weight in weights) < SMALL
+        self.graphs = backend == "inductor" and small and all(weight.is_cuda for weight in weights)
+
+        def gradient(x_t: Tensor, level: AnyLevel) -> Tensor:
+            return torch.func.grad(lambda x: denoiser.call(x, level).sum())(x_t)
+
+        def slope(x_t: Tensor, u: Tensor, level: AnyLevel) -> Tensor:
+            return torch.func.jvp(lambda x: denoiser.call(x, level).sum(), (x_t,), (u,))[1]
+
+        # Shapes as they are: dynamic ones fail inside these transforms.
+        options: dict[str, Any] | None = {"triton.cudagraphs": True} if self.graphs else None
+        self.gradient = torch.compile(gradient, backend=backend, dynamic=False, options=options)
+        self.slope = torch.compile(slope, backend=backend, dynamic=False, options=options)
+
+    def __call__(self, x_t: Tensor, level: AnyLevel, /) -> Tensor:
+        gradient = _Gradient.apply(x_t, self, level, *self.network.parameters())
+        return (x_t - level.sigma**2 * gradient) / level.alpha
+
+    def value(self, x_t: Tensor, level: AnyLevel) -> Tensor:
+        """grad f(x_t)."""
+        with torch.no_grad():
+            try:
+                return self._kept(self.gradient(x_t, level))
+            except Exception as error:
+                raise_unless_compiler(error)
+                self.gradient = self._plain_gradient
+                return self.gradient(x_t, level)
+
+    def weight_gradients(self, x_t: Tensor, u: Tensor, level: AnyLevel, weights: list[Tensor]) -> tuple[Any, ...]:
+        """The gradients of u' grad f(x_t) in the weights."""
+        try:
+            found = torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
+            return tuple(None if g is None else self._kept(g) for g in found)
+        except Exception as error:
+            raise_unless_compiler(error)
+            self.slope = lambda x_t, u, level: (u * self._plain_gradient(x_t, level)).sum()
+            return torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
+
+    def _kept(self, result: Tensor) -> Tensor:
+        return result.clone() if self.graphs else result
+
+    def _plain_gradient(self, x_t: Tensor, level: AnyLevel) -> Tensor:
+        return (x_t - level.alpha * self.denoiser(x_t, level)) / level.sigma**2

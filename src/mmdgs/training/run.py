@@ -1,0 +1,353 @@
+"""Training a recipe into a folder: data, model, loss, the loop, and the model's files at the end.
+
+A run with `init` takes the averaged weights of an earlier model: tensors of the same names and shapes, for the same
+kind of output. The optimiser starts anew. A checkpoint keeps the origin, so that a run that goes on need not have the
+earlier model any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from mmdgs.data import spread
+from mmdgs.denoisers import takes_level
+from mmdgs.errors import UsageError
+from mmdgs.files import LOCK, output_folder, write_atomically
+from mmdgs.models import CLASSES, DENOISERS, Model, ModelConfig, load, load_weights, weights_digest
+from mmdgs.moments.ocm import RatioScale
+from mmdgs.networks.registry import conditional_options, preset
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, child_seed
+from mmdgs.runtime import device_name
+from mmdgs.schedules import parse_levels
+from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder
+from mmdgs.training.examples import Examples, Sets, read_sets
+from mmdgs.training.loop import Trained, Trainer, Validation, agreed
+from mmdgs.training.objective import PerExampleLoss, loss_of
+from mmdgs.training.recipe import Recipe
+from mmdgs.training.watching import SampleWatcher, isotropic_moments, sample_watcher
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+Report = Callable[[str], None]
+"""What shows a line to the user."""
+
+HEADS = ("unet", "mlp")
+SCALE_EXAMPLES = {"cuda": 128, "cpu": 32}
+"""Examples on which the scale of a head's ratios is measured: off by some percent, which the head makes good."""
+ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
+"""Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+FEW_EXAMPLES = 2_000
+"""For that of a model that is kept as the best so far, which may be kept often."""
+FREE_TO_CHANGE = {
+    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every", "validate_every", "watch_every"
+}  # fmt: skip
+"""Keys that a resumed run may be given anew."""
+UNKNOWN = {"command": "not recorded"}
+"""The run of a model that says nothing of its training."""
+FREE_OPTIONS = ("dropout",)
+"""Options of a network that weights do not depend on."""
+SHOWN_DIGITS = 12
+
+
+def train_model(
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+    accelerator: Accelerator | None = None,
+    progress: str | None = "training",
+    report: Report | None = None,
+) -> tuple[Model, Trained]:
+    """Train a recipe into a folder; returns the model with its averaged weights, and how it went.
+
+    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl.
+    """
+    out, device = Path(out), torch.device(device)
+    if resume and overwrite:
+        raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
+    main = accelerator is None or accelerator.is_main_process
+    denoiser = load(recipe.denoiser, device=device) if recipe.denoiser is not None else None
+    settings = {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE}
+    folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
+    with output_folder(out) if main else contextlib.nullcontext():
+        begun = bool(agreed(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator))
+        run = Run.start(recipe, folder, device, denoiser, begun=begun)
+        if report:
+            report(run.title())
+        watcher = run.watcher(report) if main and recipe.training.watch is not None else None
+        trainer = Trainer(
+            run.model.network,
+            run.loss(compiled=device.type == "cuda" if recipe.compile is None else recipe.compile),
+            run.sets.train,
+            recipe.training,
+            validation=Validation(run.sets.held_out, run.loss()),
+            watcher=watcher,
+            best=run,
+            folder=folder,
+            accelerator=accelerator,
+            runs_before=len(run.origin.runs),
+        )
+        if main:  # nothing is refused from here on
+            folder.clear(everything=not begun)
+            write_atomically(out / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+        if accelerator:
+            accelerator.wait_for_everyone()
+        try:
+            trained = trainer.run(progress)
+        finally:
+            folder.close()
+        model = finished(run.after(len(trained.losses), trained.seconds), run.sets.train, recipe.training.seed)
+        if main:
+            model.save_pretrained(out, card=model.describe(_numbers(recipe, trained, device)))
+        if accelerator:
+            accelerator.wait_for_everyone()
+    model.network.requires_grad_(False)
+    return model, trained
+
+
+def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
+    """Whether to go on from a checkpoint; a folder in use is refused, unless to go on in it or to start anew."""
+    out = folder.path
+    if any(path.name != LOCK for path in out.iterdir()) and not (resume or overwrite):
+        raise UsageError(
+            f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
+        )
+    return resume and folder.state() is not None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The runs before this one, the images they saw (none: not known), and what is taken over besides weights."""
+
+    runs: tuple[dict[str, Any], ...] = ()
+    images: int | None = 0
+    weights: str = ""  # the digest's first digits
+    head: dict[str, Any] = field(default_factory=dict)  # an earlier head's scale, which its outputs are relative to
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a recipe: its examples, its model and where that comes from. It keeps the best model so far."""
+
+    recipe: Recipe
+    folder: RunFolder
+    device: torch.device
+    sets: Sets
+    model: Model
+    origin: Origin
+    denoiser: Model | None
+
+    @classmethod
+    def start(
+        cls, recipe: Recipe, folder: RunFolder, device: torch.device, denoiser: Model | None, *, begun: bool
+    ) -> Run:
+        """Read the examples and make the model; one that was begun has its weights in its checkpoint."""
+        if denoiser is not None:
+            denoiser.network.requires_grad_(False).eval()
+        sets = read_sets(recipe, device, denoiser)
+        model = new_model(recipe, sets.shape, sets.classes) if denoiser is None else new_head(recipe, sets, denoiser)
+        origin = Origin() if recipe.init is None or begun else start_from(recipe.init, model)
+        if begun:
+            kept = (folder.state() or {})["notes"]["origin"]
+            origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
+        folder.notes = {"origin": dataclasses.asdict(origin)}
+        if origin.head:
+            model = _changed(model, head=origin.head)
+        return cls(recipe, folder, device, sets, placed(model, device), origin, denoiser)
+
+    def title(self) -> str:
+        """What is trained on what, in one line."""
+        recipe = self.recipe
+        millions = sum(p.numel() for p in self.model.network.parameters()) / 1e6
+        said = f"{recipe.model} ({millions:.2f} million parameters) on {len(self.sets.train):,} examples, {self.device}"
+        return said + (f", from {recipe.init}" if self.origin.runs else "")
+
+    def loss(self, *, compiled: bool = False) -> PerExampleLoss:
+        """The recipe's loss."""
+        recipe = self.recipe
+        return loss_of(
+            self.model,
+            weighting=recipe.weighting,
+            draw=recipe.level_draw,
+            jitter=recipe.level_jitter,
+            denoiser=self.denoiser,
+            probes=recipe.probes,
+            compiled=compiled,
+        )
+
+    def watcher(self, report: Report | None) -> SampleWatcher:
+        """What looks at samples on the way."""
+        if self.sets.images is None:
+            raise UsageError(f"watch is for images, and {self.recipe.data!r} has points: leave it out")
+        folder = self.folder.path / WATCH
+        return sample_watcher(self.model, self.sets.images, self.recipe.training, folder, report)
+
+    def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
+        """Write the model as it is now as the best so far."""
+        model = finished(self.after(step, seconds), self.sets.train, self.recipe.training.seed, FEW_EXAMPLES)
+        note = {"command": self.recipe.published().command(), "step": step, what: value}
+        model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
+
+    def after(self, steps: int, seconds: float) -> Model:
+        """The model with the record of all its runs and images, this one after so many steps and seconds."""
+        recipe, origin = self.recipe.published(), self.origin
+        images = steps * min(recipe.training.batch_size, len(self.sets.train))
+        record = {
+            "command": recipe.command(),
+            "steps": steps,
+            "images": images,
+            "minutes": round(seconds / 60, 2),
+            "device": device_name(self.device),
+        }
+        if origin.runs:
+            record["init"] = f"{recipe.init} ({origin.weights})"
+        seen = None if origin.images is None else origin.images + images
+        return _changed(self.model, runs=(*origin.runs, record), trained_images=seen)
+
+
+def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
+    """The untrained model of a recipe, for data of this shape."""
+    levels: Sequence[NoiseLevel] = parse_levels(recipe.levels) if recipe.levels is not None else ()
+    if recipe.sigma is not None:
+        levels = [NoiseLevel(alpha=recipe.alpha, sigma=recipe.sigma)]
+    if (len(shape) == 3) == (preset(recipe.model)[0] == "mlp"):
+        raise UsageError(
+            f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
+        )
+    model = _model(recipe, shape, levels, classes=classes if recipe.param == CLASSES else ())
+    if len(levels) > 1 and not takes_level(model.network):
+        raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
+    return model
+
+
+def new_head(recipe: Recipe, sets: Sets, denoiser: Model) -> Model:
+    """The untrained head of a recipe, which says the mean variance of each level; its scale is measured on examples."""
+    shape = sets.shape
+    if shape != denoiser.shape:
+        raise UsageError(
+            f"the examples of {recipe.data} have shape {shape}, and the denoiser {denoiser.source} takes "
+            f"{denoiser.shape}: use the data it was trained on, with --size where that helps"
+        )
+    network, _ = preset(recipe.model)
+    if network not in HEADS or (len(shape) == 3) == (network == "mlp"):
+        raise UsageError(
+            f"the model {recipe.model!r} is no head for data of shape {shape}: use an mlp for points, a unet for images"
+        )
+    levels = denoiser.levels
+    if recipe.levels is not None:
+        if len(levels) == 1:
+            raise UsageError(f"{denoiser.source} was trained at {levels[0]} alone: leave levels out")
+        levels = parse_levels(recipe.levels)
+    seed = child_seed(recipe.training.seed, "scale")
+    x = denoiser.scaled(_some(sets.train, SCALE_EXAMPLES, seed))
+    scale = RatioScale.fit(denoiser, x, levels, seed=seed, probes=recipe.probes or 1)
+    head = {"denoiser": denoiser.digest, "scale": scale.to_json()}
+    return _model(recipe, shape, levels, interval=denoiser.interval, head=head)
+
+
+def _model(recipe: Recipe, shape: tuple[int, ...], levels: Sequence[NoiseLevel], **more: Any) -> Model:
+    """The untrained model of a recipe at some levels; many are told to the network."""
+    network, options = preset(recipe.model)
+    if len(levels) > 1:
+        options |= conditional_options(network)
+        alphas = tuple(level.alpha for level in levels)
+        more |= {"sigmas": tuple(level.sigma for level in levels), "alphas": () if set(alphas) == {1.0} else alphas}
+    elif levels:
+        more |= {"sigma": levels[0].sigma, "alpha": levels[0].alpha}
+    options |= recipe.network
+    told = recipe.published().data
+    config = ModelConfig(network, recipe.param, shape, options=options, trained_on=told, **more)
+    return Model.build(config, seed=recipe.training.seed)
+
+
+def _changed(model: Model, **changes: Any) -> Model:
+    """The model with other values in its configuration."""
+    return Model.build(dataclasses.replace(model.config, **changes), model.network)
+
+
+def placed(model: Model, device: torch.device) -> Model:
+    """The model on a device, in the layout that trains fastest there: convolutions on a GPU like channels last."""
+    model.to(device)
+    if device.type == "cuda" and len(model.config.shape) == 3:
+        model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def start_from(source: str, model: Model) -> Origin:
+    """Put an earlier model's weights into a new one of the same architecture; returns where it then comes from."""
+    earlier = load(source)
+    difference = _difference(earlier.config, model.config)
+    if difference:
+        raise UsageError(
+            f"the model {source} cannot be started from: {difference}; give the recipe it was trained with, or leave "
+            "--init out"
+        )
+    tensors = earlier.network.state_dict()
+    load_weights(model.network, tensors, f"the model {source}", than="this recipe's")
+    return Origin(
+        runs=earlier.config.runs or (UNKNOWN,),
+        images=earlier.config.trained_images,
+        weights=weights_digest(tensors, source)[:SHOWN_DIGITS],
+        head=earlier.config.head,
+    )
+
+
+def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
+    """The first thing in which two models differ that weights depend on. Noise levels and image sizes may."""
+    for name in ("network", "param"):
+        if getattr(old, name) != getattr(now, name):
+            return f"its {name} is {getattr(old, name)!r}, and the recipe's {getattr(now, name)!r}"
+    for key in dict.fromkeys([*now.options, *old.options]):
+        if key not in FREE_OPTIONS and old.options.get(key) != now.options.get(key):
+            return f"its network.{key} is {old.options.get(key)}, and the recipe's {now.options.get(key)}"
+    if old.param == CLASSES and old.classes != now.classes:
+        return f"its classes are {', '.join(old.classes)}, and the data's {', '.join(now.classes)}"
+    if old.head and old.head["denoiser"] != now.head["denoiser"]:
+        return "it is a head for a denoiser of other weights"
+    return None
+
+
+def _some(examples: Examples, counts: dict[str, int], seed: int, most: int | None = None) -> torch.Tensor:
+    """Some examples, spread over all: as many as their device allows, and at most so many."""
+    count = counts.get(examples.device.type, counts["cpu"])
+    indices = spread(len(examples), count if most is None else min(count, most))
+    return examples.take(indices, Streams(seed, len(indices), purpose="examples"))
+
+
+def finished(model: Model, examples: Examples, seed: int, most: int | None = None) -> Model:
+    """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
+    if model.config.param not in DENOISERS or len(model.levels) != 1:
+        return model
+    fitted = isotropic_moments(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
+    return _changed(model, isotropic_variance=fitted.variances[model.level])
+
+
+def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:
+    """What a model's card says of its training."""
+    steps = len(trained.losses)
+    rows: dict[str, Any] = {
+        "command": recipe.published().command(),
+        "steps": f"{steps:,} of batch {recipe.training.batch_size}",
+        "device": f"{device_name(device)}, torch {torch.__version__}",
+        "minutes": round(trained.seconds / 60, 2),
+    }
+    rows |= {"of them watching": round(trained.watch_seconds / 60, 2)} if trained.watches else {}
+    for end in sorted({max(1, steps * i // 8) for i in range(1, 9)}):
+        rows[f"loss, mean to step {end:,}"] = trained.losses[max(0, end - 100) : end].mean().item()
+    rows |= {f"validation loss at step {step:,}": value for step, value in trained.validations[-1:]}
+    for step, values in trained.watches[-1:]:
+        samples = f"{recipe.training.watch:,} samples at step {step:,}"
+        rows |= {f"{name} of {samples}": value for name, value in values.items()}
+    return rows

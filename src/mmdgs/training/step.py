@@ -1,0 +1,299 @@
+"""One step of training: the gradients of a batch in parts, Adam or Muon, and the moving average of the weights.
+
+adam    Kingma and Ba (2015)
+muon    Jordan et al. (2024) for matrices: momentum, made orthogonal, so that every direction of a matrix is learned
+        at the same rate. Convolutions are matrices too, (outputs, inputs x pixels). Adam for all else: vectors, and
+        what comes in and goes out, whose matrices have a short side
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from mmdgs.errors import UsageError
+from mmdgs.networks.dropout import dropout_keys, uses_dropout
+from mmdgs.randomness import Generator, uniforms
+from mmdgs.runtime import autocast
+from mmdgs.training.examples import Examples, Shares
+from mmdgs.training.objective import PerExampleLoss
+from mmdgs.training.recipe import TrainingSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+logger = logging.getLogger("mmdgs")
+
+SHORTEST = 32
+"""Of a matrix that is made orthogonal: the shorter side."""
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+ADAMS_SIZE = 0.2
+"""Root mean square of an update by Adam, over the learning rate (Liu et al., 2025): Muon's are made as large."""
+TINY = 1e-7
+
+
+class _LossModule(nn.Module):
+    """The loss as a module's forward pass, which is what data-parallel wrappers want to see."""
+
+    def __init__(self, network: nn.Module, loss: PerExampleLoss) -> None:
+        super().__init__()
+        self.network = network
+        self.loss = loss
+
+    def forward(self, batch: Any, generator: Generator) -> Tensor:
+        return self.loss(batch, generator)
+
+
+class Stepper:
+    """A network with its loss, optimisers and average; `step` moves it along the gradient of one global batch."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: PerExampleLoss,
+        examples: Examples,
+        settings: TrainingSettings,
+        shares: Shares,
+        accelerator: Accelerator | None,
+        *,
+        keep_start: bool,
+    ) -> None:
+        self.network, self.examples, self.settings = network, examples, settings
+        self.shares, self.accelerator = shares, accelerator
+        self.device = examples.device
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.optimisers = make_optimisers(settings.optimiser, self.parameters, settings.learning_rate)
+        self.average = Average(network, settings.ema, keep_start=keep_start)
+        self.drops = uses_dropout(network)
+        module = _LossModule(network, loss)
+        self.module: nn.Module = accelerator.prepare_model(module, device_placement=False) if accelerator else module
+
+    def step(self, indices: Tensor, number: int, rate: float) -> Tensor:
+        """Step `number` of the run, on the examples at some indices; returns this process's mean loss."""
+        self.shares.remember()
+        while True:
+            try:
+                value = self._gradients(self.shares.of(indices))
+                break
+            except torch.OutOfMemoryError as error:
+                self._split_further(error)
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+        with torch.no_grad():
+            self.average.update(number)
+        return value
+
+    def loss(self, function: Callable[[Any, Generator], Tensor], batch: Any, generator: Generator) -> Tensor:
+        """The loss of each example, in the precision asked for and with dropout masks of the examples' own."""
+        keys = None
+        if self.drops and self.network.training:
+            rows = len(batch[0]) if isinstance(batch, tuple) else len(batch)
+            like = torch.empty((), device=self.device)
+            keys = (uniforms((rows, 1), like, generator)[:, 0] * 2.0**24).long()
+        with dropout_keys(self.network, keys), autocast(self.settings.precision, self.device):
+            return function(batch, generator).float()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that moves, by group, for checkpoints."""
+        groups = {"network": dict(self.network.state_dict()), "optimiser": optimiser_tensors(self.optimisers)}
+        return groups | ({} if self.average.decay is None else {"average": self.average.tensors()})
+
+    def load(self, groups: dict[str, dict[str, Tensor]]) -> None:
+        """Go on from what `tensors` gave."""
+        self.network.load_state_dict({k: v.to(self.device) for k, v in groups["network"].items()})
+        with torch.no_grad():
+            self.average.load(groups.get("average", {}))
+        load_optimisers(self.optimisers, groups["optimiser"])
+
+    def _gradients(self, indices: Tensor) -> Tensor:
+        """The gradients of the mean loss over these examples, part by part."""
+        self.network.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for part, streams in zip(self.shares.parts, self.shares.streams, strict=True):
+            last = part.stop == self.shares.rows
+            waits = contextlib.nullcontext() if last or not self.accelerator else self.accelerator.no_sync(self.module)
+            with waits:
+                value = self.loss(self.module, self.examples.take(indices[part], streams), streams)
+                value = value.sum() / len(indices)
+                value.backward()
+            total += value.detach()
+        return total
+
+    def _split_further(self, error: torch.OutOfMemoryError) -> None:
+        """Cut the batch in twice as many parts; the step then begins anew, with the same noise."""
+        rows = self.shares.rows
+        if len(self.shares.parts) == rows:
+            raise UsageError(
+                "not even one example fits in memory; choose a smaller network or a smaller image"
+            ) from error
+        parts = min(rows, 2 * len(self.shares.parts))
+        if self.accelerator and self.accelerator.num_processes > 1:
+            raise UsageError(
+                f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
+            ) from error
+        self.network.zero_grad(set_to_none=True)
+        self.shares.cut(parts)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        said = "a step of %d examples does not fit in memory: taking it in %d parts (the gradients are the same)"
+        logger.warning(said, rows, parts)
+
+
+class Average:
+    """The exponential moving average of a network's weights, which can take their place for a while."""
+
+    def __init__(self, network: nn.Module, decay: float | None, *, keep_start: bool = False) -> None:
+        self.keep_start = keep_start
+        self.names = [name for name, _ in network.named_parameters()]
+        self.live = [p.detach() for p in network.parameters()]
+        self.decay = decay
+        self.weights = [p.clone() for p in self.live] if decay is not None else self.live
+
+    def update(self, step: int) -> None:
+        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten.
+
+        Unless they are worth keeping: those of an earlier model are an average themselves.
+        """
+        if self.decay is not None:
+            decay = self.decay if self.keep_start else min(self.decay, (1 + step) / (10 + step))
+            get_ema_multi_avg_fn(decay)(self.weights, self.live, 0)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network computes with the average inside this block."""
+        kept = [] if self.decay is None else [live.clone() for live in self.live]
+        self.settle()
+        try:
+            yield
+        finally:
+            for live, before in zip(self.live, kept, strict=False):
+                live.copy_(before)
+
+    def settle(self) -> None:
+        """Leave the average in the network for good."""
+        if self.decay is not None:
+            for live, average in zip(self.live, self.weights, strict=True):
+                live.copy_(average)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.weights, strict=True)) if self.decay is not None else {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if name in tensors:
+                weight.copy_(tensors[name])
+
+
+def make_optimisers(name: str, parameters: Sequence[nn.Parameter], learning_rate: float) -> list[torch.optim.Optimizer]:
+    """The optimisers that share some parameters among them, none of them without any."""
+    matrices = [p for p in parameters if name == "muon" and _is_matrix(p)]
+    ours = {id(p) for p in matrices}
+    rest = [p for p in parameters if id(p) not in ours]
+    made: list[torch.optim.Optimizer] = []
+    if rest:
+        fused = all(p.device.type in ("cpu", "cuda") for p in rest)
+        made.append(torch.optim.Adam(rest, lr=learning_rate, fused=fused))
+    return [*made, Muon(matrices, learning_rate)] if matrices else made
+
+
+def _is_matrix(p: Tensor) -> bool:
+    return p.ndim >= 2 and min(len(p), p[0].numel()) >= SHORTEST
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with Nesterov's step, made orthogonal by Newton and Schulz's iteration in a few products.
+
+    torch's own takes one matrix after the other: a U-Net has sixty, and a GPU would wait for the launches. Here those
+    of one shape go together.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = MOMENTUM) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step along the gradients."""
+        assert closure is None, "gradients come before the step"
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    alike[p.shape].append(p)
+            for parameters in alike.values():
+                self._step(parameters, group["lr"], group["momentum"])
+
+    def _step(self, parameters: Sequence[nn.Parameter], rate: float, momentum: float) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        for p in parameters:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        averages = [self.state[p]["momentum"] for p in parameters]
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        ahead = torch._foreach_lerp(gradients, averages, momentum)
+        # The channels go last, which is their place in memory where convolutions are fast: nothing is moved then.
+        updates = orthogonal(torch.stack([update.movedim(1, -1).flatten(1) for update in ahead]))
+        size = ADAMS_SIZE * max(updates.shape[1:]) ** 0.5
+        shaped = [
+            update.to(p.dtype).reshape(len(p), *p.shape[2:], p.shape[1]).movedim(-1, 1)
+            for update, p in zip(updates, parameters, strict=True)
+        ]
+        torch._foreach_add_(list(parameters), shaped, alpha=-rate * size)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Near the orthogonal matrix nearest to each of (n, a, b): singular values become about 1 (0.7 to 1.2).
+
+    Newton and Schulz's iteration with a polynomial of degree 5 (Jordan et al., 2024), in bf16 on a GPU.
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def optimiser_tensors(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Their state as named tensors: "3.exp_avg" is of parameter 3 of the first, "1:3.momentum" of the second."""
+    found: dict[str, Tensor] = {}
+    for number, optimiser in enumerate(optimisers):
+        state = optimiser.state_dict()["state"]
+        found |= {_name(number, i, key): value for i, values in state.items() for key, value in values.items()}
+    return found
+
+
+def load_optimisers(optimisers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
+    """Put a state of `optimiser_tensors` into them."""
+    for number, optimiser in enumerate(optimisers):
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            of, _, rest = name.rpartition(":")
+            if int(of or 0) != number:
+                continue
+            index, key = rest.split(".", 1)
+            parameter = parameters[int(index)]
+            if value.shape == parameter.shape:  # in its layout: they go through the memory of both side by side
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            state.setdefault(int(index), {})[key] = value
+        optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
+
+
+def _name(number: int, index: int, key: str) -> str:
+    return f"{index}.{key}" if number == 0 else f"{number}:{index}.{key}"
