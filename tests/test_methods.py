@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from nets import tiny_model
 from torch import Tensor
 from toy_models import LEVELS, exact, of_levels
 
@@ -15,7 +16,7 @@ import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, make_plan, resolved
-from mmdgs.models import FitData, Model, covariances
+from mmdgs.models import FitData, Model, ModelConfig, covariances
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
 from mmdgs.randomness import Streams, seeded
@@ -124,6 +125,26 @@ def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.Monk
     found = make_plan(Method("gibbs", covariance="isotropic"), model, data=data)
     assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
     assert asked == [(model, LEVELS, data)]
+
+
+def test_a_model_with_mean_and_std_has_chains_of_its_own_posterior() -> None:
+    model = tiny_model("mean-std")
+    method = resolved(Method(steps=2), model)
+    assert (method.sampler, method.covariance, method.levels) == ("gibbs", "learned", model.levels)
+    written = samplers.single_level_plan(mmdgs.LearnedMoments(model.network), model.level, steps=2)
+    x = torch.rand(2, *model.shape, generator=seeded(0))
+    found = [run_plan(plan, x, seed=1, progress=None).state.x for plan in (make_plan(Method(steps=2), model), written)]
+    assert torch.equal(*found)
+    with pytest.raises(UsageError, match="'learned' takes no probes; it takes clip"):
+        make_plan(Method(probes=3), model)
+    with pytest.raises(UsageError, match="'score' has no learned posterior"):
+        make_plan(Method(covariance="learned"), tiny_model("score"))
+
+
+def test_a_classifier_draws_no_samples() -> None:
+    config = ModelConfig("classifier", "classes", (1, 12, 12), {"width": 4}, classes=("a", "b"))
+    with pytest.raises(UsageError, match="'classes' is no denoiser"):
+        make_plan(Method(), Model.build(config))
 
 
 def test_a_model_of_one_level_has_chains() -> None:

@@ -89,16 +89,10 @@ class Ingredients:
         return self.moments
 
 
-def _range(model: Model) -> tuple[float, float]:
-    """The largest and the smallest sigma / alpha that a model was trained at."""
-    return model.levels[0].ratio, model.levels[-1].ratio
-
-
 def _within(model: Model, largest: float, smallest: float) -> tuple[float, float]:
     """Sigmas for data in [0, 1], scaled to the model's interval and kept within its range."""
     width = model.interval[1] - model.interval[0]
-    high, low = _range(model)
-    return min(high, width * largest), max(low, width * smallest)
+    return min(model.levels[0].ratio, width * largest), max(model.levels[-1].ratio, width * smallest)
 
 
 def is_exploding(model: Model) -> bool:
@@ -174,12 +168,7 @@ SAMPLERS: dict[str, Sampler] = {
         lambda found: samplers.consistent_plan(found.denoiser, found.levels, eta=found.settings["eta"]),
     ),
     "ancestral": Sampler({"covariance": "small", "clip": None}, trained_levels, _ancestral, clips=True),
-    "ddim": Sampler(
-        {"eta": 0.0, "clip": None},
-        trained_levels,
-        _ddim,
-        clips=True,
-    ),
+    "ddim": Sampler({"eta": 0.0, "clip": None}, trained_levels, _ddim, clips=True),
     "heun": Sampler(
         {"churn": 0.0, "clip": None},
         edm_levels,
@@ -198,8 +187,6 @@ def _chain(found: Ingredients) -> Plan:
 
 CHAIN = Sampler({"covariance": None, "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
 """What "gibbs" is for a model of one level."""
-
-
 FIXED = ("small", "large")
 """DDPM's covariances, for ancestral sampling only."""
 

@@ -36,8 +36,8 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
     elif config.param == VARIANCE_RATIO:
-        use = ["import mmdgs", "", 'denoiser = mmdgs.from_pretrained("ITS DENOISER")']
-        use += ['posterior = mmdgs.OcmMoments(denoiser, mmdgs.load_head("THIS FOLDER", denoiser))']
+        use = ["import mmdgs", "", 'model = mmdgs.load("ITS DENOISER")']
+        use += ['posterior = model.posterior("ocm", head="THIS FOLDER")']
     else:
         use += ["level = model.levels[0]   # the noisiest"] if config.sigmas else []
         level = "level" if config.sigmas else "model.level"
