@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "version"],
+    ["errors", "version", "tables"],
     ["files", "cost", "recording", "runtime"],
     ["randomness"],
     ["noise", "normalisation", "second_order"],

@@ -12,11 +12,10 @@ import typer
 
 from mmdgs.cli.app import Debug, Device, app, device_named, output, plain_errors
 from mmdgs.lab import bench
-from mmdgs.lab.report import Table
+from mmdgs.tables import Table
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
 
 Quick = Annotated[bool, typer.Option("--quick", help="A tenth of the work; rougher numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -73,15 +72,9 @@ def bench_sampler(
     with plain_errors(debug):
         where = device_named(device)
         rows = bench.sampler(
-            where,
-            model=model,
-            levels_count=levels_count,
-            sweeps=sweeps,
-            probes=probes,
-            batch=batch,
-            precision=precision,
-            quick=quick,
-        )
+            where, model=model, levels_count=levels_count, sweeps=sweeps, probes=probes, batch=batch,
+            precision=precision, quick=quick,
+        )  # fmt: skip
         _show(rows, where, as_json)
 
 
@@ -99,38 +92,29 @@ def _show(rows: Sequence[bench.Row], device: torch.device, as_json: bool, points
         swept = [asdict(point) | {"floor": point.floor, "ratio": point.ratio} for point in points]
         print(json.dumps(found | ({"sweep": swept} if swept else {}), indent=1))
         return
-    title = f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}"
-    columns = {
-        "work": [row.name for row in rows],
-        "precision": [row.precision for row in rows],
-        "unit": [row.unit for row in rows],
-        "plain": [_number(row.plain) for row in rows],
-        "mmdgs": [_number(row.ours) for row in rows],
-        "ratio": [f"{row.ratio:.1f}x" for row in rows],
-        "first call s": [_number(row.first_call) for row in rows],
-        "plain GiB": [_memory(row.plain_memory) for row in rows],
-        "GiB": [_memory(row.memory) for row in rows],
-        "error": [_number(row.error) for row in rows],
-    }
-    output.print(_table(title, columns).to_rich())
-    if points:
-        columns = {
-            "work": [f"{one.name}, {one.precision}" for one in points],
-            "batch": [str(one.batch) for one in points],
-            "probes": [str(one.probes) for one in points],
-            "size": [str(one.size) for one in points],
-            "s a call": [_number(one.seconds) for one in points],
-            "(1 + probes) forwards": [_number(one.floor) for one in points],
-            "ratio": [f"{one.ratio:.2f}" for one in points],
-            "GiB": [_memory(one.memory) for one in points],
+    _print(f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}", [
+        {
+            "work": row.name, "precision": row.precision, "unit": row.unit, "plain": _number(row.plain),
+            "mmdgs": _number(row.ours), "ratio": f"{row.ratio:.1f}x", "first call s": _number(row.first_call),
+            "plain GiB": _memory(row.plain_memory), "GiB": _memory(row.memory), "error": _number(row.error),
         }
-        output.print(_table("The cost of one call", columns).to_rich())
+        for row in rows
+    ])  # fmt: skip
+    _print("The cost of one call", [
+        {
+            "work": f"{one.name}, {one.precision}", "batch": str(one.batch), "probes": str(one.probes),
+            "size": str(one.size), "s a call": _number(one.seconds), "(1 + probes) forwards": _number(one.floor),
+            "ratio": f"{one.ratio:.2f}", "GiB": _memory(one.memory),
+        }
+        for one in points
+    ])  # fmt: skip
 
 
-def _table(title: str, columns: dict[str, list[str]]) -> Table:
-    """A table of columns, those left out that hold nothing."""
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    return Table(title, list(shown), list(zip(*shown.values(), strict=True)))
+def _print(title: str, lines: Sequence[dict[str, str]]) -> None:
+    """Print a table without the columns that hold nothing; nothing at all where there are no lines."""
+    shown = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    if shown:
+        output.print(Table(title, shown, [[line[name] for name in shown] for line in lines]).to_rich())
 
 
 def _number(value: float | None) -> str:
