@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
 
-from mmdgs.cli.app import Debug, Device, app, device_named, output, plain_errors
-from mmdgs.lab import bench
+from mmdgs.cli.app import Debug, Device, app, device_named, needs_lab, output, plain_errors
 from mmdgs.tables import Table
+
+if TYPE_CHECKING:
+    from mmdgs.lab.bench import Point, Row
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -22,12 +25,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Batch = Annotated[int | None, typer.Option(min=1, help="Images at once.", show_default="by the device")]
 
 
+def _bench() -> ModuleType:
+    """The benchmarks, imported when they are asked for."""
+    with needs_lab():
+        from mmdgs.lab import bench
+    return bench
+
+
 @bench_app.command("chain")
 def bench_chain(device: Device = "auto", quick: Quick = False, as_json: AsJson = False, debug: Debug = False) -> None:
     """Gibbs chains in 2-D with the full covariance, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
-        _show(bench.chain(where, quick=quick), where, as_json)
+        _show(_bench().chain(where, quick=quick), where, as_json)
 
 
 @bench_app.command("moments")
@@ -48,8 +58,8 @@ def bench_moments(
     """The mean and the probe diagonal of a batch of images, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
-        rows = bench.moments(where, batch=batch, probes=probes, size=size, quick=quick)
-        points = bench.sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
+        rows = _bench().moments(where, batch=batch, probes=probes, size=size, quick=quick)
+        points = _bench().sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
         _show(rows, where, as_json, points)
 
 
@@ -71,7 +81,7 @@ def bench_sampler(
     """Multi-level Gibbs with probes, seconds a step of an image, as a ratio to a plain float32 loop."""
     with plain_errors(debug):
         where = device_named(device)
-        rows = bench.sampler(
+        rows = _bench().sampler(
             where, model=model, levels_count=levels_count, sweeps=sweeps, probes=probes, batch=batch,
             precision=precision, quick=quick,
         )  # fmt: skip
@@ -83,11 +93,11 @@ def bench_train(device: Device = "auto", quick: Quick = False, as_json: AsJson =
     """Training by denoising score matching, images a second, as ratios to a plain float32 loop."""
     with plain_errors(debug):
         where = device_named(device)
-        _show(bench.train(where, quick=quick), where, as_json)
+        _show(_bench().train(where, quick=quick), where, as_json)
 
 
-def _show(rows: Sequence[bench.Row], device: torch.device, as_json: bool, points: Sequence[bench.Point] = ()) -> None:
-    found = bench.record(rows, device)
+def _show(rows: Sequence[Row], device: torch.device, as_json: bool, points: Sequence[Point] = ()) -> None:
+    found = _bench().record(rows, device)
     if as_json:
         swept = [asdict(point) | {"floor": point.floor, "ratio": point.ratio} for point in points]
         print(json.dumps(found | ({"sweep": swept} if swept else {}), indent=1))
