@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,14 +52,21 @@ class Number(NamedTuple):
         return value if math.isnan(self.half) else f"{value} ± {self.half:,.{digits}f}"
 
 
-def number(values: Mapping[str, Any], key: str, against: Mapping[str, Any] | None = None) -> Number:
-    """A measured number with its interval; with `against`, the difference from another's, pair by pair."""
+def number(
+    values: Mapping[str, Any], key: str, against: Mapping[str, Any] | None = None, *, deviation: bool = False
+) -> Number:
+    """A measured number with its interval, or with the standard deviation of its runs.
+
+    With `against`, it is the difference from another's, pair by pair.
+    """
     own, left_out = values[key], values.get(f"{key}_left_out", ())
     if against is not None:
         other = against[key]
         own = [a - b for a, b in zip(own, other, strict=False)] if isinstance(own, Sequence) else own - other
         left_out = [a - b for a, b in zip(left_out, against.get(f"{key}_left_out", ()), strict=False)]
-    return Number(*interval(own)) if isinstance(own, Sequence) else Number(own, jackknife_interval(left_out))
+    if not isinstance(own, Sequence):
+        return Number(own, jackknife_interval(left_out))
+    return Number(statistics.mean(own), statistics.stdev(own)) if deviation and len(own) > 1 else Number(*interval(own))
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,11 @@ class Measure:
     digits: int | None = None
     better: str | None = None
     percent: bool = False
+    deviation: bool = False  # show the standard deviation over runs in place of the interval
+
+    def of(self, values: Mapping[str, Any], against: Mapping[str, Any] | None = None) -> Number:
+        """The number in the values of a cell; with `against`, its difference from another cell's."""
+        return number(values, self.key, against, deviation=self.deviation)
 
     def text(self, shown: Number, sign: str = "") -> str:
         """The number for a table."""
@@ -87,7 +100,7 @@ class Measure:
         if self.better is None or not finite:
             return set()
         first = min(finite, key=lambda key: self.badness(finite[key].value))
-        least, half = self.badness(finite[first].value), finite[first].half
+        least, half = self.badness(finite[first].value), math.nan if self.deviation else finite[first].half
         # A difference without an interval counts as one: a comparison with NaN is false.
         return {first} | {
             key for key, one in finite.items() if self.badness(one.value) - least <= math.hypot(half, one.half)
@@ -188,12 +201,13 @@ class Results:
         return (row, column) in self.parts
 
     def values(self, row: str, column: Column) -> dict[str, Any]:
-        return self.parts[row, column].values
+        """The numbers of a cell; none where it was not measured."""
+        return self.parts[row, column].values if self.has(row, column) else {}
 
-    def number(self, row: str, column: Column, key: str, against: str | None = None) -> Number:
+    def number(self, row: str, column: Column, measure: Measure | str, against: str | None = None) -> Number:
         """A number of a cell with its interval; with `against`, above that row's at the same column."""
-        other = None if against is None else self.values(against, column)
-        return number(self.values(row, column), key, other)
+        shown = Measure(measure, measure) if isinstance(measure, str) else measure
+        return shown.of(self.values(row, column), None if against is None else self.values(against, column))
 
     def records(self) -> list[dict[str, Any]]:
         """The cells for records.json."""
@@ -226,11 +240,11 @@ class Results:
         header, body, best = [head], [[name] for name in rows.values()], set()
         for column, place in columns.items():
             for measure in measures:
-                header.append(f"{measure.title}, {place}" if len(measures) > 1 else place)
+                header.append(f"{measure.title}, {place}".removesuffix(", ") if len(measures) > 1 else place)
                 shown = {
-                    i: self.number(row, column, measure.key, None if row == against else against)
+                    i: self.number(row, column, measure, None if row == against else against)
                     for i, row in enumerate(rows)
-                    if self.has(row, column)
+                    if measure.key in self.values(row, column)
                 }
                 for i, (row, line) in enumerate(zip(rows, body, strict=True)):
                     sign = "+" if against is not None and row != against else ""
@@ -250,9 +264,7 @@ class Results:
         keys = sorted(self.parts, key=lambda key: (order.index(key[0]), key[1]))
         lines, best = [[row, f"{column}"] for row, column in keys], set()
         for j, measure in enumerate(measures):
-            shown = {
-                i: number(self.values(*k), measure.key) for i, k in enumerate(keys) if measure.key in self.values(*k)
-            }
+            shown = {i: measure.of(self.values(*k)) for i, k in enumerate(keys) if measure.key in self.values(*k)}
             for i, line in enumerate(lines):
                 line.append(measure.text(shown[i]) if i in shown else "")
             best |= {(i, 2 + j) for i in measure.best(shown)}
@@ -262,26 +274,21 @@ class Results:
     def below(self, row: str, other: str, measure: Measure, columns: Sequence[Any] | None = None) -> Claim:
         """The claim that a row is better than another at every column, by more than the interval where there is one."""
         shared = [c for c in columns or self.columns if self.has(row, c) and self.has(other, c)]
-        won = []
+        won, said = [], []
         for column in shared:
+            own, others = (self.number(one, column, measure) for one in (row, other))
             gap = self.number(row, column, measure.key, other)
-            better = measure.badness(self.number(row, column, measure.key).value) < measure.badness(
-                self.number(other, column, measure.key).value
-            )
-            won.append(better and not abs(gap.value) <= gap.half)
-        numbers = "; ".join(
-            f"{measure.text(self.number(row, c, measure.key))} against "
-            f"{measure.text(self.number(other, c, measure.key))} at {c}"
-            for c in shared
-        )
+            won.append(measure.badness(own.value) < measure.badness(others.value) and not abs(gap.value) <= gap.half)
+            values = f"{measure.text(Number(own.value))} against {measure.text(Number(others.value))} at {column}"
+            said.append(values if math.isnan(gap.half) else f"{values}, {measure.text(gap, '+')}")
         text = f"{row} has a better {measure.title} than {other} for all {self.grid.across}"
-        return Claim(text, all(won) if shared else None, numbers)
+        return Claim(text, all(won) if shared else None, "; ".join(said))
 
     def draw(self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy") -> None:
         """A curve for each row: the measure against the column, or against another measure."""
         for row in self.rows:
             own = [(c, self.values(row, c)) for c in self.columns if self.has(row, c)]
-            points = sorted((c if x is None else number(v, x.key).value, *number(v, measure.key)) for c, v in own)
+            points = sorted((c if x is None else x.of(v).value, *measure.of(v)) for c, v in own)
             across, up, halves = zip(*points, strict=True)
             errors = None if all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
             axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
@@ -307,7 +314,7 @@ class Results:
     ) -> None:
         """A bar for each row at one column, with intervals."""
         rows = {row: title for row, title in (rows or {r: r for r in self.rows}).items() if self.has(row, column)}
-        shown = [self.number(row, column, measure.key) for row in rows]
+        shown = [self.number(row, column, measure) for row in rows]
         errors = [0.0 if math.isnan(one.half) else one.half for one in shown]
         names = list(rows.values()) if named else [""] * len(rows)
         bars(axis, names, [one.value for one in shown], errors, [style(row).colour for row in rows])

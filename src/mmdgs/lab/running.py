@@ -1,0 +1,50 @@
+"""Where the 2-D and MNIST experiments call the library's runners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser
+from mmdgs.generation import sample
+from mmdgs.models import Model
+from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
+from mmdgs.moments.probes import Rademacher
+from mmdgs.noise import CLEAN, NoiseLevel
+from mmdgs.randomness import Generator
+from mmdgs.samplers import Kernel, Plan, Run, run, run_plan
+
+
+def single_level(
+    kernel: Kernel, level: NoiseLevel, x0: Tensor, steps: int, *, seed: int, last: bool = False, label: str | None
+) -> Run:
+    """Chains at one noise level; `samples` holds every state, or the last alone."""
+    return run(kernel, x0, [(level, CLEAN)] * steps, seed=seed, burn_in=steps - 1 if last else 0, progress=label)
+
+
+def many_levels(plan: Plan, x0: Tensor, *, seed: int) -> Run:
+    """Chains along a plan; `state.x` holds the last states."""
+    return run_plan(plan, x0, seed=seed, progress=None)
+
+
+def model_chains(
+    model: Model, moments: Moments, count: int, steps: int, *, keep: Sequence[int], seed: int, label: str | None
+) -> tuple[Tensor, float]:
+    """States (kept, count, ...) of chains of a model from noise at its level, and the fraction repaired."""
+    found = sample(model, count, steps=steps, posterior=moments, keep=keep, seed=seed, progress=label)
+    return found.x, found.repaired
+
+
+def posterior_of(model: Model, covariance: str, probes: int = 10) -> Moments:
+    """The diagonal (by the paper's probes), isotropic or learned posterior of a model of one level."""
+    if covariance == "diagonal":
+        return DiagonalMoments(model.denoiser, probes=probes, design=Rademacher())
+    return model.isotropic_posterior() if covariance == "isotropic" else model.posterior()
+
+
+def isotropic_by_score(
+    denoiser: Denoiser, x: Tensor, levels: NoiseLevel | Sequence[NoiseLevel], generator: Generator
+) -> IsotropicMoments:
+    """The isotropic variance by the paper's formula, from the mean squared score."""
+    return IsotropicMoments.fit(denoiser, x, levels, generator=generator)
