@@ -32,6 +32,8 @@ STYLES = {
     "isotropic": Style(ORANGE),
     "spectral": Style(PINK),
     "diagonal": Style(PURPLE),
+    "diagonal, from N(0, I)": Style(PURPLE, "s--"),
+    "many levels, Gibbs": Style(RED),
     "full": Style(BLUE),
     "Krylov": Style(BLUE, "s--"),
     "moments": Style(GREEN),
