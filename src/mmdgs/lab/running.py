@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from mmdgs.cost import Cost
 from mmdgs.denoisers import Denoiser
 from mmdgs.generation import sample
 from mmdgs.models import Model
@@ -13,7 +14,8 @@ from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator
-from mmdgs.samplers import Kernel, Plan, Run, run, run_plan
+from mmdgs.samplers import Kernel, Plan, Run, gibbs_plan, run, run_plan
+from mmdgs.schedules import Levels
 
 
 def single_level(
@@ -23,9 +25,15 @@ def single_level(
     return run(kernel, x0, [(level, CLEAN)] * steps, seed=seed, burn_in=steps - 1 if last else 0, progress=label)
 
 
-def many_levels(plan: Plan, x0: Tensor, *, seed: int) -> Run:
-    """Chains along a plan; `state.x` holds the last states."""
-    return run_plan(plan, x0, seed=seed, progress=None)
+def along(plan: Plan, x0: Tensor, *, seed: int) -> tuple[Tensor, Cost]:
+    """The last states of chains along a plan, and the cost of each."""
+    found = run_plan(plan, x0, seed=seed, progress=None)
+    return found.state.x, found.cost
+
+
+def gibbs(moments: Moments, levels: Levels, *, sweeps: int, noise_first: bool = True) -> Plan:
+    """Algorithm 2 of the paper."""
+    return gibbs_plan(moments.denoiser, moments, levels, sweeps=sweeps, noise_first=noise_first)  # type: ignore[attr-defined]
 
 
 def model_chains(
