@@ -112,6 +112,14 @@ def open_axes(axis: Axes, labels: int) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> None:
+    """Open axes with a title and the names of both axes."""
+    axis.set_title(title, fontsize=size + 1)
+    axis.set_xlabel(across, fontsize=size)
+    axis.set_ylabel(up, fontsize=size)
+    open_axes(axis, size - 1)
+
+
 def plain_logs(axis: Axes) -> None:
     """Ticks of logarithmic axes at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
     for line in (axis.xaxis, axis.yaxis):

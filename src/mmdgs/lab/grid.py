@@ -284,13 +284,17 @@ class Results:
         text = f"{row} has a better {measure.title} than {other} for all {self.grid.across}"
         return Claim(text, all(won) if shared else None, "; ".join(said))
 
-    def draw(self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy") -> None:
+    def draw(
+        self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy", *, intervals: bool = True
+    ) -> None:
         """A curve for each row: the measure against the column, or against another measure."""
         for row in self.rows:
             own = [(c, self.values(row, c)) for c in self.columns if self.has(row, c)]
             points = sorted((c if x is None else x.of(v).value, *measure.of(v)) for c, v in own)
             across, up, halves = zip(*points, strict=True)
-            errors = None if all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
+            errors = (
+                None if not intervals or all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
+            )
             axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
         axis.set_xlabel(self.grid.across if x is None else x.title, fontsize=9)

@@ -173,7 +173,7 @@ def _convergence(found: Mapping[str, Results], floors: Mapping[str, float], sett
         )
         name = f"{title[0].upper()}{title[1:]}"
         tables.append(one.table(name, [MMD, DEFICIT], head="sampler", columns=shown, note=note))
-        one.draw(panel, MMD, EVALUATIONS)
+        one.draw(panel, MMD, EVALUATIONS, intervals=False)
         panel.axhline(floors[title], color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set_title(title, fontsize=10)
     axes[0][0].legend(fontsize=7, frameon=False, loc="upper right")
