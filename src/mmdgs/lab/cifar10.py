@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 from matplotlib.figure import Figure as Canvas
 
@@ -134,9 +135,10 @@ def classifier_of(context: Context, shape: tuple[int, ...]) -> Model | None:
 
 def curve_grid(kind: str, chains: Chains, judge: Judge, settings: Cifar10Settings) -> Grid:
     """The draws or the means of each row, judged after each number of steps."""
+    states = lru_cache(maxsize=1)(chains.states)  # all cells of a row read the same
 
     def measure(cell: Cell) -> Part:
-        x = chains.states(cell.row, settings.images, settings.steps)[kind]
+        x = states(cell.row, settings.images, settings.steps)[kind]
         return Part(judge(x[settings.steps.index(cell.column)], f"{cell.name} steps, {kind}"))
 
     cells = {(row, t): kind for row in settings.curves for t in settings.steps}

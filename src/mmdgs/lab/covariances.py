@@ -6,9 +6,9 @@ have the same mean; what differs is C.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 from jaxtyping import Float
@@ -65,73 +65,67 @@ def run(context: Context) -> Outcome:
     data = data_of(model)
     if settings.images < 2:
         raise UsageError(f"--images must be at least 2, for an interval; got {settings.images}")
-    estimators = Estimators(context, model, settings)
+    counts = {"train": settings.fit_images, "test": settings.images}
+    images = cache(lambda split: held_out(context, model, split, counts[split]))  # read once, where it is needed
+    at = lru_cache(maxsize=1)(lambda level: Estimators(model, level, settings, context.seed, images))
     levels = chosen_levels(model.levels, settings.levels)
     cells = {(row, ratio): level for ratio, level in levels.items() for row in ROWS}
-    found = Grid("covariances", cells, estimators.measure, (settings, model), ACROSS).run(context)
+    found = Grid("covariances", cells, lambda cell: at(cell.what).measure(cell), (settings, model), ACROSS).run(context)
     named = asdict(settings) | {"model": model.source, "data": data}
     return Outcome({"settings": named, "levels": found.records()}, [_section(found, settings, named, context.quick)])
 
 
 @dataclass(eq=False)
 class Estimators:
-    """The covariances of a model, fitted on training images and judged on held-out ones."""
+    """The covariances of a model at a level, fitted on training images and judged on held-out ones."""
 
-    context: Context
     model: Pretrained
+    level: NoiseLevel
     settings: CovarianceSettings
-
-    @cached_property
-    def fit_images(self) -> Tensor:
-        return held_out(self.context, self.model, "train", self.settings.fit_images)
-
-    @cached_property
-    def images(self) -> Tensor:
-        return held_out(self.context, self.model, "test", self.settings.images)
+    seed: int
+    images: Callable[[str], Tensor]  # of "train" and "test"
 
     def measure(self, cell: Cell) -> Part:
         """Nats a number of each image, the same above isotropic, and the evaluations of one draw."""
-        level: NoiseLevel = cell.what
-        moments, seed = self.moments(cell.row, level), self.context.seed
-        x = self.images[: self.settings.krylov_images] if cell.row == KRYLOV else self.images
-        nats, base = likelihoods(moments, x, level, seed=seed), self.isotropic(level)
-        streams = Streams(seed, 1, purpose="cost")
+        moments = self.moments(cell.row)
+        x = self.images("test")[: self.settings.krylov_images if cell.row == KRYLOV else None]
+        nats = self.isotropic if cell.row == ISOTROPIC else likelihoods(moments, x, self.level, seed=self.seed)
+        streams = Streams(self.seed, 1, purpose="cost")
         with counting() as cost:
-            moments(x[:1], level, generator=streams).sample(generator=streams)
-        gain = nats - base[: len(x)]
+            moments(x[:1], self.level, generator=streams).sample(generator=streams)
+        gain = nats - self.isotropic[: len(x)]
         return Part({"nats": nats.tolist(), "gain": gain.tolist(), "evaluations": cost.evaluations})
 
-    @lru_cache(maxsize=1)  # noqa: B019 - one entry, for all covariances of a level
-    def isotropic(self, level: NoiseLevel) -> Tensor:
-        """The likelihoods that the others are compared with."""
-        return likelihoods(self.moments(ISOTROPIC, level), self.images, level, seed=self.context.seed)
-
-    @lru_cache(maxsize=1)  # noqa: B019
-    def spectral(self, level: NoiseLevel) -> SpectralMoments:
-        streams = Streams(self.context.seed, len(self.fit_images), purpose="fit")
-        return SpectralMoments.fit(self.model, self.fit_images, [level], generator=streams)
-
-    def moments(self, row: str, level: NoiseLevel) -> Moments:
-        """The estimator of a row at a level."""
-        if row == SPECTRAL:
-            return self.spectral(level)
-        if row == DIAGONAL:
-            return self._diagonal(level)
+    def moments(self, row: str) -> Moments:
+        """The estimator of a row."""
+        if row in (SPECTRAL, DIAGONAL):
+            return self.spectral if row == SPECTRAL else self._diagonal()
         # Cosines are a rotation: the mean of the spectrum is the mean square of the errors themselves.
-        variance, settings = self.spectral(level).at(level).mean().item(), self.settings
+        variance, settings = self.spectral.at(self.level).mean().item(), self.settings
         if row == ISOTROPIC:
-            return IsotropicMoments(self.model, {level: variance})
-        floor = settings.krylov_floor * variance / level.variance
+            return IsotropicMoments(self.model, {self.level: variance})
+        floor = settings.krylov_floor * variance / self.level.variance
         return KrylovMoments(self.model, steps=settings.krylov_steps, floor=floor, probes=settings.krylov_probes)
 
-    def _diagonal(self, level: NoiseLevel) -> DiagonalMoments:
+    @cached_property
+    def isotropic(self) -> Tensor:
+        """The likelihoods that the others are compared with."""
+        return likelihoods(self.moments(ISOTROPIC), self.images("test"), self.level, seed=self.seed)
+
+    @cached_property
+    def spectral(self) -> SpectralMoments:
+        fit = self.images("train")
+        streams = Streams(self.seed, len(fit), purpose="fit")
+        return SpectralMoments.fit(self.model, fit, [self.level], generator=streams)
+
+    def _diagonal(self) -> DiagonalMoments:
         """The diagonal with the floor under which training images are likeliest."""
-        x, probes = self.fit_images[: self.settings.floor_images], self.settings.probes
+        x, probes = self.images("train")[: self.settings.floor_images], self.settings.probes
         moments = DiagonalMoments(self.model, probes=probes)
-        found = [q for _, q in posteriors(moments, x, level, self.context.seed, "floor")]
+        found = [q for _, q in posteriors(moments, x, self.level, self.seed, "floor")]
         variances = Diagonal(torch.cat([q.cov.diagonal() for q in found]))
         limit = fitted_floor(x, Gaussian(torch.cat([q.mean for q in found]), variances))
-        return DiagonalMoments(self.model, probes=probes, floor=limit / level.variance)
+        return DiagonalMoments(self.model, probes=probes, floor=limit / self.level.variance)
 
 
 def posteriors(

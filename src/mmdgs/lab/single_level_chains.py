@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -96,7 +95,6 @@ class Chains:
             "seed": self.context.seed,
         }  # fmt: skip
 
-    @lru_cache(maxsize=1)  # noqa: B019 - one entry, which all cells of a row read
     def states(self, row: str, chains: int, keep: tuple[int, ...]) -> dict[str, Tensor]:
         """Draws and means of so many chains after these steps (0: the start as both), uint8 (kept, chains, ...)."""
         blocks = []

@@ -208,7 +208,7 @@ def cells(model: Pretrained, factor: float, settings: Table2Settings) -> dict[tu
 def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
     """Few images at multiples of the suggested rate: a column for each factor, with its `rate` and its `badness`."""
     few = replace(settings, images=settings.tuning_images, seeds=1, metrics=(settings.measure.key,))
-    context = replace(sampling.context, minutes=None)
+    context = replace(sampling.context, minutes=None, only=None)
     judge = replace(sampling.judge, metrics=few.metrics)
     tuning = Sampling(context, sampling.model, judge, few)
 
