@@ -34,7 +34,7 @@ from mmdgs.samplers import Gibbs, State
 
 SHAPE = (3, 12, 12)
 TINY = replace(
-    cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=2,
+    cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=1,
     fit_images=4, batch_size=3, reference_limit=None, metrics=("fid", "diversity"), levels=3,
 )  # fmt: skip
 
@@ -77,26 +77,16 @@ def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, m
     assert pictures_of(prepared) == drawn | {"cifar10_maps", "cifar10_fid", "cifar10_collapse"}
     assert [len(section.claims) for section in report.sections] == [1, 0, len(ROWS), 3]
 
-    ran = single_level_chains.run_plan
     monkeypatch.setattr(single_level_chains, "run_plan", None)  # nothing is run again
     monkeypatch.setattr(sampler_cells, "generate", None)
     assert cifar10.run(resumed(prepared)).records["curves"] == records["curves"]
-    seeds: list[int] = []
-
-    def noting(plan, x0, **options):  # type: ignore[no-untyped-def]
-        seeds.append(options["seed"])
-        return ran(plan, x0, **options)
-
-    monkeypatch.setattr(single_level_chains, "run_plan", noting)
-    cifar10.run(resumed(prepared, images=8))  # the first block of four is there; the second has two more
-    assert seeds == [1, 1] * len(ROWS)
 
 
-def chains(tmp_path: Path, name: str, batch_size: int) -> Chains:
+def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains:
     model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
     settings = SamplingSettings(batch_size=batch_size, precision="float32")
     return Chains(Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True), model, References("none"),
-                  settings, probes=2, block=5)  # fmt: skip
+                  settings, probes=2, block=block)  # fmt: skip
 
 
 def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
@@ -119,6 +109,21 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
         assert (found[kind][2].float() - expected).abs().max() <= 1
     assert torch.equal(found[DRAWS][0], found[MEANS][0])  # the start
     assert not torch.equal(found[DRAWS][2], found[MEANS][2])
+
+
+def test_more_chains_reuse_the_blocks_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, seeds = single_level_chains.run_plan, []
+
+    def noting(plan, x0, **options):  # type: ignore[no-untyped-def]
+        seeds.append(options["seed"])
+        return ran(plan, x0, **options)
+
+    monkeypatch.setattr(single_level_chains, "run_plan", noting)
+    own = chains(tmp_path, "a", 5, block=2)
+    few, many = (own.states(DIAGONAL, count, (1,))[DRAWS] for count in (4, 5))
+    assert seeds == [0, 1, 2]  # a block has a seed of its own
+    assert torch.equal(many[:, :4], few)
+    assert not torch.equal(few[:, :2], few[:, 2:])
 
 
 def test_other_rows_start_in_the_interval(tmp_path: Path) -> None:
