@@ -69,7 +69,9 @@ def reproduce(
         given = {key: value for key, value in given.items() if value not in (None, ())}
         for option in given:
             if option not in chosen.options:
-                raise UsageError(f"--{option} is for {', '.join(_takers(option))}, not for {name}")
+                *rest, last = _takers(option)
+                names = f"{', '.join(rest)} and {last}" if rest else last
+                raise UsageError(f"--{option} is for {names}, not for {name}")
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         files = None if data_dir is None else str(data_dir)

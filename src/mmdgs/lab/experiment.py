@@ -81,11 +81,16 @@ class Experiment:
 
     def perform(self, context: Context) -> tuple[Path, Report]:
         """Run it and write records.json, the figures and report.html; returns the report's path, and the report."""
+        try:
+            return self._perform(context)
+        finally:
+            context.workspace.close()
+
+    def _perform(self, context: Context) -> tuple[Path, Report]:
         outcome = self.run(context)
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
         report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
-        report.write(context.workspace)
         whole = {
             "title": self.title,
             "environment": report.settings,
@@ -93,6 +98,6 @@ class Experiment:
             "claims": [asdict(claim) for section in outcome.sections for claim in section.claims],
             **outcome.records,
         }
+        path = report.write(context.workspace)
         context.workspace.write_json("records.json", whole)
-        context.workspace.close()
-        return context.workspace.out / "report.html", report
+        return path, report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -26,6 +26,11 @@ LIMIT = 2.0
 GRID = 241  # cells of 0.017, an eighth of the narrowest standard deviation, 0.14
 KL = Measure("kl", "KL", 3, "less")
 REPAIRED = Measure("repaired", "repaired", 0, percent=True)
+
+
+def mixture() -> GaussianMixture:
+    """The paper's four Gaussians, in float64."""
+    return mog_density().to(dtype=torch.float64)
 
 
 def run(context: Context) -> Outcome:
@@ -60,15 +65,14 @@ def run(context: Context) -> Outcome:
             min(total.values()) == total["moments"],
         ),
     ]
-    mixture = mog_density().to(dtype=torch.float64)
     caption = (
         "Top row: the true posterior p(x | x_t) at four noisy points x_t (green crosses). Below: contours of each "
         "approximation (orange; solid 50%, dashed 95% of its mass) over the true posterior, with "
         "KL(true || approximation)."
     )
     figures = [
-        Figure("fig1_mixture", "The data density and its noised version at sigma = 0.2.", _draw_mixture(mixture)),
-        Figure("fig1_posteriors", caption, _draw_posteriors(mixture, found)),
+        Figure("fig1_mixture", "The data density and its noised version at sigma = 0.2.", _draw_mixture()),
+        Figure("fig1_posteriors", caption, _draw_posteriors(found)),
     ]
     records = {"settings": {"sigma": LEVEL.sigma, **asdict(settings)}, "posteriors": found.records()}
     return Outcome(records, [Section("Figure 1: denoising posteriors", text, [table], figures, claims)])
@@ -79,9 +83,8 @@ def _compared(fitted: Fitted, cell: Cell) -> Part:
     q = fitted.moments[cell.row](torch.tensor([cell.what]).to(fitted.data), LEVEL)
     mean, covariance = (one[0].detach().double().cpu() for one in (q.mean, q.cov.dense()))
     where, area = grid(LIMIT, GRID)
-    truth = _true_log_density(mog_density().to(dtype=torch.float64), cell.what, where)
     values = {
-        "kl": kl_divergence(truth, MultivariateNormal(mean, covariance).log_prob(where), area),
+        "kl": kl_divergence(_true_log_density(cell.what), MultivariateNormal(mean, covariance).log_prob(where), area),
         "repaired": 0.0 if q.repaired is None else q.repaired.item(),
         "mean": mean.tolist(),
         "covariance": covariance.tolist(),
@@ -89,26 +92,30 @@ def _compared(fitted: Fitted, cell: Cell) -> Part:
     return Part(values)
 
 
-def _true_log_density(mixture: GaussianMixture, point: tuple[float, float], where: Tensor) -> Tensor:
-    """log p(x | x_t) on the grid (n, 2), (n,)."""
-    return mixture.posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
+@cache
+def _true_log_density(point: tuple[float, float]) -> Tensor:
+    """log p(x | x_t) on the grid, (GRID^2,)."""
+    where, _ = grid(LIMIT, GRID)
+    return mixture().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
 
 
-def _draw_mixture(mixture: GaussianMixture) -> Canvas:
+def _draw_mixture() -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1, 2, 2.6)
-    for axis, law, title in zip(axes[0], (mixture, mixture.noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True):
+    for axis, law, title in zip(
+        axes[0], (mixture(), mixture().noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True
+    ):
         density(axis, law.log_prob(where).exp(), LIMIT)
         square(axis, LIMIT, title)
     return canvas
 
 
-def _draw_posteriors(mixture: GaussianMixture, found: Results) -> Canvas:
+def _draw_posteriors(found: Results) -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1 + len(SHOWN), len(POINTS), 1.9)
     line = torch.linspace(-LIMIT, LIMIT, GRID).numpy()
     for column, (name, point) in enumerate(POINTS.items()):
-        truth = _true_log_density(mixture, point, where).exp()
+        truth = _true_log_density(point).exp()
         for row, method in enumerate(("", *SHOWN)):
             axis = axes[row][column]
             density(axis, truth, LIMIT)

@@ -259,9 +259,9 @@ class Results:
     def listing(
         self, title: str, measures: Sequence[Measure], *, note: str = "", head: str = "", rows: Sequence[str] = ()
     ) -> Table:
-        """One line a cell: row, column and each measure; the rows in this order, their columns ascending."""
+        """One line a cell: row, column and each measure; these rows (none given: all), their columns ascending."""
         order = list(rows) or self.rows
-        keys = sorted(self.parts, key=lambda key: (order.index(key[0]), key[1]))
+        keys = sorted((key for key in self.parts if key[0] in order), key=lambda key: (order.index(key[0]), key[1]))
         lines, best = [[row, f"{column}"] for row, column in keys], set()
         for j, measure in enumerate(measures):
             shown = {i: measure.of(self.values(*k)) for i, k in enumerate(keys) if measure.key in self.values(*k)}

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmdgs.lab.workspace import Workspace
@@ -37,6 +38,12 @@ class Figure:
     caption: str
     canvas: Canvas
 
+    def png(self) -> bytes:
+        """The drawing as a PNG file."""
+        file = io.BytesIO()
+        self.canvas.savefig(file, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+        return file.getvalue()
+
 
 @dataclass(frozen=True)
 class Section:
@@ -65,20 +72,19 @@ class Report:
     sections: Sequence[Section]
     settings: dict[str, object] = field(default_factory=dict)
 
-    def write(self, workspace: Workspace) -> None:
-        """Write every figure as PNG and the page as report.html, figures inside."""
+    def write(self, workspace: Workspace) -> Path:
+        """Write every figure as PNG and the page as report.html, figures inside; returns the page's path."""
         from jinja2 import Environment
 
         pictures = {}
         for section in self.sections:
             for figure in section.figures:
-                png = io.BytesIO()
-                figure.canvas.savefig(png, format="png", dpi=150, bbox_inches="tight", facecolor="white")
-                workspace.write(f"{figure.name}.png", png.getvalue())
-                pictures[figure.name] = base64.b64encode(png.getvalue()).decode()
+                png = figure.png()
+                workspace.write(f"{figure.name}.png", png)
+                pictures[figure.name] = base64.b64encode(png).decode()
         template = files("mmdgs.lab").joinpath("report.html.j2").read_text(encoding="utf-8")
         page = Environment(autoescape=True).from_string(template).render(report=self, pictures=pictures)
-        workspace.write("report.html", page.encode())
+        return workspace.write("report.html", page.encode())
 
     def tables(self) -> list[Table]:
         """All tables, in order."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.denoisers import Denoiser
+from mmdgs.files import tensors_to_bytes
 from mmdgs.generation import sample
 from mmdgs.models import Model
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.moments.probes import Rademacher
+from mmdgs.networks.classifier import ConvClassifier
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator
 from mmdgs.samplers import Kernel, Plan, Run, gibbs_plan, run, run_plan
@@ -47,8 +51,28 @@ def model_chains(
 def posterior_of(model: Model, covariance: str, probes: int = 10) -> Moments:
     """The diagonal (by the paper's probes), isotropic or learned posterior of a model of one level."""
     if covariance == "diagonal":
-        return DiagonalMoments(model.denoiser, probes=probes, design=Rademacher())
+        return DiagonalMoments(denoiser_of(model), probes=probes, design=Rademacher())
     return model.isotropic_posterior() if covariance == "isotropic" else model.posterior()
+
+
+def denoiser_of(model: Model) -> Denoiser:
+    """A model as a denoiser."""
+    return model.denoiser
+
+
+def weights_digest(model: Model) -> str:
+    """The SHA-256 of a model's weights."""
+    return hashlib.sha256(tensors_to_bytes(model.network.state_dict())).hexdigest()
+
+
+def features_and_classes(classifier: Model, x: Tensor, batch: int = 500) -> tuple[Tensor, Tensor]:
+    """A classifier's features (n, f) and class probabilities (n, c) of images in [0, 1), on the CPU."""
+    network = classifier.network
+    assert isinstance(network, ConvClassifier)
+    with torch.no_grad():
+        features = [network.features(some.to(next(network.parameters()).device)) for some in x.split(batch)]
+        probabilities = [network.head(one).softmax(1).cpu() for one in features]
+    return torch.cat([one.cpu() for one in features]), torch.cat(probabilities)
 
 
 def isotropic_by_score(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mmdgs.errors import UsageError
@@ -22,10 +22,8 @@ QUICK_TRAINING = TrainingSettings(
 """Half a minute of a tiny network, after which pictures are no longer noise."""
 
 
-def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str, Any] | None = None) -> Model:
-    """The model of a recipe, trained or taken from the workspace; it is known there by `asked`, else by the recipe."""
-    if asked is None:  # where the files are does not matter
-        asked = {key: value for key, value in recipe.to_dict().items() if key != "data_dir"}
+def trained_here(context: Context, name: str, recipe: Recipe, depends: Any = None) -> Model:
+    """The model of a recipe, trained or taken from the workspace; it depends on `depends`, else on the recipe."""
 
     def compute() -> Part:
         with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +35,8 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
         }
         return Part(values, {key: value.cpu() for key, value in model.network.state_dict().items()})
 
-    part = context.workspace.part(name, asked, compute)
+    # Where the data files are does not matter.
+    part = context.workspace.part(name, replace(recipe, data_dir=None) if depends is None else depends, compute)
     model = Model(ModelConfig.from_json(part.values["config"], name))
     model.network.load_state_dict(part.tensors)
     model.network.requires_grad_(False).eval()
