@@ -99,7 +99,9 @@ def draw_sigmas(chains: Results, sigmas: Sequence[float]) -> Canvas:
     return canvas
 
 
-def draw_numbers(chains: Results, rows: Mapping[str, str], measures: Sequence[Measure], test: str) -> Canvas:
+def draw_numbers(
+    chains: Results, rows: Mapping[str, str], measures: Sequence[Measure], test: str, shares: Sequence[float]
+) -> Canvas:
     """Two measures (the second logarithmic), and the shares of classes, beside those of test images."""
     canvas, axes = new_figure(1, 3, 3.0)
     canvas.set_size_inches(11.0, 2.8)
@@ -111,7 +113,7 @@ def draw_numbers(chains: Results, rows: Mapping[str, str], measures: Sequence[Me
     for i, row in enumerate(rows):
         places = [c + (i - (len(rows) - 1) / 2) * width for c in range(10)]
         axis.bar(places, chains.values(row, SIGMA)["class_shares"], width=width, color=style(row).colour)
-    for c, share in enumerate(chains.values(test, SIGMA)["class_shares"]):
+    for c, share in enumerate(shares):
         axis.plot([c - 0.45, c + 0.45], [share, share], color=GREY, linewidth=1.2, linestyle="--")
     axis.set_xticks(range(10))
     labelled(axis, "", "digit, by the classifier", "share of the chains")

@@ -251,7 +251,7 @@ def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Sectio
         record["estimate"], record["standard_error"] = estimates[0].item(), record["deviation"] / math.sqrt(sizes[-1])
         records.append(record | {"sizes": sizes, "repeats": repeats})
     text = (
-        "The matrices E[-hess log p~] and E[s s'] by quadrature under the noised density of the four Gaussians. If they "
+        "E[-hess log p~] and E[s s'] by quadrature under the noised density of the four Gaussians. If these matrices "
         "are the same, so are the mean of tr Cov[x | x_t] / d and sigma^2 - sigma^4 / d E ||s||^2, the isotropic "
         f"variance, which is also estimated from {sizes[-1]:,} data."
     )
