@@ -42,6 +42,8 @@ def test_the_papers_order_has_a_limit_that_levels_do_not_mend(sweeps: int) -> No
 
 def test_it_writes_its_numbers_and_figures(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(many_levels, "QUICK", TINY)
+    monkeypatch.setattr(many_levels, "FIT_POINTS", 200)
+    monkeypatch.setattr(many_levels, "LIKELY_DRAWS", 2_000)
     context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
     EXPERIMENTS["many-levels"].perform(context)
     records = json.loads((tmp_path / "out" / "records.json").read_text())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -114,10 +114,10 @@ def run(context: Context) -> Outcome:
         # A dense eigendecomposition in 64 dimensions for each chain and step takes too long.
         rows = [row for row in SAMPLERS if row != FULL_ROW or make is four_modes]
         cells = {(row, count): count for row in rows for count in settings.counts}
-        measure = partial(_measured, make(), settings)
+        measure = partial(_measured, title, settings)
         found[title] = Grid(title, cells, measure, depends=settings, across="levels", beside=True).run(context)
         draws = make().sample((settings.chains * settings.groups,), generator=seeded(context.seed, "floor"))
-        floors[title] = MMD.of(_judged(make(), draws, settings, context.seed)).value
+        floors[title] = MMD.of(_judged(title, draws, settings, context.seed)).value
     bias = {
         order: [_gibbs_variance(geometric(n, FIRST, LAST), *order) - 1 for n in settings.counts] for order in ORDERS
     }
@@ -130,18 +130,26 @@ def run(context: Context) -> Outcome:
     return Outcome(records, [_convergence(found, floors, settings), _bias_section(bias, settings)])
 
 
-def _measured(mixture: GaussianMixture, settings: ManyLevelSettings, cell: Cell) -> Part:
+def _measured(title: str, settings: ManyLevelSettings, cell: Cell) -> Part:
+    mixture = TARGETS[title]()
     plan = SAMPLERS[cell.row](mixture, geometric(cell.column, FIRST, LAST))
     chains = settings.chains * settings.groups
     x0 = mixture.noised(plan.start).sample((chains,), generator=seeded(cell.seed, "start"))
     x, cost = along(plan, x0, seed=cell.seed)
     counted = {"evaluations": cost.evaluations, "forwards": cost.forwards, "products": cost.products}
-    return Part(_judged(mixture, x, settings, cell.seed) | counted)
+    return Part(_judged(title, x, settings, cell.seed) | counted)
 
 
-def _judged(mixture: GaussianMixture, x: Tensor, settings: ManyLevelSettings, seed: int) -> dict[str, Any]:
+@cache
+def _mean_log_density(title: str, seed: int) -> float:
+    """E[log p(x)] of a target, from draws."""
+    mixture = TARGETS[title]()
+    return mixture.log_prob(mixture.sample((LIKELY_DRAWS,), generator=seeded(seed, "likely"))).mean().item()
+
+
+def _judged(title: str, x: Tensor, settings: ManyLevelSettings, seed: int) -> dict[str, Any]:
     """Of each group of samples: MMD from fresh draws, and how much less likely than draws they are, in nats."""
-    likely = mixture.log_prob(mixture.sample((LIKELY_DRAWS,), generator=seeded(seed, "likely"))).mean().item()
+    mixture, likely = TARGETS[title](), _mean_log_density(title, seed)
     groups = x.split(settings.chains)
     fresh = seeded(seed, "fresh draws")
     references = [mixture.sample((len(group),), generator=fresh) for group in groups]
