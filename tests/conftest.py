@@ -10,7 +10,7 @@ import sizes
 import torch
 
 import mmdgs
-from mmdgs.lab import digits, toys
+from mmdgs.lab import digits, fig1, report, toys
 from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
@@ -60,6 +60,13 @@ def _no_global_randomness() -> None:
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Make `--quick` tiny: experiments end to end in a second."""
+    """Make `--quick` tiny: experiments end to end in seconds."""
     monkeypatch.setattr(toys, "QUICK", sizes.TINY)
+    monkeypatch.setattr(fig1, "GRID", 41)
     monkeypatch.setattr(digits, "SETTINGS", sizes.TINY_DIGITS)
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Figures are made, but painted as an empty PNG: matplotlib takes seconds for a large one."""
+    monkeypatch.setattr(report.Figure, "png", lambda figure: b"\x89PNG")

@@ -1,11 +1,11 @@
-"""What experiments on images need in tests: a folder in the place of a data set, a fake Inception, and a whole run."""
+"""For tests of image experiments: a folder in the place of a data set, a fake Inception, whole and resumed runs."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from fakes import fake_known, fake_script
 from nets import random_images
 from PIL import Image
 
-from mmdgs.lab import Context, conclude
+from mmdgs.lab import EXPERIMENTS, Context, Workspace
+from mmdgs.lab.report import Report
 from mmdgs.metrics import inception_file
 
 
@@ -34,7 +35,18 @@ def use_fake_inception(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inception_file, "KNOWN", fake_known())
 
 
-def concluded(experiment: ModuleType, context: Context) -> tuple[dict[str, Any], str]:
-    """Run an experiment to its end: its records, and the text of its report."""
-    page, _ = conclude(context, "t", "s", experiment.run(context))
-    return json.loads((context.workspace.out / "records.json").read_text()), page.read_text()
+def performed(name: str, context: Context) -> tuple[dict[str, Any], Report]:
+    """Run an experiment to its end: its records, and its report."""
+    _, report = EXPERIMENTS[name].perform(context)
+    return json.loads((context.workspace.out / "records.json").read_text()), report
+
+
+def resumed(context: Context, **changes: Any) -> Context:
+    """The same run once more, in the same folder."""
+    context.workspace.close()
+    return replace(context, workspace=Workspace(context.workspace.out, resume=True), **changes)
+
+
+def pictures_of(context: Context) -> set[str]:
+    """The names of the figures in the folder."""
+    return {file.stem for file in context.workspace.out.glob("*.png")}

@@ -1,4 +1,4 @@
-"""Faces as an experiment: quick from a zip, its verdict, and what is refused."""
+"""Faces as an experiment: quick from a zip, its methods, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import picture_folder
+from mmdgs.pretrained import Pretrained
 from nets import tiny_model
+from pretrained_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, celeba, sampler_cells
-from mmdgs.schedules import geometric
 
 TINY_RECIPE = replace(
     celeba.QUICK_RECIPE, size=8, training=replace(celeba.QUICK_RECIPE.training, steps=2, batch_size=4)
@@ -40,34 +41,24 @@ def test_quick_from_a_zip_and_resumed_without_work(
     result = CliRunner().invoke(cli.app, [*words, "--images", "4"])
     assert result.exit_code == 0, result.output
     records = json.loads((out / "records.json").read_text())
-    assert list(records["samplers"]) == [celeba.SPECTRAL, celeba.LANGEVIN, celeba.GIBBS]
     assert records["settings"]["images"] == 4
-    assert records["samplers"][celeba.GIBBS]["evaluations"] == 3 * 11 * 7 + 1
-    assert records["samplers"][celeba.SPECTRAL]["evaluations"] == 2 * 5 + 1
+    costs = {(r["row"], r["levels"]): r["evaluations"] for r in records["samplers"]}
+    assert costs == {
+        (celeba.SPECTRAL, 6): 2 * 5 + 1, (celeba.LANGEVIN, 12): 5 * 12 + 1, (celeba.GIBBS, 12): 3 * 11 * 7 + 1
+    }  # fmt: skip
     assert {f.stem for f in out.glob("*.png")} == {"celeba_langevin", "celeba_gibbs", "celeba_gibbs_spectral"}
     monkeypatch.setattr(sampler_cells, "generate", None)
     assert CliRunner().invoke(cli.app, [*words, "--images", "4", "--resume"]).exit_code == 0
 
 
-def test_both_algorithms_walk_the_same_levels_at_ncsnv2s_rate() -> None:
-    levels, few = geometric(500, 90.0, 0.01), geometric(24, 90.0, 0.01)
-    found = celeba.methods(levels, few, celeba.FULL)
-    assert {row: method.levels for row, method in found.items()} == {
-        celeba.SPECTRAL: few, celeba.LANGEVIN: levels, celeba.GIBBS: levels
-    }  # fmt: skip
-    assert found[celeba.LANGEVIN].rate == pytest.approx(0.033, abs=5e-4)
-    assert found[celeba.GIBBS].covariance == "rademacher"
-
-
-def test_the_verdict() -> None:
-    records = {
-        celeba.LANGEVIN: {"fid": 20.0, "evaluations": 2_501},
-        celeba.GIBBS: {"fid": 21.0, "evaluations": 10_480},
-        celeba.SPECTRAL: {"fid": 19.0, "evaluations": 47},
-    }
-    said = celeba.verdict(records)
-    assert "Gibbs has FID 21.00, not below Langevin's 20.00, at 4.2 times its cost" in said
-    assert "with the spectral covariance, it has 19.00 in 47 evaluations. The lowest is Gibbs, spectral" in said
+def test_both_algorithms_walk_the_models_levels_at_the_suggested_rate() -> None:
+    model = Pretrained.of(many_level_model((3, 8, 8)))
+    found = celeba.cells(model, celeba.FULL)
+    assert list(found) == [(celeba.SPECTRAL, 24), (celeba.LANGEVIN, 5), (celeba.GIBBS, 5)]
+    langevin, gibbs = found[celeba.LANGEVIN, 5], found[celeba.GIBBS, 5]
+    assert langevin.levels == gibbs.levels == model.levels
+    assert langevin.rate == celeba.suggested_rate(model.levels, 5)
+    assert gibbs.covariance == "rademacher"
 
 
 def test_bad_input_is_named(faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

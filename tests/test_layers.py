@@ -13,7 +13,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "lazy", "options", "version"],
+    ["errors", "lazy", "options", "tables", "version"],
     ["files", "cost", "derivatives", "runtime"],
     ["randomness"],
     ["noise", "compiled"],

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from mmdgs.lab import Context, Workspace, conclude, many_levels
+from mmdgs.lab import EXPERIMENTS, Context, Workspace, many_levels
+from mmdgs.lab.running import along, gibbs
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
-from mmdgs.samplers import gibbs_plan, run
 from mmdgs.schedules import geometric
 from mmdgs.targets import GaussianMixture
 
@@ -22,9 +22,9 @@ TINY = many_levels.ManyLevelSettings(counts=(4, 8), chains=60, groups=2)
 def test_the_variance_of_gibbs_sweeps_is_that_of_its_chains(noise_first: bool, sweeps: int) -> None:
     target = GaussianMixture([1.0], torch.zeros(1, 1, dtype=torch.float64), 1.0)
     levels = geometric(10, many_levels.FIRST, many_levels.LAST)
-    plan = gibbs_plan(FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
+    plan = gibbs(FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
     x0 = target.noised(levels[0]).sample((40_000,), generator=seeded(0))
-    found = run(plan, x0, progress=None).x.var().item()
+    found = along(plan, x0, seed=0)[0].var().item()
     exact = many_levels._gibbs_variance(levels, sweeps, noise_first)
     assert found == pytest.approx(exact, rel=5 * (2 / 40_000) ** 0.5)
     if not noise_first:
@@ -42,17 +42,19 @@ def test_the_papers_order_has_a_limit_that_levels_do_not_mend(sweeps: int) -> No
 
 def test_it_writes_its_numbers_and_figures(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(many_levels, "QUICK", TINY)
-    workspace = Workspace(tmp_path / "out")
-    context = Context(workspace, torch.device("cpu"), quick=True)
-    page, _ = conclude(context, "t", "s", many_levels.run(context))
+    monkeypatch.setattr(many_levels, "FIT_POINTS", 200)
+    monkeypatch.setattr(many_levels, "LIKELY_DRAWS", 2_000)
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
+    EXPERIMENTS["many-levels"].perform(context)
     records = json.loads((tmp_path / "out" / "records.json").read_text())
-    assert {r["sampler"] for r in records["samplers"]} == set(many_levels.SAMPLERS)
-    by = {(r["target"], r["sampler"], r["levels"]): r for r in records["samplers"]}
-    assert all(len(r["mmd"]) == len(r["deficit"]) == 2 for r in by.values())
+    four, two = ({(r["row"], r["levels"]): r for r in found} for found in records["samplers"].values())
+    assert {row for row, _ in four} == set(many_levels.SAMPLERS)
+    assert {row for row, _ in two} == set(many_levels.SAMPLERS) - {many_levels.FULL_ROW}
+    assert all(len(r["mmd"]) == len(r["deficit"]) == 2 for r in four.values())
     # What a sampler costs: two sweeps more a level, probes as two evaluations each, and the last mean.
-    assert by["four", "Gibbs (paper)", 8]["evaluations"] == 3 * 7 * (1 + 2 * many_levels.PROBES) + 1
-    assert by["two", "Langevin", 4]["evaluations"] == 5 * 4 + 1
+    assert four["Gibbs (paper)", 8]["evaluations"] == 3 * 7 * (1 + 2 * many_levels.PROBES) + 1
+    assert two["Langevin", 4]["evaluations"] == 5 * 4 + 1
     # DDPM's fixed variances stand on either side of the truth where steps are few.
-    assert by["two", "ancestral, small", 4]["deficit"][0] < 0 < by["two", "ancestral, large", 4]["deficit"][0]
+    assert two["ancestral, small", 4]["deficit"][0] < 0 < two["ancestral, large", 4]["deficit"][0]
     assert {f.name for f in (tmp_path / "out").glob("*.png")} == {"many_levels.png", "many_levels_order.png"}
-    assert page.stat().st_size > 50_000
+    assert [claim["holds"] for claim in records["claims"]] == [True]

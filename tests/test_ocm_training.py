@@ -1,10 +1,9 @@
-"""Heads through the training engine, the command line and samplers; and the experiment that compares them."""
+"""Heads through the training engine, the command line and samplers."""
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 import mmdgs
 from mmdgs import cli, losses
 from mmdgs.errors import UsageError
-from mmdgs.lab import Context, Workspace, conclude, held_out, ocm, ocm_report, small_models
 from mmdgs.models import Model, from_pretrained, load_head
 from mmdgs.randomness import Streams, seeded
 from mmdgs.training import Recipe, TrainingSettings, level_draw, loss_of, metrics, read_recipe, train_model
@@ -258,67 +256,6 @@ def test_a_head_for_other_weights_can_be_had_with_a_warning(
     assert "its variances are those of another model" in caplog.text
     x_t = torch.zeros(1, 1, 8, 8)
     assert head(x_t, x_t, known.levels[0]).shape == x_t.shape
-
-
-# --- the experiment ---------------------------------------------------------------------------------------------
-
-TINY = ocm.OcmSettings(
-    images=4, fit_images=6, levels=3, reference_probes=2, width=4, training=TrainingSettings(steps=2, batch_size=4)
-)
-
-
-def test_the_experiment_compares_and_resumes_without_work(
-    pictures: Path, denoiser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(held_out.DATA, (1, 8, 8), str(pictures))
-    monkeypatch.setattr(ocm, "QUICK", TINY)
-    levels = len(from_pretrained(denoiser).levels)
-
-    def context(**options: object) -> Context:
-        workspace = Workspace(tmp_path / "out", resume=True)
-        return Context(workspace, torch.device("cpu"), quick=True, model=str(denoiser), **options)
-
-    first = ocm.run(context())
-    page, _ = conclude(context(), "t", "s", first)
-    found = first.records["levels"]
-    assert len(found) == min(3, levels)
-    for record in found:
-        assert set(record["estimators"]) == set(ocm_report.STYLES)
-        costs = {name: one["cost"] for name, one in record["estimators"].items()}
-        assert costs[ocm_report.HEAD] == {"forwards": 2, "products": 0}
-        assert costs["10 products"] == {"forwards": 1, "products": 10}
-        assert costs[ocm_report.ISOTROPIC] == {"forwards": 1, "products": 0}
-        by = record["estimators"]
-        assert by["3 products"]["error"] != by["3 products, lattice"]["error"]  # the paper's signs, not the default
-    assert (tmp_path / "out" / "ocm.png").is_file()
-    assert "The head is nearer to the diagonal than 1 product at" in page.read_text()
-    monkeypatch.setattr(small_models, "train_model", None)
-    monkeypatch.setattr(ocm, "compare_diagonals", None)
-    assert ocm.run(context()).records["levels"] == found
-
-
-def test_the_experiment_takes_a_head(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    denoiser = mmdgs.save(tiny_model(), tmp_path / "denoiser")
-    train_model(recipe(pictures, denoiser), tmp_path / "head", progress=None)
-    monkeypatch.setitem(held_out.DATA, (1, 8, 8), str(pictures))
-    monkeypatch.setattr(ocm, "QUICK", TINY)
-    monkeypatch.setattr(small_models, "train_model", None)  # none is trained
-    words = ["--quick", "--device", "cpu", "--model", denoiser, "--head", tmp_path / "head", "--out", tmp_path / "out"]
-    assert "OCM head" in command("reproduce", "ocm", *words)
-    result = run(cli.app, ["reproduce", "probes", "--head", "x", "--out", str(tmp_path / "no")])
-    assert result.exit_code == 2
-    assert "--head is for few-steps and ocm, not for probes" in " ".join(result.output.split())
-
-
-def test_levels_are_spread_over_their_logarithm() -> None:
-    levels = mmdgs.schedules.parse_levels("linear:1000")
-    chosen = held_out.chosen_levels(levels, 5)
-    ratios = [level.sigma / level.alpha for level in chosen]
-    assert chosen[0] == levels[0]
-    assert chosen[-1] == levels[-1]
-    factors = [a / b for a, b in pairwise(ratios)]
-    assert max(factors) / min(factors) < 2.2  # near the clean end the levels themselves lie apart
-    assert held_out.chosen_levels(levels[:3], 5) == list(levels[:3])
 
 
 def test_the_example_of_the_docs_runs() -> None:

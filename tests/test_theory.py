@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdgs.lab.experiment import Context, conclude
-from mmdgs.lab.theory import EXPERIMENT, skewed_density
-from mmdgs.lab.workspace import Workspace
+from mmdgs.lab import EXPERIMENTS, Context, Workspace
+from mmdgs.lab.theory import skewed_density
 from mmdgs.metrics import deconvolve
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture
@@ -26,7 +25,7 @@ SIGMA = 0.2
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     context = Context(Workspace(tmp_path_factory.mktemp("theory")), torch.device("cpu"), seed=0, quick=True)
-    conclude(context, EXPERIMENT.title, EXPERIMENT.summary, EXPERIMENT.run(context))
+    EXPERIMENTS["theory"].perform(context)
     return context.workspace.out
 
 
@@ -48,6 +47,11 @@ def test_the_report_is_written(out: Path) -> None:
     assert page.count("<img") == len(FIGURES)
     for name in FIGURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_claim_holds(records: dict[str, Any]) -> None:
+    assert [claim["text"] for claim in records["claims"] if not claim["holds"]] == []
+    assert len(records["claims"]) == 8
 
 
 def test_the_covariance_is_the_jacobian(records: dict[str, Any]) -> None:

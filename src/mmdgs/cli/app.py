@@ -73,6 +73,20 @@ def plain_errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
 
 
+LAB_EXTRA = ("matplotlib", "jinja2", "sklearn", "scipy")
+
+
+@contextlib.contextmanager
+def needs_lab() -> Iterator[None]:
+    """Say how to install what experiments and benchmarks need, where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in LAB_EXTRA:
+            raise
+        raise UsageError(f'this command needs {error.name}; install it with: pip install "mmdgs[lab]"') from error
+
+
 def device_named(name: str) -> torch.device:
     """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
     if name == "auto":

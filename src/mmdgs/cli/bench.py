@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
 
-from mmdgs.cli.app import Debug, Device, app, device_named, output, plain_errors
-from mmdgs.lab import bench
-from mmdgs.lab.report import Table
+from mmdgs.cli.app import Debug, Device, app, device_named, needs_lab, output, plain_errors
+from mmdgs.tables import Table
+
+if TYPE_CHECKING:
+    from mmdgs.lab.bench import Point, Row
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
-
 Quick = Annotated[bool, typer.Option("--quick", help="A tenth of the work; rougher numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Images at once.", show_default="by the device")]
+
+
+def _bench() -> ModuleType:
+    """The benchmarks, imported when they are asked for."""
+    with needs_lab():
+        from mmdgs.lab import bench
+    return bench
 
 
 @bench_app.command("chain")
@@ -28,7 +37,7 @@ def bench_chain(device: Device = "auto", quick: Quick = False, as_json: AsJson =
     """Gibbs chains in 2-D with the full covariance, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
-        _show(bench.chain(where, quick=quick), where, as_json)
+        _show(_bench().chain(where, quick=quick), where, as_json)
 
 
 @bench_app.command("moments")
@@ -49,8 +58,8 @@ def bench_moments(
     """The mean and the probe diagonal of a batch of images, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
-        rows = bench.moments(where, batch=batch, probes=probes, size=size, quick=quick)
-        points = bench.sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
+        rows = _bench().moments(where, batch=batch, probes=probes, size=size, quick=quick)
+        points = _bench().sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
         _show(rows, where, as_json, points)
 
 
@@ -72,16 +81,10 @@ def bench_sampler(
     """Multi-level Gibbs with probes, seconds a step of an image, as a ratio to a plain float32 loop."""
     with plain_errors(debug):
         where = device_named(device)
-        rows = bench.sampler(
-            where,
-            model=model,
-            levels_count=levels_count,
-            sweeps=sweeps,
-            probes=probes,
-            batch=batch,
-            precision=precision,
-            quick=quick,
-        )
+        rows = _bench().sampler(
+            where, model=model, levels_count=levels_count, sweeps=sweeps, probes=probes, batch=batch,
+            precision=precision, quick=quick,
+        )  # fmt: skip
         _show(rows, where, as_json)
 
 
@@ -90,47 +93,38 @@ def bench_train(device: Device = "auto", quick: Quick = False, as_json: AsJson =
     """Training by denoising score matching, images a second, as ratios to a plain float32 loop."""
     with plain_errors(debug):
         where = device_named(device)
-        _show(bench.train(where, quick=quick), where, as_json)
+        _show(_bench().train(where, quick=quick), where, as_json)
 
 
-def _show(rows: Sequence[bench.Row], device: torch.device, as_json: bool, points: Sequence[bench.Point] = ()) -> None:
-    found = bench.record(rows, device)
+def _show(rows: Sequence[Row], device: torch.device, as_json: bool, points: Sequence[Point] = ()) -> None:
+    found = _bench().record(rows, device)
     if as_json:
         swept = [asdict(point) | {"floor": point.floor, "ratio": point.ratio} for point in points]
         print(json.dumps(found | ({"sweep": swept} if swept else {}), indent=1))
         return
-    title = f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}"
-    columns = {
-        "work": [row.name for row in rows],
-        "precision": [row.precision for row in rows],
-        "unit": [row.unit for row in rows],
-        "plain": [_number(row.plain) for row in rows],
-        "mmdgs": [_number(row.ours) for row in rows],
-        "ratio": [f"{row.ratio:.1f}x" for row in rows],
-        "first call s": [_number(row.first_call) for row in rows],
-        "plain GiB": [_memory(row.plain_memory) for row in rows],
-        "GiB": [_memory(row.memory) for row in rows],
-        "error": [_number(row.error) for row in rows],
-    }
-    output.print(_table(title, columns).to_rich())
-    if points:
-        columns = {
-            "work": [f"{one.name}, {one.precision}" for one in points],
-            "batch": [str(one.batch) for one in points],
-            "probes": [str(one.probes) for one in points],
-            "size": [str(one.size) for one in points],
-            "s a call": [_number(one.seconds) for one in points],
-            "(1 + probes) forwards": [_number(one.floor) for one in points],
-            "ratio": [f"{one.ratio:.2f}" for one in points],
-            "GiB": [_memory(one.memory) for one in points],
+    _print(f"{found['device_name']}, {found['threads']} threads, torch {found['torch']}", [
+        {
+            "work": row.name, "precision": row.precision, "unit": row.unit, "plain": _number(row.plain),
+            "mmdgs": _number(row.ours), "ratio": f"{row.ratio:.1f}x", "first call s": _number(row.first_call),
+            "plain GiB": _memory(row.plain_memory), "GiB": _memory(row.memory), "error": _number(row.error),
         }
-        output.print(_table("The cost of one call", columns).to_rich())
+        for row in rows
+    ])  # fmt: skip
+    _print("The cost of one call", [
+        {
+            "work": f"{one.name}, {one.precision}", "batch": str(one.batch), "probes": str(one.probes),
+            "size": str(one.size), "s a call": _number(one.seconds), "(1 + probes) forwards": _number(one.floor),
+            "ratio": f"{one.ratio:.2f}", "GiB": _memory(one.memory),
+        }
+        for one in points
+    ])  # fmt: skip
 
 
-def _table(title: str, columns: dict[str, list[str]]) -> Table:
-    """A table of columns, those left out that hold nothing."""
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    return Table(title, list(shown), list(zip(*shown.values(), strict=True)))
+def _print(title: str, lines: Sequence[dict[str, str]]) -> None:
+    """Print a table without the columns that hold nothing; nothing at all where there are no lines."""
+    shown = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
+    if shown:
+        output.print(Table(title, shown, [[line[name] for name in shown] for line in lines]).to_rich())
 
 
 def _number(value: float | None) -> str:

@@ -26,10 +26,10 @@ from mmdgs.evaluation import (
 )
 from mmdgs.evaluation.checks import check_groups, check_images, check_metrics
 from mmdgs.files import to_json, write_atomically
-from mmdgs.lab.report import Table
 from mmdgs.metrics import jackknife_interval
 from mmdgs.metrics.inception_file import ENVIRONMENT, load_inception
 from mmdgs.models import load
+from mmdgs.tables import Table
 
 OPEN = "open"
 

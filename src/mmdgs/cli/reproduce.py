@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -19,95 +21,72 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    needs_lab,
     output,
     plain_errors,
 )
-from mmdgs.data import toy
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, conclude, experiment
-from mmdgs.lab.table2 import chosen_rows
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
 
-WITH_DATASETS = ("table1", "fig2")
-WITH_SEEDS = (*WITH_DATASETS, "table2")
-WITH_MODEL = ("few-steps", "probes", "ocm", "covariances", "cifar10", "table2", "celeba")
-WITH_HEAD = ("few-steps", "ocm")
-WITH_MANY = ("cifar10",)
-WITH_MINUTES = WITH_ONLY = ("table2",)
-WITH_IMAGES = ("ocm", "covariances", "cifar10", "table2", "celeba")
+OPTIONS = {one.name: one for one in dataclasses.fields(Context) if "help" in one.metadata}
+"""The fields of Context that are options of some experiments."""
 
 
-@app.command(
-    help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
-    + "\n".join(f"- **{e.name}**: {e.summary}" for e in EXPERIMENTS.values())
-)
+def _takers(option: str) -> list[str]:
+    """The experiments that take an option."""
+    return [name for name, one in EXPERIMENTS.items() if option in one.options]
+
+
+def _parameters() -> list[inspect.Parameter]:
+    """A parameter of the command for each of OPTIONS, from the field's type and help."""
+    types = get_type_hints(Context)
+    found = []
+    for name, one in OPTIONS.items():
+        told = {"show_default": False, **one.metadata, "help": f"{one.metadata['help']} ({', '.join(_takers(name))})"}
+        kind = list[str] | None if types[name] == tuple[str, ...] | None else types[name]
+        annotation = Annotated[kind, typer.Option(**told)]
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return found
+
+
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join(EXPERIMENTS)}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent runs a row.", show_default="5")] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Only this data set (mog, rings, roll); may be given again.")
-    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
-    model: Annotated[
-        str | None, typer.Option(help=f"A pretrained model ({', '.join(WITH_MODEL)}).", show_default="auto")
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="Its head (few-steps, ocm).", show_default="none; ocm: trained here")
-    ] = None,
-    many: Annotated[str | None, typer.Option(help="A model of many levels beside it (cifar10).")] = None,
-    classifier: Annotated[
-        str | None,
-        typer.Option(help="A classifier, to count classes (cifar10).", show_default="cifar10-classifier at 32x32"),
-    ] = None,
-    images: Annotated[
-        int | None,
-        typer.Option(min=2, help=f"Images a cell ({', '.join(WITH_IMAGES)}).", show_default="the experiment's own"),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0, help="Begin no new seed of a row after so long; --resume does the rest (table2)."),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="Only this row (table2); may be given again.")
-    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
     debug: Debug = False,
+    **options: Any,
 ) -> None:
     with plain_errors(debug):
         chosen = experiment(name)
-        for option, given, where_it_goes in (
-            ("--data", data, WITH_DATASETS),
-            ("--seeds", seeds, WITH_SEEDS),
-            ("--model", model, WITH_MODEL),
-            ("--head", head, WITH_HEAD),
-            ("--many", many, WITH_MANY),
-            ("--classifier", classifier, WITH_MANY),
-            ("--images", images, WITH_IMAGES),
-            ("--minutes", minutes, WITH_MINUTES),
-            ("--only", only, WITH_ONLY),
-        ):
-            if given is not None and name not in where_it_goes:
-                *rest, last = where_it_goes
+        given = {key: tuple(dict.fromkeys(v)) if isinstance(v, list) else v for key, v in options.items()}
+        given = {key: value for key, value in given.items() if value not in (None, ())}
+        for option in given:
+            if option not in chosen.options:
+                *rest, last = _takers(option)
                 names = f"{', '.join(rest)} and {last}" if rest else last
-                raise UsageError(f"{option} is for {names}, not for {name}")
-        for one in data or []:
-            toy(one)
-        rows = chosen_rows(only) if only else None
+                raise UsageError(f"--{option} is for {names}, not for {name}")
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
-        datasets = tuple(dict.fromkeys(data)) if data else None
         files = None if data_dir is None else str(data_dir)
-        context = Context(
-            workspace, where, seed=seed, seeds=seeds, quick=quick, datasets=datasets, data_dir=files, model=model,
-            head=head, many=many, classifier=classifier, images=images, minutes=minutes, only=rows,
-        )  # fmt: skip
-        _perform(chosen, context)
+        _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
+
+
+# The command's options are those of the function above and those of the Context that it fills.
+_own = inspect.signature(reproduce, eval_str=True)
+_listed = [one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD] + _parameters()
+reproduce.__signature__ = _own.replace(parameters=_listed)  # type: ignore[attr-defined]
+reproduce.__annotations__ = {one.name: one.annotation for one in _listed}
+app.command(
+    help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
+    + "\n".join(f"- **{one.name}**: {one.summary}" for one in EXPERIMENTS.values())
+)(reproduce)
 
 
 @app.command()
@@ -132,7 +111,8 @@ def _perform(chosen: Experiment, context: Context) -> None:
     size = "quick" if context.quick else "full size"
     messages.print(f"[bold]{chosen.title}[/bold] on {context.device}, {size}, into {out}")
     try:
-        path, report = conclude(context, chosen.title, chosen.summary, chosen.run(context))
+        with needs_lab():
+            path, report = chosen.perform(context)
     except KeyboardInterrupt:
         messages.print(
             f"\nstopped; what is finished is in {out}. To go on: the same command with [bold]--resume[/bold] "

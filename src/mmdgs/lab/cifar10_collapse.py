@@ -1,137 +1,179 @@
-"""Mode collapse of long chains at one noise level, in numbers: how near they come to each other, and their classes."""
+"""Long chains at one noise level: pictures of them, and their mode collapse in numbers.
+
+The numbers are the distance of chains to each other and their classes, beside those of data and of a model of many
+levels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from torch import Tensor
 
-from mmdgs.lab.cifar10_report import COLOURS, QUICK, RISE, Findings, in_words
-from mmdgs.lab.drawing import GREY, RED, new_figure, open_axes
-from mmdgs.lab.report import Figure, Section, Table
+from mmdgs.data import spread
+from mmdgs.generation import Method
+from mmdgs.lab.drawing import colour_picture, image_rows, new_figure, open_axes, style
+from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.sampler_cells import DIVERSITY, DUPLICATES, QUICK_NOTE, Judge, Sampling, path
+from mmdgs.lab.single_level_chains import DRAWS, MEANS, PAPERS, ROWS, Chains
+from mmdgs.lab.workspace import Part
 
+if TYPE_CHECKING:
+    from mmdgs.lab.cifar10 import Cifar10Settings
+
+TEST, MANY = "data (test images)", "many levels, Gibbs"
+CLASSES = (Measure("class_distance", "class distance", 3), Measure("class_entropy", "class entropy", 3))
 COLLAPSED = 0.9
 """A diversity below this much of the data's own is called a collapse."""
-LOG_TICKS, MANY_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000), 8
+CHAINS_SHOWN, COLUMNS, PANELS_A_ROW = 3, 5, 7  # in the paper's figures of chains
 
 
-def collapse_verdict(steps: Sequence[int], ratios: Sequence[float], data: float) -> str:
-    """Whether long chains come nearer to each other than data are, and go on doing so."""
-    last, best = ratios[-1] / data, max(range(len(ratios)), key=lambda i: ratios[i])
-    falls = ratios[-1] < (1 - RISE) * ratios[best]
-    said = (
-        f"After {steps[-1]:,} steps a chain is {last:.2f} times as far from its nearest other as data are; it was at "
-    )
-    said += f"most {ratios[best] / data:.2f} times, after {steps[best]:,}. "
-    if last < COLLAPSED:
-        return (
-            said
-            + ("The chains collapse, as the paper shows" if falls else "They are too near, but do not come nearer")
-            + "."
-        )
-    return (
-        said
-        + ("They come nearer, but are no nearer than data" if falls else "No collapse is seen in this number")
-        + "."
-    )
+def collapse_grid(chains: Chains, judge: Judge, sampling: Sampling | None, settings: Cifar10Settings) -> Grid:
+    """The means of long chains after each number of steps; test images and those of many levels as steps 0."""
+    count, steps = settings.long_chains, settings.long_steps
+    cells: dict[tuple[str, int], Any] = {(TEST, 0): "data"}
+    if sampling is not None:
+        levels = path(sampling.model, settings.levels)
+        cells[MANY, 0] = Method("gibbs", levels, covariance="rademacher", probes=3, sweeps=3)
+    cells |= {(row, t): MEANS for row in settings.long_rows for t in steps if t > 0}
+
+    def measure(cell: Cell) -> Part:
+        if cell.row == MANY and sampling is not None:
+            return sampling(cell)
+        if cell.row == TEST:
+            images = chains.references.load("test").images
+            return Part(judge(images[spread(len(images), count)], cell.row))
+        x = chains.states(cell.row, count, steps)[MEANS]
+        return Part(judge(x[steps.index(cell.column)], f"{cell.name} steps"))
+
+    depends = (judge, chains.depends, count, sampling and sampling.depends)
+    return Grid("collapse", cells, measure, depends, "steps")
 
 
-def collapse_section(found: Findings) -> Section:
+def chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Section:
+    """The paper's figures of chains: three of them along their steps, and 25 as they go on."""
+    steps = settings.long_steps
+    regular = [i for i, t in enumerate(steps) if t <= 100]
+    text = [
+        "Gibbs sweeps at one noise level. The paper's figure of three chains every 10 steps shows sharp images. Its "
+        "chains start from standard normal noise (its section 2.1) and draw with the diagonal covariance, here of "
+        f"{settings.probes} probes. For images in [0, 1] such a start is darker than any of them; other rows start "
+        "from uniform noise in the interval. A draw is a mean plus the noise of its covariance, so the means stand "
+        "beside the draws.",
+        *([QUICK_NOTE] if quick else []),
+    ]
+    figures = []
+    for row in settings.long_rows:
+        states = chains.states(row, settings.long_chains, steps)
+        own = {kind: x[:, : settings.shown] for kind, x in states.items()}
+        count = min(CHAINS_SHOWN, own[DRAWS].shape[1])
+        strips = {f"chain {c + 1}, {kind}": own[kind][regular, c] for c in range(count) for kind in (DRAWS, MEANS)}
+        strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
+        ending = "" if row == PAPERS else f"_{row}"
+        start = "standard normal" if ROWS[row].start == "normal" else "uniform"
+        what = f"{ROWS[row].covariance.capitalize()} covariance, from {start} noise"
+        figures += [
+            Figure(f"cifar10_chains{ending}", f"{what}: {count} chains; the number of Gibbs steps above.", strip),
+            Figure(
+                f"cifar10_25_chains{ending}", f"{what}: the means of {own[MEANS].shape[1]} chains.",
+                _draw_many(steps, own[MEANS]),
+            ),
+        ]  # fmt: skip
+    return Section("Chains from noise", text, (), figures)
+
+
+def _draw_many(steps: tuple[int, ...], x: Tensor) -> Canvas:
+    """All chains as a mosaic for each number of steps, without the start."""
+    shown = [(t, own) for t, own in zip(steps, x, strict=True) if t > 0]
+    columns = min(PANELS_A_ROW, len(shown))
+    canvas, axes = new_figure(-(-len(shown) // columns), columns, 1.9)
+    places = [axis for row in axes for axis in row]
+    for axis, (t, own) in zip(places, shown, strict=False):
+        colour_picture(axis, own, COLUMNS, f"{t:,} steps")
+    for axis in places[len(shown) :]:
+        axis.set_axis_off()
+    return canvas
+
+
+def collapse_section(found: Results, settings: Cifar10Settings, quick: bool) -> Section:
     """Mode collapse of long chains, measured."""
-    steps = [t for t in found.settings["long_steps"] if t > 0]
-    data = found.beside["data (test images)"]["diversity"]
-    rows = [[row, f"{t:,}", *_numbers(own[str(t)])] for row, own in found.collapse.items() for t in steps]
-    rows += [[name, "", *_numbers(one)] for name, one in found.beside.items()]
-    with_classes = "class_entropy" in next(iter(found.beside.values()))
-    header = ["samples", "steps", "diversity", "duplicates"]
-    header += ["class distance", "class entropy"] if with_classes else []
+    counted = "class_entropy" in found.values(TEST, 0)
     text = [
         "The paper sees fewer and fewer modes as 25 chains go on at this one small noise level, and many levels as the "
         "cure. Diversity is the mean distance of an image to its nearest other, over that of as many training "
         "images. It is that of the means: noise in the pixels would add to it.",
-        *([QUICK] if found.quick else _verdicts(steps, found, data)),
+        *([QUICK_NOTE] if quick else []),
+        *([] if found.has(MANY, 0) else ["No model of many levels was named (--many), so that row is left out."]),
+        *([] if counted else ["No classifier was named (--classifier), so classes are not counted."]),
     ]
-    if "many levels, Gibbs" in found.beside:
-        if not found.quick:
-            many = found.beside["many levels, Gibbs"]["diversity"] / data
-            text.append(f"As many images of the model of many levels have {many:.2f} of the data's diversity.")
-    else:
-        text.append("No model of many levels was named (--many), so that row is left out.")
-    if not with_classes:
-        text.append("No classifier was named (--classifier), so classes are not counted.")
-    note = f"{found.settings['long_chains']} chains of each row; means of their posteriors."
-    figures = [Figure("cifar10_collapse", "Diversity of the chains as they go on.", draw_collapse(steps, found))]
-    return Section("Mode collapse", text, [Table("Long chains", header, rows, note, 2)], figures)
+    note = f"{settings.long_chains} chains of each row; means of their posteriors."
+    measures = [DIVERSITY, DUPLICATES, *(CLASSES if counted else ())]
+    table = found.listing("Long chains", measures, note=note, head="samples", rows=[*settings.long_rows, TEST, MANY])
+    figure = Figure("cifar10_collapse", "Diversity of the chains as they go on.", _draw(found, counted))
+    claims = [] if quick else [collapses(row, found) for row in settings.long_rows]
+    if found.has(MANY, 0) and not quick:
+        share = found.values(MANY, 0)["diversity"] / found.values(TEST, 0)["diversity"]
+        text_ = f"images of many levels have at least {COLLAPSED:g} of the data's diversity"
+        claims.append(Claim(text_, share >= COLLAPSED, f"{share:.2f}{_classes(found.values(MANY, 0))}"))
+    return Section("Mode collapse", text, [table], [figure], claims)
 
 
-def _verdicts(steps: Sequence[int], found: Findings, data: float) -> list[str]:
-    """What is to be said of each row of chains: how near they come, and their classes."""
-    told = []
-    for row, own in found.collapse.items():
-        last = own[str(steps[-1])]
-        words = [collapse_verdict(steps, [own[str(t)]["diversity"] for t in steps], data)]
-        if "class_entropy" in last:
-            words.append(class_verdict(steps[-1], last, found.beside))
-        told.append(f"{in_words(row)}. {' '.join(words)}")
-    return told
+def collapses(row: str, found: Results) -> Claim:
+    """The claim that chains end nearer to each other than data are, and than they were before."""
+    data = found.values(TEST, 0)["diversity"]
+    shares = {t: found.values(row, t)["diversity"] / data for t in found.columns if t and found.has(row, t)}
+    last, most = max(shares), max(shares, key=lambda t: shares[t])
+    holds = shares[last] < COLLAPSED and shares[last] < COLLAPSED * shares[most]
+    numbers = f"{shares[last]:.2f} after {last:,} steps, at most {shares[most]:.2f} (after {most:,})"
+    text = f"{row}: chains collapse to less than {COLLAPSED:g} of the data's diversity"
+    return Claim(text, holds, numbers + _classes(found.values(row, last)))
 
 
-def class_verdict(steps: int, last: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> str:
-    """The classes of the last states beside those of others, in words."""
-    common = max(range(len(last["class_shares"])), key=lambda c: last["class_shares"][c])
-    others = ", ".join(f"{name} {one['class_entropy']:.2f}" for name, one in beside.items())
-    return (
-        f"The entropy of the classes after {steps:,} steps is {last['class_entropy']:.2f} ({others}); the commonest, "
-        f"{last['class_names'][common]}, has {100 * last['class_shares'][common]:.0f}% of the chains."
-    )
+def _classes(values: Mapping[str, Any]) -> str:
+    """The entropy of the classes and the commonest one, in words; nothing where they were not counted."""
+    if "class_shares" not in values:
+        return ""
+    share, name = max(zip(values["class_shares"], values["class_names"], strict=True))
+    return f"; entropy of classes {values['class_entropy']:.2f}, the commonest {name} with {100 * share:.0f}%"
 
 
-def _numbers(one: Mapping[str, Any]) -> list[str]:
-    cells = [f"{one['diversity']:.3f}", f"{100 * one['duplicates']:.1f}%"]
-    if "class_entropy" in one:
-        cells += [f"{one['class_distance']:.3f}", f"{one['class_entropy']:.3f}"]
-    return cells
-
-
-def draw_collapse(steps: Sequence[int], found: Findings) -> Canvas:
-    """Diversity against steps, those of data and of many levels as lines; class shares beside it."""
-    shares = {name: one["class_shares"] for name, one in found.beside.items() if "class_shares" in one}
-    canvas, axes = new_figure(1, 2 if shares else 1, 3.4)
-    canvas.set_size_inches(11.0 if shares else 6.0, 3.4)
+def _draw(found: Results, counted: bool) -> Canvas:
+    """Diversity against steps, those of data and of many levels as lines; shares of the classes beside it."""
+    canvas, axes = new_figure(1, 2 if counted else 1, 3.4)
+    canvas.set_size_inches(11.0 if counted else 6.0, 3.4)
     axis = axes[0][0]
-    colours = {row: COLOURS[row] for row in found.collapse}
-    for row, own in found.collapse.items():
-        ratios = [own[str(t)]["diversity"] for t in steps]
-        axis.plot(steps, ratios, "o-", color=colours[row], markersize=4, linewidth=1.3, label=row)
-    colours |= dict(zip(found.beside, (GREY, RED), strict=False))
-    for name, one in found.beside.items():
-        axis.axhline(one["diversity"], color=colours[name], linestyle="--", linewidth=1.2, label=name)
-    axis.set_xscale("log")
-    axis.set_xticks([t for t in steps if len(steps) < MANY_TICKS or t in LOG_TICKS])
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axis.minorticks_off()
-    axis.set_xlabel("Gibbs steps", fontsize=9)
-    axis.set_ylabel("diversity (1: as data)", fontsize=9)
+    moving = {key: part for key, part in found.parts.items() if key[1] > 0}
+    replace(found, parts=moving).draw(axis, DIVERSITY, log="x")
+    still = [row for row, steps in found.parts if steps == 0]
+    for row in still:
+        value = found.values(row, 0)["diversity"]
+        axis.axhline(value, color=style(row).colour, linestyle="--", linewidth=1.2, label=row)
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    open_axes(axis, 8)
-    if shares:
-        lasts = {row: own[str(steps[-1])] for row, own in found.collapse.items()}
-        names = next(iter(lasts.values()))["class_names"]
-        every = {row: one["class_shares"] for row, one in lasts.items()} | shares
-        _draw_shares(axes[0][1], {name: (own, colours[name]) for name, own in every.items()}, names)
+    _legend_above(axis)
+    if counted:
+        last = max(steps for _, steps in moving)
+        shown = {row: found.values(row, 0 if row in still else last) for row in found.rows}
+        _draw_shares(axes[0][1], shown)
     return canvas
 
 
-def _draw_shares(axis: Axes, shares: Mapping[str, tuple[Sequence[float], str]], names: Sequence[str]) -> None:
+def _draw_shares(axis: Axes, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Bars of the shares of each class, in the colours of the lines beside them."""
-    width = 0.8 / len(shares)
-    for i, (name, (own, colour)) in enumerate(shares.items()):
-        places = [c + (i - (len(shares) - 1) / 2) * width for c in range(len(names))]
-        axis.bar(places, own, width=width, color=colour, label=name)
+    width = 0.8 / len(rows)
+    for i, (row, values) in enumerate(rows.items()):
+        places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(values["class_shares"]))]
+        axis.bar(places, values["class_shares"], width=width, color=style(row).colour, label=row)
+    names = next(iter(rows.values()))["class_names"]
     axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
     axis.set_ylabel("share of the images", fontsize=9)
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    _legend_above(axis)
     open_axes(axis, 7)
+
+
+def _legend_above(axis: Axes) -> None:
+    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from matplotlib.figure import Figure as Canvas
-from torch import Tensor
-
-from mmdgs.generation import generate
 from mmdgs.lab.drawing import new_figure, picture
 from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.grid import Cell, Grid
 from mmdgs.lab.report import Figure, Section
+from mmdgs.lab.running import model_chains, posterior_of
 from mmdgs.lab.workspace import Part
 from mmdgs.models import load
-from mmdgs.pretrained import Pretrained
-from mmdgs.samplers import single_level_plan
 
-TITLES = {"diagonal": "diagonal covariance", "isotropic": "isotropic covariance"}
+KINDS = ("diagonal", "isotropic")
 
 
 @dataclass(frozen=True)
@@ -33,30 +29,24 @@ SETTINGS = DigitSettings()
 
 def run(context: Context) -> Outcome:
     """Run (or take from the folder) the chains, and draw them."""
-    found = {kind: _chains(context, kind).tensors["x"] for kind in TITLES}
+    settings = SETTINGS
+
+    def chains(cell: Cell) -> Part:
+        model = load("mnist", device=context.device)
+        moments = posterior_of(model, cell.row, settings.probes)
+        x, repaired = model_chains(
+            model, moments, settings.chains, settings.steps, keep=(settings.steps,), seed=cell.seed, label="digits"
+        )
+        return Part({"repaired": repaired}, {"x": x[0]})
+
+    found = Grid("digits", {(kind, 0.5): kind for kind in KINDS}, chains, settings, across="sigma").run(context)
+    canvas, axes = new_figure(1, len(KINDS), 3.2)
+    for axis, kind in zip(axes[0], KINDS, strict=True):
+        picture(axis, found.parts[kind, 0.5].tensors["x"], f"{kind} covariance")
     caption = (
-        f"{SETTINGS.chains} Gibbs chains of {SETTINGS.steps} steps from noise, with the energy model that comes with "
-        f"mmdgs: the diagonal of the covariance from {SETTINGS.probes} products with the Jacobian, or one variance for "
+        f"{settings.chains} Gibbs chains of {settings.steps} steps from noise, with the energy model that comes with "
+        f"mmdgs: the diagonal of the covariance from {settings.probes} products with the Jacobian, or one variance for "
         "all pixels. The isotropic one leaves its noise on the black background."
     )
-    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, _draw(found))])
-    return Outcome({"settings": asdict(SETTINGS)}, [section])
-
-
-def _chains(context: Context, kind: str) -> Part:
-    def compute() -> Part:
-        model = load("mnist", device=context.device)
-        post = model.posterior(probes=SETTINGS.probes) if kind == "diagonal" else model.isotropic_posterior()
-        plan = single_level_plan(post, model.level, steps=SETTINGS.steps)
-        drawn = generate(Pretrained.of(model), plan, SETTINGS.chains, seed=context.seed)
-        assert drawn.x is not None, "nothing was written"
-        return Part({"repaired": drawn.repaired}, {"x": drawn.x})
-
-    return context.workspace.part(f"digits-{kind}", asdict(SETTINGS) | {"seed": context.seed}, compute)
-
-
-def _draw(found: dict[str, Tensor]) -> Canvas:
-    canvas, axes = new_figure(1, len(found), 3.2)
-    for axis, (kind, x) in zip(axes[0], found.items(), strict=True):
-        picture(axis, x, TITLES[kind])
-    return canvas
+    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, canvas)])
+    return Outcome({"settings": asdict(settings), "chains": found.records()}, [section])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib import colormaps
@@ -15,16 +16,76 @@ from torch import Tensor
 from mmdgs.data.pictures import tiled
 
 BLUE, ORANGE, GREEN, GREY, RED, PINK = "#3566a8", "#e07b1f", "#2f8f5b", "#7a8494", "#c0392b", "#d1478c"
-COLOURS = {
-    "learned": RED,
-    "isotropic": ORANGE,
-    "diagonal": "#8a5fb0",
-    "full": BLUE,
-    "moments": GREEN,
-    "exact": "#4a5568",
-    "data": GREY,
+PURPLE, SLATE = "#8a5fb0", "#4a5568"
+
+
+class Style(NamedTuple):
+    """How a row is drawn: its colour, and marker and line as matplotlib writes them."""
+
+    colour: str
+    line: str = "o-"
+
+
+STYLES = {
+    "data": Style(GREY),
+    "learned": Style(RED),
+    "isotropic": Style(ORANGE),
+    "spectral": Style(PINK),
+    "diagonal": Style(PURPLE),
+    "diagonal, from N(0, I)": Style(PURPLE, "s--"),
+    "many levels, Gibbs": Style(RED),
+    "full": Style(BLUE),
+    "Krylov": Style(BLUE, "s--"),
+    "moments": Style(GREEN),
+    "exact": Style(SLATE),
+    "Langevin": Style(RED),
+    "consistent annealing": Style(RED, "s--"),
+    "Gibbs (paper)": Style(BLUE),
+    "Gibbs, down first": Style(BLUE, "s--"),
+    "Gibbs, isotropic": Style(ORANGE, "s--"),
+    "Gibbs, spectral": Style(PINK, "s--"),
+    "ancestral, small": Style(GREY),
+    "ancestral, large": Style(GREY, "s--"),
+    "ancestral, isotropic": Style(ORANGE),
+    "ancestral, spectral": Style(PINK),
+    "ancestral, diagonal": Style(PURPLE),
+    "ancestral, full": Style(PURPLE, "s--"),
+    "ancestral, Krylov": Style(PURPLE, "s--"),
+    "DDIM": Style(GREEN),
+    "Heun": Style(GREEN, "s--"),
+    "small variance": Style(GREY),
+    "large variance": Style(GREY, "s--"),
+    "diagonal, Rademacher": Style(PURPLE),
+    "diagonal, lattice": Style(PURPLE, "s--"),
+    "diagonal, learned": Style(RED),
+    "Rademacher (paper)": Style(GREY),
+    "Hadamard": Style(GREEN, "^:"),
+    "lattice": Style(PURPLE, "s--"),
+    "lattice, filtered": Style(BLUE),
+    "OCM head": Style(BLUE),
+    "1 product": Style(GREY, "v:"),
+    "3 products": Style(GREY, "s--"),
+    "10 products": Style(GREY),
+    "3 products, lattice": Style(PURPLE, "s--"),
 }
+"""The look of every row of every table, by its name."""
 UNIT_TICKS = (-1, 0, 1)
+
+
+def style(row: str) -> Style:
+    """The look of a row; grey for one without a style of its own."""
+    return STYLES.get(row, Style(GREY))
+
+
+def line_style(row: str) -> dict[str, Any]:
+    """Arguments of matplotlib's `plot` and `errorbar` for a row's curve."""
+    colour, line = style(row)
+    return {"color": colour, "marker": line[0], "linestyle": line[1:], "markersize": 4, "linewidth": 1.3}
+
+
+def legend_beside(axis: Axes) -> None:
+    """A legend to the right of the axes."""
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
@@ -51,9 +112,19 @@ def open_axes(axis: Axes, labels: int) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> None:
+    """Open axes with a title and the names of both axes."""
+    axis.set_title(title, fontsize=size + 1)
+    axis.set_xlabel(across, fontsize=size)
+    axis.set_ylabel(up, fontsize=size)
+    open_axes(axis, size - 1)
+
+
 def plain_logs(axis: Axes) -> None:
-    """Logarithmic axes with ticks at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
+    """Ticks of logarithmic axes at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
     for line in (axis.xaxis, axis.yaxis):
+        if line.get_scale() != "log":
+            continue
         low, high = line.get_view_interval()
         line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
         line.set_major_formatter(lambda value, _: f"{value:,g}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,24 +17,33 @@ from mmdgs.runtime import environment
 Settings = TypeVar("Settings")
 
 
+class TimeIsUp(Exception):  # noqa: N818 - not an error: a run ends as it was told to
+    """The minutes of a run are over; what is finished is kept for --resume."""
+
+
+def option(text: str, **settings: Any) -> Any:
+    """A field of Context that `mmdgs reproduce` offers to the experiments that name it in their `options`."""
+    return field(default=None, metadata={"help": text, **settings})
+
+
 @dataclass(frozen=True)
 class Context:
-    """Where an experiment works, on what, from which seed, and how large."""
+    """Where an experiment works, on what, from which seed, and how large. The last fields are options of some."""
 
     workspace: Workspace
     device: torch.device
     seed: int = 0
-    seeds: int | None = None
     quick: bool = False
-    datasets: tuple[str, ...] | None = None
-    data_dir: str | None = None  # where image files are; none: MMDGS_DATA or the cache
-    model: str | None = None  # a pretrained model in place of the experiment's own
-    head: str | None = None  # of that model: a folder that `mmdgs train --loss ocm` made
-    many: str | None = None  # a model of many noise levels beside one of a single level
-    classifier: str | None = None  # a model of classes, to count those of samples
-    images: int | None = None  # samples a cell, in place of the experiment's own number
-    minutes: float | None = None  # after which no new cell, and no new seed of one, is begun
-    only: tuple[str, ...] | None = None  # rows of the table, in place of all
+    data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
+    seeds: int | None = option("Independent runs a row.", min=1)
+    data: tuple[str, ...] | None = option("Only this data set (mog, rings, roll); may be given again.")
+    model: str | None = option("A pretrained model in place of the experiment's own.")
+    head: str | None = option("The model's head, a folder that `mmdgs train --loss ocm` made.")
+    many: str | None = option("A model of many noise levels beside it.")
+    classifier: str | None = option("A classifier, to count the classes of samples.")
+    images: int | None = option("Images a cell.", min=2)
+    minutes: float | None = option("Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0)
+    only: tuple[str, ...] | None = option("Only this row of the table; may be given again.", metavar="ROW")
     started: float = field(default_factory=time.perf_counter)
 
     def sized(self, full: Settings, quick: Settings) -> Settings:
@@ -42,9 +51,10 @@ class Context:
         chosen = quick if self.quick else full
         return chosen if self.images is None else replace(chosen, images=self.images)  # type: ignore[type-var]
 
-    @property
-    def time_is_up(self) -> bool:
-        return self.minutes is not None and time.perf_counter() - self.started > 60 * self.minutes
+    def check_time(self) -> None:
+        """Raise TimeIsUp where the minutes are over."""
+        if self.minutes is not None and time.perf_counter() - self.started > 60 * self.minutes:
+            raise TimeIsUp(f"the {self.minutes:g} minutes are over; --resume goes on from there")
 
 
 @dataclass(frozen=True)
@@ -57,22 +67,37 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure: the module `mmdgs.lab.NAME`, whose `run` makes it, and the options of Context it takes."""
 
     name: str
     title: str
     summary: str
-    run: Callable[[Context], Outcome]
+    options: tuple[str, ...] = ()
 
+    def run(self, context: Context) -> Outcome:
+        """Run the experiment's module, which is imported here."""
+        outcome: Outcome = import_module(f"mmdgs.lab.{self.name.replace('-', '_')}").run(context)
+        return outcome
 
-def conclude(context: Context, title: str, summary: str, outcome: Outcome) -> tuple[Path, Report]:
-    """Write records.json, the figures and report.html; returns the path of the report, and the report."""
-    asked = {"seed": context.seed, "quick": context.quick}
-    taken = {"seconds_of_this_run": round(time.perf_counter() - context.started, 1)}
-    made = environment(context.device) | asked | taken
-    report = Report(title, summary, outcome.sections, made)
-    report.write(context.workspace)
-    figures = [f"{figure.name}.png" for section in outcome.sections for figure in section.figures]
-    whole = {"title": title, "environment": made, "figures": figures, **outcome.records}
-    context.workspace.write_json("records.json", whole)
-    return context.workspace.out / "report.html", report
+    def perform(self, context: Context) -> tuple[Path, Report]:
+        """Run it and write records.json, the figures and report.html; returns the report's path, and the report."""
+        try:
+            return self._perform(context)
+        finally:
+            context.workspace.close()
+
+    def _perform(self, context: Context) -> tuple[Path, Report]:
+        outcome = self.run(context)
+        taken = round(time.perf_counter() - context.started, 1)
+        asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
+        report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
+        whole = {
+            "title": self.title,
+            "environment": report.settings,
+            "figures": [f"{figure.name}.png" for section in outcome.sections for figure in section.figures],
+            "claims": [asdict(claim) for section in outcome.sections for claim in section.claims],
+            **outcome.records,
+        }
+        path = report.write(context.workspace)
+        context.workspace.write_json("records.json", whole)
+        return path, report

@@ -3,144 +3,132 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import cache, partial
 
 import torch
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from mmdgs.data import toy
+from mmdgs.data import mog_density
 from mmdgs.lab.drawing import GREEN, ORANGE, UNIT_TICKS, density, grid, new_figure, square
-from mmdgs.lab.experiment import Context, Experiment, Outcome
-from mmdgs.lab.report import Figure, Section, Table
-from mmdgs.lab.toys import LEVEL, METHODS, fit, settings_for
+from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, settings_for
+from mmdgs.lab.workspace import Part
 from mmdgs.metrics import kl_divergence
 from mmdgs.targets import GaussianMixture
 
-POINTS = [(0.0, 0.0), (0.2, 0.2), (1.0, 0.0), (1.0, 1.0)]
+POINTS = {f"({x:g}, {y:g})": (x, y) for x, y in ((0.0, 0.0), (0.2, 0.2), (1.0, 0.0), (1.0, 1.0))}
 SHOWN = ("full", "diagonal", "isotropic", "learned", "moments")
 LIMIT = 2.0
 GRID = 241  # cells of 0.017, an eighth of the narrowest standard deviation, 0.14
+KL = Measure("kl", "KL", 3, "less")
+REPAIRED = Measure("repaired", "repaired", 0, percent=True)
+
+
+def mixture() -> GaussianMixture:
+    """The paper's four Gaussians, in float64."""
+    return mog_density().to(dtype=torch.float64)
 
 
 def run(context: Context) -> Outcome:
     """Train on the mixture, then compare each posterior with the true one at POINTS."""
     settings = settings_for(context)
-    (fitted,) = fit(context, [toy("mog")], settings)
-    x_t = torch.tensor(POINTS, device=context.device)
-    where, cell = grid(LIMIT, GRID)
-    mixture = toy("mog").density().to(dtype=torch.float64)
-    truth = _true_log_density(mixture, where)
-    laws: dict[str, list[MultivariateNormal]] = {}
-    repaired = {}
-    for method in SHOWN:
-        q = fitted.moments[method](x_t, LEVEL)
-        repaired[method] = 0.0 if q.repaired is None else q.repaired.mean().item()
-        means, covariances = q.mean.detach().double().cpu(), q.cov.dense().detach().double().cpu()
-        laws[method] = [MultivariateNormal(m, c) for m, c in zip(means, covariances, strict=True)]
-    divergence = {
-        method: [kl_divergence(truth[i], law.log_prob(where), cell) for i, law in enumerate(laws[method])]
-        for method in SHOWN
-    }
-    records = {
-        "settings": {"sigma": LEVEL.sigma, "points": POINTS, **asdict(settings)},
-        "kl_true_to_approximation": divergence,
-        "repaired": repaired,
-        "isotropic_variance": fitted.isotropic_variance,
-        "means": {m: [law.mean.tolist() for law in laws[m]] for m in SHOWN},
-        "covariances": {m: [law.covariance_matrix.tolist() for law in laws[m]] for m in SHOWN},
-    }
-    figures = [
-        Figure("fig1_mixture", "The data density and its noised version at sigma = 0.2.", _draw_mixture(mixture)),
-        Figure(
-            "fig1_posteriors",
-            "Top row: the true posterior p(x | x_t) at four noisy points x_t (green crosses). Below: contours of each "
-            "approximation (orange; solid 50%, dashed 95% of its mass) over the true posterior, with "
-            "KL(true || approximation).",
-            _draw_posteriors(truth, laws, divergence, where),
-        ),
-    ]
-    return Outcome(
-        records, [Section("Figure 1: denoising posteriors", _text(divergence), [_table(divergence, repaired)], figures)]
-    )
-
-
-def _true_log_density(mixture: GaussianMixture, where: Tensor) -> Tensor:
-    """log p(x | x_t) on the grid for each of POINTS, (points, grid)."""
-    rows = []
-    for point in POINTS:
-        x_t = torch.tensor([point], dtype=where.dtype).expand(len(where), -1)
-        rows.append(mixture.posterior(x_t, LEVEL).log_prob(where))
-    return torch.stack(rows)
-
-
-def _table(divergence: dict[str, list[float]], repaired: dict[str, float]) -> Table:
-    header = ["approximation", *(f"x_t = ({x:g}, {y:g})" for x, y in POINTS), "repaired"]
-    rows = [[METHODS[m], *(f"{value:.3f}" for value in divergence[m]), f"{100 * repaired[m]:.0f}%"] for m in SHOWN]
-    trained = [i for i, m in enumerate(SHOWN) if m != "moments"]
-    best = frozenset((min(trained, key=lambda i: divergence[SHOWN[i]][j]), j + 1) for j in range(len(POINTS)))
-    return Table(
-        "KL divergence from the true posterior to each approximation (nats)",
-        header,
-        rows,
-        "Smaller is better. No Gaussian can do better than the one with the true moments (last row, Theorem 3); "
-        "bold: the best of the approximations that come from a network. "
-        "Repaired: eigenvalues or variances lifted to the floor.",
-        best=best,
-    )
-
-
-def _text(divergence: dict[str, list[float]]) -> list[str]:
-    total = {method: sum(values) for method, values in divergence.items()}
-    order = sorted((m for m in SHOWN if m != "moments"), key=lambda m: total[m])
-    return [
+    fitted = fit(context, settings, ["mog"])["mog"]
+    cells = {(method, name): point for method in SHOWN for name, point in POINTS.items()}
+    found = Grid("posterior", cells, partial(_compared, fitted), depends=settings, across="x_t").run(context)
+    text = [
         "The mixture of four Gaussians (standard deviation 0.2) is noised with sigma = 0.2. An energy network trained "
         "by denoising score matching gives the full, diagonal and isotropic approximations; a second network, trained "
         "by KL minimisation, predicts a mean and a diagonal covariance.",
-        "Summed over the four points, from closest to farthest: "
-        + ", ".join(f"{METHODS[m]} ({total[m]:.3f})" for m in order)
-        + f"; the floor for any Gaussian is {total['moments']:.3f}.",
     ]
+    table = found.table(
+        "KL divergence from the true posterior to each approximation (nats), and share of the covariance repaired",
+        [KL, REPAIRED],
+        head="approximation",
+        rows={method: METHODS[method] for method in SHOWN},
+        columns={name: f"x_t = {name}" for name in POINTS},
+        compared=TRAINED,
+        note="Smaller is better. No Gaussian can do better than the one with the true moments (last row, Theorem 3). "
+        "Bold: the best of the approximations that come from a network. Repaired: eigenvalues or variances lifted to "
+        "the floor.",
+    )
+    total = {m: sum(found.number(m, name, KL).value for name in POINTS) for m in SHOWN}
+    order = [m for m in sorted(total, key=total.__getitem__) if m in TRAINED]
+    sums = ", ".join(f"{METHODS[m]} {total[m]:.3f}" for m in (*order, "moments"))
+    claims = [
+        Claim("the full covariance is closest, summed over the four points", order[0] == "full", sums),
+        Claim(
+            "no approximation is closer than the Gaussian with the true moments",
+            min(total.values()) == total["moments"],
+        ),
+    ]
+    caption = (
+        "Top row: the true posterior p(x | x_t) at four noisy points x_t (green crosses). Below: contours of each "
+        "approximation (orange; solid 50%, dashed 95% of its mass) over the true posterior, with "
+        "KL(true || approximation)."
+    )
+    figures = [
+        Figure("fig1_mixture", "The data density and its noised version at sigma = 0.2.", _draw_mixture()),
+        Figure("fig1_posteriors", caption, _draw_posteriors(found)),
+    ]
+    records = {"settings": {"sigma": LEVEL.sigma, **asdict(settings)}, "posteriors": found.records()}
+    return Outcome(records, [Section("Figure 1: denoising posteriors", text, [table], figures, claims)])
 
 
-def _draw_mixture(mixture: GaussianMixture) -> Canvas:
+def _compared(fitted: Fitted, cell: Cell) -> Part:
+    """The approximation at a point, and its divergence from the true posterior."""
+    q = fitted.moments[cell.row](torch.tensor([cell.what]).to(fitted.data), LEVEL)
+    mean, covariance = (one[0].detach().double().cpu() for one in (q.mean, q.cov.dense()))
+    where, area = grid(LIMIT, GRID)
+    values = {
+        "kl": kl_divergence(_true_log_density(cell.what), MultivariateNormal(mean, covariance).log_prob(where), area),
+        "repaired": 0.0 if q.repaired is None else q.repaired.item(),
+        "mean": mean.tolist(),
+        "covariance": covariance.tolist(),
+    }
+    return Part(values)
+
+
+@cache
+def _true_log_density(point: tuple[float, float]) -> Tensor:
+    """log p(x | x_t) on the grid, (GRID^2,)."""
+    where, _ = grid(LIMIT, GRID)
+    return mixture().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
+
+
+def _draw_mixture() -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1, 2, 2.6)
-    for axis, law, title in zip(axes[0], (mixture, mixture.noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True):
+    for axis, law, title in zip(
+        axes[0], (mixture(), mixture().noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True
+    ):
         density(axis, law.log_prob(where).exp(), LIMIT)
         square(axis, LIMIT, title)
     return canvas
 
 
-def _draw_posteriors(
-    truth: Tensor, laws: dict[str, list[MultivariateNormal]], divergence: dict[str, list[float]], where: Tensor
-) -> Canvas:
+def _draw_posteriors(found: Results) -> Canvas:
+    where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1 + len(SHOWN), len(POINTS), 1.9)
     line = torch.linspace(-LIMIT, LIMIT, GRID).numpy()
-    for row, method in enumerate((None, *SHOWN)):
-        for i, point in enumerate(POINTS):
-            axis = axes[row][i]
-            density(axis, truth[i].exp(), LIMIT)
+    for column, (name, point) in enumerate(POINTS.items()):
+        truth = _true_log_density(point).exp()
+        for row, method in enumerate(("", *SHOWN)):
+            axis = axes[row][column]
+            density(axis, truth, LIMIT)
             axis.plot(*point, "x", color=GREEN, markersize=6, markeredgewidth=1.6)
-            if method is None:
-                square(axis, LIMIT, f"true, x_t = ({point[0]:g}, {point[1]:g})", UNIT_TICKS)
-            else:
-                law = laws[method][i]
-                peak = law.log_prob(law.mean)
+            square(axis, LIMIT, f"true, x_t = {name}", UNIT_TICKS)
+            if method:
+                values = found.values(method, name)
+                law = MultivariateNormal(*(where.new_tensor(values[key]) for key in ("mean", "covariance")))
                 # A 2-D Gaussian holds 50% and 95% of its mass within -2 log(1 - p) of squared Mahalanobis radius.
-                levels = [float(peak + torch.tensor(1 - p).log()) for p in (0.95, 0.5)]
+                levels = [float(law.log_prob(law.mean) + torch.tensor(1 - p).log()) for p in (0.95, 0.5)]
                 height = law.log_prob(where).reshape(GRID, GRID).numpy()
                 axis.contour(line, line, height, levels=levels, colors=ORANGE, linewidths=1.3, linestyles=["--", "-"])
-                square(axis, LIMIT, f"KL = {divergence[method][i]:.3f}", UNIT_TICKS)
-            if i == 0:
-                name = "true posterior" if method is None else METHODS[method]
-                axis.set_ylabel(name, fontsize=8)
+                axis.set_title(f"KL = {values['kl']:.3f}", fontsize=9)
+            if column == 0:
+                axis.set_ylabel(METHODS.get(method, "true posterior"), fontsize=8)
     return canvas
-
-
-EXPERIMENT = Experiment(
-    "fig1",
-    "Figure 1: posterior approximations",
-    "True and approximate denoising posteriors of a four-Gaussian mixture, with their KL divergences.",
-    run,
-)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 
 from matplotlib.figure import Figure as Canvas
-from torch import Tensor
 
-from mmdgs.data import Toy
-from mmdgs.lab.drawing import COLOURS, UNIT_TICKS, new_figure, scatter, square
-from mmdgs.lab.experiment import Context, Experiment, Outcome
-from mmdgs.lab.report import Figure, Section, Table
-from mmdgs.lab.toys import LEVEL, METHODS, fit, settings_for, single_chains, together, toys_for
+from mmdgs.lab.drawing import UNIT_TICKS, new_figure, scatter, square, style
+from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.grid import Measure, Results
+from mmdgs.lab.report import Figure, Section
+from mmdgs.lab.toys import LEVEL, METHODS, Fitted, fit, settings_for, single_chains
 
 SHOWN = ("learned", "isotropic", "diagonal", "full", "exact")
 LIMITS = {"mog": 2.0, "rings": 1.9, "roll": 1.9}
@@ -20,60 +19,40 @@ DRAWN = 5_000  # points a panel: enough to show the shape without a solid block
 
 
 def run(context: Context) -> Outcome:
-    """Run (or take from the folder) the first single chain of each method and data set, and draw it."""
+    """Run (or take from the folder) the single chains of each method and data set, and draw the first."""
     settings = settings_for(context)
-    clouds: list[tuple[Toy, dict[str, Tensor]]] = []
-    records = {}
-    everything = fit(context, toys_for(context), settings)
-    jobs = [partial(single_chains, context, fitted, m, settings) for fitted in everything for m in SHOWN]
-    together(context, jobs, "chains")
-    for fitted in everything:
-        one = fitted.toy
-        parts = {method: single_chains(context, fitted, method, settings) for method in SHOWN}
-        clouds.append((one, {"data": fitted.data.cpu()} | {m: part.tensors["samples"] for m, part in parts.items()}))
-        records[one.name] = {
-            m: {"mmd_first_chain": part.values["mmd"][0], "repaired": part.values["repaired"]}
-            for m, part in parts.items()
-        }
-    caption = (
-        f"Data, and every state of one Gibbs chain of {settings.chain_steps:,} steps for each posterior "
-        f"(at most {DRAWN:,} points drawn)."
-    )
+    sets = fit(context, settings)
+    chains = single_chains(context, sets, settings, SHOWN)
     text = [
         "One chain, one noise level: each panel is a single Markov chain from the authors' starting point. "
         "A blurred or thickened shape shows a posterior with too much or misplaced variance; a missing part shows "
         "a chain that never got there."
     ]
-    table = Table(
-        "MMD of the chains drawn, and in brackets the fraction of the covariance that was repaired",
-        ["posterior", *(one.title for one, _ in clouds)],
-        [
-            [METHODS[m], *(f"{r[m]['mmd_first_chain']:.4f} ({100 * r[m]['repaired']:.2f}%)" for r in records.values())]
-            for m in SHOWN
-        ],
+    table = chains.table(
+        f"MMD of the chains (mean ± std of {settings.seeds}), and the share of the covariance that was repaired",
+        [Measure("mmd", "MMD", deviation=True), Measure("repaired", "repaired", 2, percent=True)],
+        head="posterior",
+        rows={method: METHODS[method] for method in SHOWN},
+        columns={name: one.toy.title for name, one in sets.items()},
     )
-    section = Section("Figure 2: samples of a single chain", text, [table], [Figure("fig2", caption, _draw(clouds))])
-    settled = {"sigma": LEVEL.sigma, **asdict(settings)}
-    return Outcome({"settings": settled, "single_chain_samples": records}, [section])
+    caption = (
+        f"Data, and every state of one Gibbs chain of {settings.chain_steps:,} steps for each posterior "
+        f"(at most {DRAWN:,} points drawn)."
+    )
+    section = Section(
+        "Figure 2: samples of a single chain", text, [table], [Figure("fig2", caption, _draw(sets, chains))]
+    )
+    records = {"settings": {"sigma": LEVEL.sigma, **asdict(settings)}, "single_chains": chains.records()}
+    return Outcome(records, [section])
 
 
-def _draw(clouds: list[tuple[Toy, dict[str, Tensor]]]) -> Canvas:
+def _draw(sets: Mapping[str, Fitted], chains: Results) -> Canvas:
     columns = ("data", *SHOWN)
-    canvas, axes = new_figure(len(clouds), len(columns), 2.1)
-    for row, (one, by_method) in enumerate(clouds):
-        for column, method in enumerate(columns):
-            axis = axes[row][column]
-            points = by_method[method]
-            scatter(axis, points[:: max(1, len(points) // DRAWN)], COLOURS[method], size=2.0)
-            title = "data" if method == "data" else METHODS[method]
-            square(axis, LIMITS[one.name], title if row == 0 else "", UNIT_TICKS)
-        axes[row][0].set_ylabel(one.title, fontsize=10)
+    canvas, axes = new_figure(len(sets), len(columns), 2.1)
+    for row, (name, fitted) in zip(axes, sets.items(), strict=True):
+        for axis, method in zip(row, columns, strict=True):
+            points = fitted.data.cpu() if method == "data" else chains.parts[method, name].tensors["samples"]
+            scatter(axis, points[:: max(1, len(points) // DRAWN)], style(method).colour, size=2.0)
+            square(axis, LIMITS[name], METHODS.get(method, method) if row is axes[0] else "", UNIT_TICKS)
+        row[0].set_ylabel(fitted.toy.title, fontsize=10)
     return canvas
-
-
-EXPERIMENT = Experiment(
-    "fig2",
-    "Figure 2: samples of single chains",
-    "What one long chain draws, for each posterior and data set.",
-    run,
-)

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import UsageError
+from mmdgs.lab.drawing import legend_beside, new_figure
 from mmdgs.lab.experiment import Context
+from mmdgs.lab.grid import Measure, Results
+from mmdgs.lab.report import Figure
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams
@@ -17,6 +20,7 @@ from mmdgs.schedules import geometric
 
 DATA: dict[tuple[int, ...], str] = {(1, 28, 28): "mnist", (3, 32, 32): "cifar10", (3, 64, 64): "celeba"}
 """The images of a model, by their shape."""
+ACROSS = "sigma / alpha"
 
 
 def data_of(model: Model) -> str:
@@ -26,23 +30,45 @@ def data_of(model: Model) -> str:
     return DATA[model.shape]
 
 
-def held_out(context: Context, model: Model, split: str, count: int, seed: int) -> Tensor:
+def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
     """Images spread over a set, dequantised, as the model has them."""
     channels, height, _ = model.shape
     stored = load_images(data_of(model), split, data_dir=context.data_dir, size=height, channels=channels).images
     images = stored[spread(len(stored), count)].to(context.device)
-    return model.scaled(dequantised(images, Streams(context.seed + seed, len(images))))
+    return model.scaled(dequantised(images, Streams(context.seed, len(images), purpose="images")))
 
 
-def chosen_levels(levels: Sequence[NoiseLevel], count: int) -> list[NoiseLevel]:
-    """About `count` of the levels, equally far apart in log(sigma / alpha), both ends among them."""
-    if len(levels) <= count:
-        return list(levels)
-    ratios = [level.sigma / level.alpha for level in levels]
-    wanted = [level.sigma for level in geometric(count, ratios[0], ratios[-1])]
-    places = [_nearest(ratios, one) for one in wanted]
-    return [levels[i] for i in dict.fromkeys(places)]
+def chosen_levels(levels: Sequence[NoiseLevel], count: int) -> dict[float, NoiseLevel]:
+    """About `count` of the levels by their ratio sigma / alpha, equally far apart in its logarithm, with both ends."""
+    by = {level.sigma / level.alpha: level for level in levels}
+    if len(by) <= count:
+        return by
+    wanted = [level.sigma for level in geometric(count, max(by), min(by))]
+    nearest = [min(by, key=lambda ratio: abs(math.log(ratio / one))) for one in wanted]
+    return {ratio: by[ratio] for ratio in nearest}
 
 
-def _nearest(ratios: Sequence[float], wanted: float) -> int:
-    return min(range(len(ratios)), key=lambda i: abs(math.log(ratios[i] / wanted)))
+def titles(found: Results) -> dict[float, str]:
+    """The columns of a table over levels."""
+    return {ratio: f"{ACROSS} {ratio:.3g}" for ratio in found.columns}
+
+
+def costs(found: Results) -> dict[str, str]:
+    """The rows of a table over levels, each with the evaluations of one posterior."""
+    every = {row: part.values.get("evaluations") for (row, _), part in found.parts.items()}
+    return {row: row if count is None else f"{row} ({count:g})" for row, count in every.items()}
+
+
+def over_levels(found: Results, name: str, caption: str, measures: Sequence[tuple[Measure, str]]) -> Figure:
+    """A panel for each measure and its logarithmic axes: curves over levels, or bars where there is one level."""
+    one = len(found.columns) == 1
+    canvas, axes = new_figure(1, len(measures), 3.4)
+    canvas.set_size_inches(2.2 + 3.6 * len(measures), 2.4 if one else 3.4)
+    for i, (panel, (measure, log)) in enumerate(zip(axes[0], measures, strict=True)):
+        if one:
+            found.draw_bars(panel, found.columns[0], measure, named=i == 0)
+        else:
+            found.draw(panel, measure, log=log)
+    if not one:
+        legend_beside(axes[0][-1])
+    return Figure(name, caption, canvas)

@@ -1,36 +1,47 @@
-"""The networks of the MNIST experiment: its sizes, its recipes, and training runs in the output folder.
+"""The networks of the MNIST experiment: its sizes, its recipes, its training runs, and what samples are judged by.
 
-A run lives in models/NAME (a model's folder, which `mmdgs.load` reads) and, once it is over, in a part with its
-losses. A run that was stopped goes on from its checkpoint; one that ended in a loss that is not finite stays ended.
+A run lives in models/NAME (a model's folder, which `mmdgs.load` reads) and, once it is over, in a part with its losses.
+A run that was stopped goes on from its checkpoint; one that ended in a loss that is not finite stays ended.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
+from mmdgs.data import dequantised, load_images, midpoints, to_uint8
+from mmdgs.data.transforms import LEVELS
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.lab.experiment import Context
-from mmdgs.lab.toys import together
-from mmdgs.lab.workspace import Part
+from mmdgs.lab.grid import together
+from mmdgs.lab.running import features_and_classes
+from mmdgs.lab.workspace import Part, described
+from mmdgs.metrics import FeatureMoments, class_shares, entropy, frechet_distance, total_variation
 from mmdgs.models import CONFIG, Model, load
+from mmdgs.randomness import Streams
 from mmdgs.training import Recipe, TrainingSettings, metrics, train_model
-from mmdgs.training.checkpoint import RECIPE_FILE
 
 SIGMA = 0.5
 SIGMAS = (0.3, 0.5, 0.8)
 ENERGY, LEARNED = f"energy-{SIGMA:g}", f"kl-{SIGMA:g}"
 CURVES = {"loss-dsm": "energy", "loss-kl": "mean-std"}
-CLASSIFIER = "classifier"
+CLASSIFIER = "mnist-classifier"
+BLACK_SHARE = 0.99
+"""A background pixel is black in at least this share of the training images."""
+QUANTISATION = 1 / math.sqrt(12) / LEVELS
+"""The standard deviation within one grey level: the noise of a pixel that is always black."""
+
+
+TRAINING = TrainingSettings(
+    steps=6_000, batch_size=128, learning_rate=1e-3, warmup=500, decay=True, ema=0.999, precision="tf32"
+)
+CURVE_TRAINING = TrainingSettings(steps=4_000, batch_size=128, learning_rate=1e-4, precision="tf32")
+"""Figure 5 wants the paper's constant rate: a decaying one would calm any loss."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +50,9 @@ class MnistSettings:
 
     model: str = "unet-small"
     network: dict[str, Any] = field(default_factory=dict)  # options over the model's preset
-    training: TrainingSettings = field(
-        default_factory=lambda: TrainingSettings(
-            steps=6_000, batch_size=128, learning_rate=1e-3, warmup=500, decay=True, ema=0.999, precision="tf32"
-        )
-    )
-    # Figure 5 wants the paper's constant rate: a decaying one would calm any loss. None: the models' own runs.
-    curves: TrainingSettings | None = field(
-        default_factory=lambda: TrainingSettings(steps=4_000, batch_size=128, learning_rate=1e-4, precision="tf32")
-    )
+    training: TrainingSettings = TRAINING
+    curves: TrainingSettings = CURVE_TRAINING
     spike_window: int = 200
-    classifier: str | None = "mnist-classifier"  # a shipped one; None, or where it is absent: trained here
-    classifier_limit: int | None = None
-    classifier_epochs: float = 5
     chains: int = 1_000
     groups: int = 4  # the chains are cut into so many, for intervals
     steps: int = 20
@@ -71,8 +72,6 @@ QUICK = MnistSettings(
     training=TrainingSettings(steps=260, batch_size=16, learning_rate=4e-3, warmup=20, decay=True, ema=0.95),
     curves=TrainingSettings(steps=200, batch_size=8, learning_rate=2e-3),
     spike_window=50,
-    classifier_limit=6_000,
-    classifier_epochs=1,
     chains=32,
     probes=4,
     held_out=25,
@@ -85,8 +84,7 @@ QUICK = MnistSettings(
 def settings_for(context: Context) -> MnistSettings:
     """The sizes a run asks for."""
     settings = QUICK if context.quick else FULL
-    training = replace(settings.training, seed=context.seed)
-    curves = None if settings.curves is None else replace(settings.curves, seed=context.seed)
+    training, curves = (replace(one, seed=context.seed) for one in (settings.training, settings.curves))
     return replace(settings, training=training, curves=curves)
 
 
@@ -95,22 +93,27 @@ class Training:
     """A run that is over: its losses (the last one NaN if it ended in that), and its model, if it left one."""
 
     name: str
-    asked: dict[str, Any]
+    recipe: Recipe
     losses: Tensor
     seconds: float
     validation_loss: float | None
     stopped_at: int | None = None
     model: Model | None = None
 
+    @property
+    def left(self) -> Model:
+        """The run's model, which is there."""
+        assert self.model is not None
+        return self.model
+
     def record(self) -> dict[str, Any]:
         """The numbers of the run for records.json."""
         return {
-            "recipe": self.asked,
+            "recipe": described(self.recipe.to_dict()),
             "steps": int(torch.isfinite(self.losses).sum()),
             "seconds": self.seconds,
             "validation_loss": self.validation_loss,
             "stopped_at": self.stopped_at,
-            "isotropic_variance": self.model.config.isotropic_variance if self.model else None,
         }
 
 
@@ -119,122 +122,131 @@ def recipes(context: Context, settings: MnistSettings) -> dict[str, Recipe]:
     base = Recipe(data_dir=context.data_dir, model=settings.model, network=settings.network, training=settings.training)
     found = {f"energy-{sigma:g}": replace(base, sigma=sigma) for sigma in SIGMAS}
     found[LEARNED] = replace(base, sigma=SIGMA, param="mean-std", loss=None)
-    if settings.curves is not None:
-        for name, param in CURVES.items():
-            found[name] = replace(base, sigma=SIGMA, param=param, loss=None, training=settings.curves)
+    for name, param in CURVES.items():
+        found[name] = replace(base, sigma=SIGMA, param=param, loss=None, training=settings.curves)
     return found
 
 
 def train_all(context: Context, settings: MnistSettings) -> dict[str, Training]:
-    """Train every model that the folder does not have, the classifier too."""
-    begin(context)
+    """Train every model that the folder does not have, side by side on a CPU."""
     wanted = recipes(context, settings)
-    quiet = shared(context)
-    jobs: list[Callable[[], object]] = [partial(trained, context, n, r, quiet=quiet) for n, r in wanted.items()]
-    each(context, [*jobs, partial(classifier, context, settings, quiet=quiet)], "training")
+    together(context, [partial(trained, context, name, recipe) for name, recipe in wanted.items()], "training")
     return {name: trained(context, name, recipe) for name, recipe in wanted.items()}
 
 
-def shared(context: Context) -> bool:
-    """Whether jobs run side by side, under one bar."""
-    return context.device.type == "cpu" and torch.get_num_threads() > 1
-
-
-def each(context: Context, jobs: Sequence[Callable[[], object]], label: str) -> None:
-    """Run jobs side by side where there are CPU threads for it, else one after the other with bars of their own."""
-    if shared(context):
-        together(context, jobs, label)
-    else:
-        for job in jobs:
-            job()
-
-
-def begin(context: Context) -> None:
-    """Forget the models of an earlier run that was not resumed: --overwrite removes the parts, this one among them."""
-    models = context.workspace.out / "models"
-
-    def forget() -> Part:
-        for name in (*recipes(context, FULL), CLASSIFIER):
-            for file in (CONFIG, RECIPE_FILE):
-                (models / name / file).unlink(missing_ok=True)
-        return Part()
-
-    context.workspace.part("models", {}, forget)
-
-
-def trained(context: Context, name: str, recipe: Recipe, *, quiet: bool = False) -> Training:
+def trained(context: Context, name: str, recipe: Recipe) -> Training:
     """A run of this recipe in models/NAME: finished, gone on with, or begun."""
     folder = context.workspace.out / "models" / name
-    asked = _asked(recipe)
 
     def compute() -> Part:
-        stopped_at = None
-        if not (_same_recipe(folder, asked) and (folder / CONFIG).is_file()):
-            stopped_at = _train(context, folder, recipe, asked, None if quiet else f"training {name}")
+        go_on, stopped_at, seconds = context.workspace.resumed, None, math.nan
+        try:
+            _, run = train_model(
+                recipe, folder, device=context.device, resume=go_on, overwrite=not go_on, progress=f"training {name}"
+            )
+            seconds = run.seconds
+        except NonFiniteError as error:
+            stopped_at = error.step or 0
         lines = metrics(folder)
         losses = [line["loss"] for line in lines if "loss" in line] + [math.nan] * (stopped_at is not None)
         validations = [line["validation_loss"] for line in lines if "validation_loss" in line]
-        values = {"stopped_at": stopped_at, "validation_loss": validations[-1] if validations else None}
-        values["seconds"] = _seconds(folder)
+        values = {"stopped_at": stopped_at, "seconds": seconds, "validation_loss": (validations or [None])[-1]}
         return Part(values, {"losses": torch.tensor(losses, dtype=torch.float64)})
 
-    part = context.workspace.part(f"train-{name}", asked, compute)
+    # Where the data files are does not matter.
+    part = context.workspace.part(f"train-{name}", replace(recipe, data_dir=None), compute)
     where = folder if part.values["stopped_at"] is None else folder / "best"
     found = load(where, device=context.device) if (where / CONFIG).is_file() else None
     if found is None and part.values["stopped_at"] is None:
         raise UsageError(f"the model in {where} is gone; use --overwrite to start anew, or another folder")
-    return Training(name, asked, part.tensors["losses"], model=found, **part.values)
+    return Training(name, recipe, part.tensors["losses"], model=found, **part.values)
 
 
-def _train(context: Context, folder: Path, recipe: Recipe, asked: dict[str, Any], progress: str | None) -> int | None:
-    """Train into the folder; returns the step at which the loss stopped being finite, if it did."""
-    go_on = _same_recipe(folder, asked)
+@dataclass(frozen=True)
+class Yardstick:
+    """What samples are judged by: a classifier with what it says of the test images, and the mask of background pixels.
+
+    Samples are judged as stored images would be, in 256 grey levels; only the background's noise is measured on the
+    samples as they are.
+    """
+
+    classifier: Model
+    digest: str
+    accuracy: float
+    reference: FeatureMoments
+    shares: Tensor
+    background: Tensor  # (1, H, W)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers for records.json."""
+        return {
+            "classifier_accuracy": self.accuracy,
+            "classifier_sha256": self.digest,
+            "reference_images": self.reference.count,
+            "test_class_shares": self.shares.tolist(),
+            "background_pixels": int(self.background.sum()),
+        }
+
+    def score(self, x: Tensor, groups: int) -> dict[str, Any]:
+        """The numbers of samples (n, 1, H, W): one of each for every group, and of all together."""
+        features, probabilities = features_and_classes(self.classifier, midpoints(to_uint8(x)))
+        labels = probabilities.argmax(1)
+        size = len(x) // groups
+        cuts = [slice(i * size, (i + 1) * size) for i in range(groups)]
+        shares = [class_shares(labels[cut], len(self.shares)) for cut in cuts]
+        return {
+            "count": len(x),
+            "group_size": size,
+            "frechet": [frechet_distance(features[cut], self.reference) for cut in cuts],
+            "class_distance": [total_variation(one, self.shares) for one in shares],
+            "entropy": [entropy(one) for one in shares],
+            "confidence": [probabilities[cut].max(1).values.double().mean().item() for cut in cuts],
+            "background": [background_noise(x[cut], self.background) for cut in cuts],
+            "frechet_all": frechet_distance(features, self.reference),
+            "background_pooled": x[:, self.background].double().std().item(),
+            "class_shares": class_shares(labels, len(self.shares)).tolist(),
+        }
+
+
+def background_noise(x: Tensor, background: Tensor) -> float:
+    """The standard deviation of a background pixel over images, the median over these pixels: strokes do not count."""
+    return x[:, background].double().std(0).median().item()
+
+
+def scored_test_images(context: Context, settings: MnistSettings) -> Tensor:
+    """Test images to be scored like samples, dequantised: of the half that nothing is compared with."""
+    images = load_images("mnist", "test", data_dir=context.data_dir).images[0::2][: settings.chains]
+    return dequantised(images, Streams(context.seed, len(images), purpose="scored test images"))
+
+
+def yardstick(context: Context) -> Yardstick:
+    """The classifier that ships, or one trained here, with its accuracy; half of the test images is the reference."""
     try:
-        train_model(recipe, folder, device=context.device, resume=go_on, overwrite=not go_on, progress=progress)
-    except NonFiniteError as error:
-        return error.step or 0
-    return None
+        model = load(CLASSIFIER, device=context.device)
+    except UsageError:
+        training = TrainingSettings(
+            steps=None, epochs=5, batch_size=64, learning_rate=2e-3, warmup=20, decay=True, ema=0.98, seed=context.seed
+        )
+        recipe = Recipe(data_dir=context.data_dir, model="classifier", param="classes", training=training)
+        model = trained(context, CLASSIFIER, recipe).left
+    digest = model.digest
 
+    def compute() -> Part:
+        test, train = (load_images("mnist", split, data_dir=context.data_dir) for split in ("test", "train"))
+        assert test.labels is not None
+        features, probabilities = features_and_classes(model, midpoints(test.images))
+        half = FeatureMoments.of(features[1::2])
+        black = (train.images == 0).sum(0, dtype=torch.float64) / len(train)
+        tensors = {
+            "mean": half.mean,
+            "scatter": half.scatter,
+            "shares": class_shares(test.labels, len(test.classes)),
+            "background": (black >= BLACK_SHARE).to(torch.uint8),
+        }
+        accuracy = (probabilities.argmax(1) == test.labels).double().mean().item()
+        return Part({"accuracy": accuracy, "count": half.count}, tensors)
 
-def _asked(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON, without the place of the data."""
-    table: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
-    table.pop("data_dir")
-    return table
-
-
-def _same_recipe(folder: Path, asked: dict[str, Any]) -> bool:
-    try:
-        found = yaml.safe_load((folder / RECIPE_FILE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return False
-    return isinstance(found, dict) and {k: v for k, v in found.items() if k != "data_dir"} == asked
-
-
-def _seconds(folder: Path) -> float:
-    """How long the run took, from its last checkpoint."""
-    try:
-        return float(json.loads((folder / "checkpoints" / "last" / "state.json").read_text())["seconds"])
-    except (OSError, ValueError, KeyError):
-        return math.nan
-
-
-def classifier(context: Context, settings: MnistSettings, *, quiet: bool = False) -> Model:
-    """The classifier that serves as yardstick: the shipped one, or one trained here."""
-    if settings.classifier is not None:
-        try:
-            return load(settings.classifier, device=context.device)
-        except UsageError:
-            pass
-    training = TrainingSettings(
-        steps=None, epochs=settings.classifier_epochs, batch_size=64, learning_rate=2e-3, warmup=20, decay=True,
-        ema=0.98, seed=context.seed,
-    )  # fmt: skip
-    recipe = Recipe(
-        data_dir=context.data_dir, model="classifier", param="classes", limit=settings.classifier_limit,
-        training=training,
-    )  # fmt: skip
-    found = trained(context, CLASSIFIER, recipe, quiet=quiet).model
-    if found is None:
-        raise UsageError("the classifier's training ended in a loss that is not finite")
-    return found
+    part = context.workspace.part("yardstick", digest, compute)
+    found = part.tensors
+    reference = FeatureMoments(part.values["count"], found["mean"], found["scatter"])
+    return Yardstick(model, digest, part.values["accuracy"], reference, found["shares"], found["background"].bool())

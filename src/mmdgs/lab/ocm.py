@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from mmdgs.lab.experiment import Context, Experiment, Outcome
-from mmdgs.lab.held_out import chosen_levels, data_of, held_out
-from mmdgs.lab.ocm_report import HEAD, ISOTROPIC, section
+from mmdgs.lab.drawing import GREEN
+from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out, over_levels, titles
+from mmdgs.lab.report import Section
 from mmdgs.lab.small_models import trained_here
-from mmdgs.lab.workspace import Part
+from mmdgs.lab.workspace import Part, axis
 from mmdgs.metrics.comparison import compare_diagonals
 from mmdgs.models import VARIANCE_RATIO, Model, from_pretrained, load, load_head
 from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.moments.ocm import OcmMoments
-from mmdgs.moments.probes import Lattice, Rademacher
+from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams
 from mmdgs.training import Recipe, TrainingSettings
 
 MODEL = "mnist"
-SEED = 40
-
-PROBED: dict[str, Callable[[Model], Moments]] = {
-    "1 product": lambda model: DiagonalMoments(model, probes=1, design=Rademacher()),
-    "3 products": lambda model: DiagonalMoments(model, probes=3, design=Rademacher()),
-    "10 products": lambda model: DiagonalMoments(model, probes=10, design=Rademacher()),
-    "3 products, lattice": lambda model: DiagonalMoments(model, probes=3, design=Lattice()),
+HEAD, ISOTROPIC, RESOLVED = "OCM head", "isotropic", "(least that is resolved)"
+PROBED: dict[str, tuple[int, ProbeDesign]] = {
+    "1 product": (1, Rademacher()),
+    "3 products": (3, Rademacher()),
+    "10 products": (10, Rademacher()),
+    "3 products, lattice": (3, Lattice()),
 }
-"""Probed diagonals by the names of ocm_report.STYLES."""
-
+ROWS = (HEAD, *PROBED, ISOTROPIC)
+ERROR = Measure("error", "Relative error of the variances", 3, "less")
+FITTED = Measure("fitted", "Negative log-likelihood with a fitted floor, nats a number", 3, "less")
+MEASURES = (
+    ERROR,
+    Measure("nll", "Negative log-likelihood, nats a number", 3, "less"),
+    FITTED,
+    Measure("z2", "Mean of z^2 with a fitted floor (1: calibrated)", 3),
+)
+DRAWN = (
+    (Measure("error", "relative error"), "xy"),
+    (Measure("above", "nats a number above isotropic"), "x"),
+    (Measure("z2", "mean of z^2"), "xy"),
+)
 TRAINING = TrainingSettings(
     steps=None, minutes=12, batch_size=8, learning_rate=2e-3, warmup=50, decay=True, ema=0.99,
     checkpoint_every=None, validate_every=None,
@@ -44,7 +57,7 @@ class OcmSettings:
 
     images: int = 128
     fit_images: int = 200
-    levels: int = 8
+    levels: int = axis(8)
     reference_probes: int = 12
     network: str = "unet-tiny"
     width: int = 16
@@ -54,12 +67,7 @@ class OcmSettings:
 FULL = {"cuda": OcmSettings(images=512, reference_probes=32), "cpu": OcmSettings()}
 """References of more products resolve smaller errors, above all at high noise, where a product says least."""
 QUICK = OcmSettings(
-    images=4,
-    fit_images=8,
-    levels=3,
-    reference_probes=2,
-    width=8,
-    training=replace(TRAINING, steps=3, minutes=None),
+    images=4, fit_images=8, levels=3, reference_probes=2, width=8, training=replace(TRAINING, steps=3, minutes=None)
 )
 
 
@@ -70,14 +78,24 @@ def run(context: Context) -> Outcome:
     data = data_of(model)
     head = load(context.head) if context.head is not None else _trained(context, model, settings)
     load_head(head, model)  # refused before the work
+
+    @lru_cache(maxsize=1)
+    def compared(level: NoiseLevel) -> dict[str, dict[str, Any]]:
+        return at_level(context, model, head, level, settings)
+
+    def measure(cell: Cell) -> Part:
+        return Part(compared(cell.what)[cell.row])
+
     levels = chosen_levels(model.levels, settings.levels)
-    found = [_level(context, model, head, level, settings) for level in levels]
+    cells = {(row, ratio): level for ratio, level in levels.items() for row in (*ROWS, RESOLVED)}
+    depends = (model, head.digest, settings.images, settings.fit_images, settings.reference_probes, data)
+    found = Grid("ocm", cells, measure, depends, ACROSS).run(context)
     records = {
         "settings": asdict(settings) | {"model": model.source, "data": data, "head": context.head},
         "parameters": {name: _size(one) for name, one in (("denoiser", model), ("head", head))},
-        "levels": found,
+        "levels": found.records(),
     }
-    return Outcome(records, [section(records)])
+    return Outcome(records, [_section(found, records, context.quick)])
 
 
 def _size(model: Model) -> int:
@@ -87,49 +105,67 @@ def _size(model: Model) -> int:
 def _trained(context: Context, model: Model, settings: OcmSettings) -> Model:
     """A head for the model, trained here."""
     recipe = Recipe(
-        data=data_of(model),
-        data_dir=context.data_dir,
-        model=settings.network,
-        network={"width": settings.width},
-        param=VARIANCE_RATIO,
-        denoiser=model.source,
-        training=replace(settings.training, seed=context.seed),
-    )
+        data=data_of(model), data_dir=context.data_dir, model=settings.network, network={"width": settings.width},
+        param=VARIANCE_RATIO, denoiser=model.source, training=replace(settings.training, seed=context.seed),
+    )  # fmt: skip
     asked = {"model": model.digest, "network": [settings.network, settings.width], "training": asdict(recipe.training)}
     return trained_here(context, "head", recipe, asked)
 
 
-def _level(context: Context, model: Model, head: Model, level: NoiseLevel, settings: OcmSettings) -> dict[str, Any]:
-    """Every estimator at one level: error, fit and cost."""
-    asked = {
-        "model": model.digest, "head": load(head).digest, "seed": context.seed,
-        "level": [level.alpha, level.sigma], "images": settings.images, "fit_images": settings.fit_images,
-        "reference_probes": settings.reference_probes, "data": data_of(model),
-    }  # fmt: skip
-
-    def compute() -> Part:
-        fitted = held_out(context, model, "train", settings.fit_images, SEED)
-        isotropic = IsotropicMoments.fit(model, fitted, level, generator=Streams(context.seed + SEED + 1, len(fitted)))
-        estimators: dict[str, Moments] = {
-            HEAD: OcmMoments(model, load_head(head, model)),
-            **{name: make(model) for name, make in PROBED.items()},
-            ISOTROPIC: isotropic,
+def at_level(
+    context: Context, model: Model, head: Model, level: NoiseLevel, settings: OcmSettings
+) -> dict[str, dict[str, Any]]:
+    """Every row at one level: error, likelihood with and without a fitted floor, calibration and cost."""
+    fit = held_out(context, model, "train", settings.fit_images)
+    streams = Streams(context.seed, len(fit), purpose="fit")
+    estimators: dict[str, Moments] = {
+        HEAD: OcmMoments(model, load_head(head, model)),
+        **{row: DiagonalMoments(model, probes=n, design=design) for row, (n, design) in PROBED.items()},
+        ISOTROPIC: IsotropicMoments.fit(model, fit, level, generator=streams),
+    }
+    x = held_out(context, model, "test", settings.images)
+    compared = compare_diagonals(
+        estimators, model, x, level, seed=context.seed, reference_probes=settings.reference_probes
+    )
+    base = compared[ISOTROPIC].fitted.nll
+    found: dict[str, dict[str, Any]] = {
+        row: {
+            "error": one.error, "nll": one.calibration.nll, "fitted": one.fitted.nll, "above": one.fitted.nll - base,
+            "z2": one.fitted.variance, "evaluations": one.cost.evaluations,
         }
-        x = held_out(context, model, "test", settings.images, SEED)
-        compared = compare_diagonals(
-            estimators, model, x, level, seed=context.seed + SEED + 2, reference_probes=settings.reference_probes
+        for row, one in compared.items()
+    }  # fmt: skip
+    return found | {RESOLVED: {"error": compared[HEAD].resolution}}
+
+
+def _section(found: Results, records: dict[str, Any], quick: bool) -> Section:
+    settings, sizes = records["settings"], records["parameters"]
+    text = [
+        f"The denoiser is {settings['model']} ({sizes['denoiser'] / 1e6:.2f} million parameters), the head has "
+        f"{sizes['head'] / 1e6:.2f} million. In brackets: evaluations of one posterior. A head counts as one "
+        "evaluation whatever its size, a product as two.",
+        "The error is that of the variances against the diagonal of the network's own Jacobian, by two independent "
+        f"estimates of {settings['reference_probes']} products each; errors below the last row cannot be told from "
+        "none.",
+        "The likelihood is that of held-out images under the posterior of their noisy versions. The error of the mean "
+        "is part of it, and dominates where variances are tiny: so a floor is fitted on half of the images, and the "
+        "others are judged with it.",
+        *(["This is the quick version: so few images say nothing."] if quick else []),
+    ]
+    note = f"{settings['images']} held-out images."
+    named = costs(found)
+    tables = [
+        found.table(
+            one.title, [one], head="variances", note=note, columns=titles(found), compared=ROWS,
+            rows={row: title for row, title in named.items() if row in ROWS or one is ERROR},
         )
-        return Part({name: asdict(one) for name, one in compared.items()})
-
-    ratio = level.sigma / level.alpha
-    part = context.workspace.part(f"level-{ratio:.4g}", asked, compute)
-    return {"ratio": ratio, "alpha": level.alpha, "sigma": level.sigma, "estimators": part.values}
-
-
-EXPERIMENT = Experiment(
-    "ocm",
-    "A learned diagonal covariance against probes",
-    "Optimal covariance matching (Ou et al., 2024): a small head against 1, 3 and 10 products with the Jacobian and an "
-    "isotropic variance, in error, likelihood and calibration (--model, --head; 20 minutes by default on a CPU).",
-    run,
-)
+        for one in MEASURES
+    ]  # fmt: skip
+    drawn = replace(found, parts={key: part for key, part in found.parts.items() if key[0] in ROWS})
+    caption = "Error, likelihood and calibration at each level, the last two with a fitted floor."
+    figure = over_levels(drawn, "ocm", caption, DRAWN)
+    line = figure.canvas.axes[-1].axhline if len(found.columns) > 1 else figure.canvas.axes[-1].axvline
+    line(1, color=GREEN, linewidth=0.8)
+    others = [row for row in ROWS if row != HEAD]
+    claims = [] if quick else [found.below(HEAD, row, one) for row in others for one in (ERROR, FITTED)]
+    return Section("A head in place of probes", text, tables, [figure], claims)

@@ -1,78 +1,226 @@
-"""Probes compared: the error of a Jacobian's diagonal against the number of products, design by design.
+"""Probes compared: how near so many products with a Jacobian come to its diagonal, design by design.
 
-On the MNIST energy that ships, at its noise level, and on a diffusion model at several. Images are the models' own.
+On the MNIST energy that ships, at its noise level, and on a diffusion model at several. Images are the models' own
+samples. A Jacobian is computed whole, which costs no more than its exact diagonal; then every design is tried on the
+matrix by the library's own estimator, with many draws of the signs, and no network is asked again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import ORANGE, new_figure, open_axes
-from mmdgs.lab.experiment import Context, Experiment, Outcome
+from mmdgs.generation import Method, generate, make_plan
+from mmdgs.jacobians import linearised
+from mmdgs.lab.drawing import ORANGE, new_figure
+from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.few_steps import MODEL
-from mmdgs.lab.probe_errors import DESIGNS, YARDSTICK, ProbeSettings, averaged, measured, needed
-from mmdgs.lab.report import Figure, Section, Table
+from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.report import Figure, Section
+from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model, from_pretrained
+from mmdgs.moments import DiagonalMoments
+from mmdgs.moments.probes import Hadamard, Lattice, ProbeDesign, Rademacher
+from mmdgs.noise import NoiseLevel, add_noise
+from mmdgs.randomness import Streams, child_seed
+from mmdgs.runtime import progress_bar
+from mmdgs.tables import Table
 
 DIGITS = "mnist"
-COMPARED = 10
-"""The yardstick's number of probes, as in the paper's MNIST chains."""
+YARDSTICK, COMPARED = "Rademacher (paper)", 10
+"""The paper's design and its number of probes on MNIST, by which others are judged."""
+DESIGNS: dict[str, ProbeDesign] = {
+    YARDSTICK: Rademacher(),
+    "Hadamard": Hadamard(),
+    "lattice": Lattice(smooth=False),
+    "lattice, filtered": Lattice(),
+}
+ERROR = Measure("error", "relative error", 3, "less")
+ROWS_AT_ONCE = {"cpu": 8, "cuda": 256}
+"""Rows of a Jacobian that go through the network together: each is a product at another copy of the image."""
 PANELS_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How many products, how often, on how many images, and at which sigma / alpha of a model of many levels."""
+
+    counts: tuple[int, ...] = axis((1, 2, 3, 5, 10, 20, 50, 100))
+    draws: int = 20  # of the signs
+    digits: int = 3
+    images: int = 1  # a level
+    ratios: tuple[float, ...] = axis((0.1, 0.7, 3.0, 12.0))
+    sampling_steps: int = 20
+    window: int | None = None  # only the middle pixels of the Jacobian, so many a side
+
 
 FULL = ProbeSettings()
 QUICK = ProbeSettings(counts=(1, 2, 5, 10, 20), draws=10, digits=1, ratios=(0.7,), sampling_steps=5, window=8)
-
-Errors = Mapping[tuple[str, float], Mapping[str, Sequence[float]]]
 
 
 def run(context: Context) -> Outcome:
     """Measure every design on MNIST, and on a diffusion model where there is one."""
     settings = QUICK if context.quick else FULL
     model, note = _diffusion_model(context)
-    records = measured(context, from_pretrained(DIGITS, device=context.device), "mnist", settings)
+    models = {"MNIST energy": from_pretrained(DIGITS, device=context.device)}
     if model is not None:
-        records += measured(context, model, "diffusion", settings)
-    found = averaged(records)
-    flat = {key: _mean(r["flat_error"] for r in records if (r["model"], r["ratio"]) == key) for key in found}
-    named = {"settings": asdict(settings) | {"model": None if model is None else model.source}, "probes": records}
+        models["diffusion model"] = model
+    found: dict[str, Results] = {}
+    flat: dict[str, float] = {}
+    for name, one in models.items():
+        for level in one.levels if len(one.levels) == 1 else [NoiseLevel(sigma=ratio) for ratio in settings.ratios]:
+            place = Place(context, one, name, level, settings)
+            cells = {(row, n): design for row, design in DESIGNS.items() for n in settings.counts}
+            found[place.title] = Grid(place.title, cells, place.measure, (settings, one), "products").run(context)
+            flat[place.title] = place.flat()
+    source = None if model is None else model.source
+    records = [{"where": where, **one} for where, own in found.items() for one in own.records()]
+    named = {"settings": asdict(settings) | {"model": source}, "flat": flat, "probes": records}
     return Outcome(named, [_section(found, flat, settings, note)])
 
 
 def _diffusion_model(context: Context) -> tuple[Model | None, str]:
-    """The model, and what is to be said of it: a run without one is half a run, not a failure."""
-    if context.model is not None:
-        model = from_pretrained(context.model, device=context.device)
-        if len(model.levels) == 1:
-            raise UsageError(f"--model must be a model of many noise levels, and {context.model} was trained at one")
-        return model, f"The diffusion model is {model.source}."
-    if context.quick:
+    """The model and a sentence about it; a run without one measures MNIST only."""
+    if context.model is None and context.quick:
         return None, "MNIST only: the quick version takes a diffusion model where --model names one."
     try:
-        model = from_pretrained(MODEL, device=context.device)
+        model = from_pretrained(context.model or MODEL, device=context.device)
     except UsageError as error:
+        if context.model is not None:
+            raise
         return None, f"MNIST only: the diffusion model {MODEL} could not be had ({error}). Name another with --model."
+    if len(model.levels) == 1:
+        raise UsageError(f"--model must be a model of many noise levels, and {model.source} was trained at one")
     return model, f"The diffusion model is {model.source}."
 
 
-def _mean(values: Any) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
+@dataclass(eq=False)
+class Place:
+    """A model at a level: the Jacobians at some of its own samples, which are kept as parts."""
+
+    context: Context
+    model: Model
+    name: str
+    level: NoiseLevel
+    settings: ProbeSettings
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, sigma/alpha {self.level.sigma / self.level.alpha:g}"
+
+    def images(self) -> Tensor:
+        """Samples of the model itself (count, C, H, W), so that no data are needed."""
+        context, model, single = self.context, self.model, len(self.model.levels) == 1
+        count = self.settings.digits if single else self.settings.images
+        method = Method("gibbs" if single else "ddim", steps=self.settings.sampling_steps)
+        seed = child_seed(context.seed, "images")
+
+        def compute() -> Part:
+            made = generate(model, make_plan(method, model), count, seed=seed, progress=f"samples of {self.name}")
+            assert made.x is not None
+            return Part({}, {"x": model.scaled(made.x)})
+
+        part = context.workspace.part(f"{self.name}-samples", (model, method, seed, count), compute)
+        return part.tensors["x"].to(context.device)
+
+    @cached_property
+    def jacobians(self) -> list[Tensor]:
+        """One for each image."""
+        context, settings = self.context, self.settings
+        images, found = self.images(), []
+        for i in range(len(images)):
+
+            def compute(i: int = i) -> Part:
+                stream = Streams(context.seed, 1, i, purpose="noise")
+                x_t = add_noise(images[i : i + 1], self.level, generator=stream)
+                label = f"{self.title}, image {i + 1}"
+                return Part({}, {"jacobian": jacobian(self.model, x_t, self.level, settings.window, label)})
+
+            depends = (self.model, self.level, i, context.seed, settings.sampling_steps, settings.window)
+            part = context.workspace.part(f"{self.title}-{i}-jacobian", depends, compute)
+            found.append(part.tensors["jacobian"].to(context.device))
+        return found
+
+    def measure(self, cell: Cell) -> Part:
+        """The error of a design with so many products, for each image."""
+        channels, height, width = self.model.shape
+        window = self.settings.window
+        shape = (channels, min(height, window or height), min(width, window or width))
+        draws = (self.settings.draws, cell.seed)
+        found = [error_of(matrix, shape, cell.what, cell.column, *draws) for matrix in self.jacobians]
+        return Part({"error": found})
+
+    def flat(self) -> float:
+        """The error of the mean of the diagonal in place of every entry, over the images."""
+
+        def compute() -> Part:
+            diagonals = [matrix.diagonal() for matrix in self.jacobians]
+            errors = [((one - one.mean()).norm() / one.norm()).item() for one in diagonals]
+            return Part({"error": math.fsum(errors) / len(errors)})
+
+        depends = (self.model, self.level, self.settings, self.context.seed)
+        return float(self.context.workspace.part(f"{self.title}-flat", depends, compute).values["error"])
 
 
-def title_of(key: tuple[str, float]) -> str:
-    """A panel's title."""
-    name, ratio = key
-    return f"{'MNIST energy' if name == 'mnist' else 'diffusion model'}, sigma/alpha {ratio:g}"
+def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
+    """dD/dx_t at one image (1, C, H, W) as a matrix, or only how its middle window depends on itself."""
+    inner = torch.zeros(x_t.shape[1:], dtype=torch.bool)
+    cuts = [(side - min(side, window or side)) // 2 for side in x_t.shape[2:]]
+    inner[
+        (slice(None), *(slice(cut, cut + (window or side)) for cut, side in zip(cuts, x_t.shape[2:], strict=True)))
+    ] = 1
+    places = inner.flatten().nonzero()[:, 0].to(x_t.device)
+    size = min(len(places), ROWS_AT_ONCE.get(x_t.device.type, ROWS_AT_ONCE["cuda"]))
+    at = linearised(model, x_t.expand(size, -1, -1, -1), level)
+    found = []
+    with progress_bar(len(places), label, "product") as bar:
+        for own in places.split(size):
+            v = x_t.new_zeros(size, x_t[0].numel())
+            v[torch.arange(len(own), device=own.device), own] = 1
+            found.append(at.pull(v.reshape(1, size, *x_t.shape[1:]))[0].flatten(1)[: len(own), places])
+            bar.update(len(own))
+    return torch.cat(found)
 
 
-def _section(found: Errors, flat: Mapping[tuple[str, float], float], settings: ProbeSettings, note: str) -> Section:
+def error_of(matrix: Tensor, shape: tuple[int, ...], design: ProbeDesign, count: int, draws: int, seed: int) -> float:
+    """|estimate - diagonal| / |diagonal| of a design with so many products, the mean over draws of the signs."""
+
+    def denoiser(x: Tensor, level: NoiseLevel) -> Tensor:
+        return (x.flatten(1) @ matrix.mT).reshape(x.shape)  # its Jacobian is the matrix
+
+    moments = DiagonalMoments(denoiser, probes=count, floor=-math.inf, design=design)
+    streams = Streams(seed, draws, purpose="signs")
+    q = moments(matrix.new_zeros(draws, *shape), NoiseLevel(sigma=1.0), generator=streams)
+    off = q.cov.diagonal().flatten(1) - matrix.diagonal()
+    return (off.norm(dim=1) / matrix.diagonal().norm()).mean().item()
+
+
+def needed(counts: Sequence[int], found: Sequence[float], target: float) -> float:
+    """The number of products at which a curve of errors falls to the target, between counts along a power law.
+
+    The first count where it starts below; infinite where it stays above.
+    """
+    if found[0] <= target:
+        return float(counts[0])
+    for i in range(1, len(counts)):
+        if found[i] <= target:
+            share = math.log(found[i - 1] / target) / math.log(found[i - 1] / found[i])
+            return counts[i - 1] * (counts[i] / counts[i - 1]) ** share
+    return math.inf
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def _section(found: dict[str, Results], flat: dict[str, float], settings: ProbeSettings, note: str) -> Section:
     text = [
         "Relative error of the diagonal of a denoiser's Jacobian, |estimate - exact| / |exact|, by the number of "
         "products with the Jacobian. Rademacher probes are the paper's. Hadamard probes and those on a lattice keep "
@@ -84,80 +232,43 @@ def _section(found: Errors, flat: Mapping[tuple[str, float], float], settings: P
             f"This is the quick version: only the {settings.window} x {settings.window} pixels in the middle are "
             "looked at, which couple to fewer others than a whole image's do."
         )
-    draws = f"{settings.draws} draws of the signs for each of {settings.digits} digits"
+    columns = {n: f"{n}" for n in settings.counts}
+    tables = [_needed_table(found, settings.counts)]
+    tables += [
+        own.table(f"Relative error by number of products: {where}", [ERROR], head="design", columns=columns)
+        for where, own in found.items()
+    ]
     caption = (
-        f"Error against products ({draws}, and {settings.images} image a level of the diffusion model). Dotted: the "
-        "exact mean of the diagonal in place of every entry, which no estimate of one variance for all pixels can beat."
+        f"Error against products ({settings.draws} draws of the signs for each of {settings.digits} digits, and "
+        f"{settings.images} image a level of the diffusion model). Dotted: the exact mean of the diagonal in place of "
+        "every entry, which no estimate of one variance for all pixels can beat."
     )
-    figure = Figure("probes", caption, _draw(found, flat, settings.counts))
-    return Section(
-        "How near so many products come",
-        text,
-        [_needed_table(found, settings), _error_table(found, settings)],
-        [figure],
-    )
+    return Section("How near so many products come", text, tables, [Figure("probes", caption, _draw(found, flat))])
 
 
-def _needed_table(found: Errors, settings: ProbeSettings) -> Table:
+def _needed_table(found: dict[str, Results], counts: Sequence[int]) -> Table:
     rows = []
-    at = settings.counts.index(COMPARED)
-    for name in DESIGNS:
+    for row in DESIGNS:
         cells = []
-        for one in found.values():
-            value = needed(settings.counts, one[name], one[YARDSTICK][at])
+        for own in found.values():
+            target = own.number(YARDSTICK, COMPARED, ERROR).value
+            value = needed(counts, [own.number(row, n, ERROR).value for n in counts], target)
             # A product is taken whole or not at all; the yardstick's own number may come out as 10.0000001.
-            cells.append(f"> {settings.counts[-1]}" if math.isinf(value) else f"{math.ceil(round(value, 6))}")
-        rows.append([name, *cells])
-    return Table(
-        f"Products needed for the error of {COMPARED} Rademacher probes",
-        ["design", *(title_of(key) for key in found)],
-        rows,
-        "Between the counts that were measured errors are taken to follow a power law.",
-    )
+            cells.append(f"> {counts[-1]}" if math.isinf(value) else f"{math.ceil(round(value, 6))}")
+        rows.append([row, *cells])
+    note = "Between the counts that were measured errors are taken to follow a power law."
+    return Table(f"Products needed for the error of {COMPARED} Rademacher probes", ["design", *found], rows, note)
 
 
-def _error_table(found: Errors, settings: ProbeSettings) -> Table:
-    rows: list[list[str]] = []
-    best: set[tuple[int, int]] = set()
-    for one in found.values():
-        least = [min(one[name][j] for name in DESIGNS) for j in range(len(settings.counts))]
-        for name in DESIGNS:
-            # Every design is the same with one product.
-            best |= {(len(rows), 2 + j) for j, value in enumerate(one[name]) if j and value <= least[j]}
-            rows.append([name, *(f"{value:.3f}" for value in one[name])])
-    wheres = [title_of(key) for key in found for _ in DESIGNS]
-    rows = [[where, *row] for where, row in zip(wheres, rows, strict=True)]
-    header = ["where", "design", *(f"{count}" for count in settings.counts)]
-    return Table("Relative error by number of products", header, rows, left=2, best=frozenset(best))
-
-
-def _draw(found: Errors, flat: Mapping[tuple[str, float], float], counts: Sequence[int]) -> Canvas:
+def _draw(found: dict[str, Results], flat: dict[str, float]) -> Canvas:
     columns = min(len(found) + 1, PANELS_A_ROW)
-    rows = -(-(len(found) + 1) // columns)  # a place for the legend
-    canvas, axes = new_figure(rows, columns, 3.2)
-    places = [axis for row in axes for axis in row]
-    for axis, (key, one) in zip(places, found.items(), strict=False):
-        for name, (colour, style, _) in DESIGNS.items():
-            axis.loglog(counts, one[name], style, color=colour, markersize=3.5, linewidth=1.3, label=name)
-        axis.axhline(flat[key], color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
-        axis.set_title(title_of(key), fontsize=9)
-        axis.set_xlabel("products with the Jacobian", fontsize=8)
-        axis.set_ylabel("relative error", fontsize=8)
-        axis.xaxis.set_major_locator(FixedLocator(counts))
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        for line in (axis.xaxis, axis.yaxis):
-            line.set_major_formatter(lambda value, _: f"{value:g}")
-            line.set_minor_locator(NullLocator())
-        open_axes(axis, 7)
-    for axis in places[len(found) :]:
-        axis.set_axis_off()
+    canvas, axes = new_figure(-(-(len(found) + 1) // columns), columns, 3.2)  # a place for the legend
+    places: list[Any] = [panel for row in axes for panel in row]
+    for panel, (where, own) in zip(places, found.items(), strict=False):
+        own.draw(panel, ERROR)
+        panel.axhline(flat[where], color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
+        panel.set_title(where, fontsize=9)
+    for panel in places[len(found) :]:
+        panel.set_axis_off()
     places[len(found)].legend(*places[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center left")
     return canvas
-
-
-EXPERIMENT = Experiment(
-    "probes",
-    "Probes of a Jacobian's diagonal, compared",
-    "Rademacher, Hadamard and lattice probes: the error of the diagonal against products, on MNIST and CIFAR-10.",
-    run,
-)

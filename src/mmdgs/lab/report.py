@@ -1,4 +1,4 @@
-"""Reports: tables and figures, as a self-contained HTML page, as PNG files and in the terminal."""
+"""Reports: claims, tables and figures, as a self-contained HTML page, as PNG files and in the terminal."""
 
 from __future__ import annotations
 
@@ -7,36 +7,27 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-
-import rich.console
-import rich.table
-import rich.text
-from jinja2 import Environment
-from matplotlib.figure import Figure as Canvas
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdgs.lab.workspace import Workspace
+from mmdgs.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 
 @dataclass(frozen=True)
-class Table:
-    """Cells as text; `best` holds the (row, column) cells to print in bold."""
+class Claim:
+    """A statement that the numbers can contradict, whether it holds (None: not decided), and the numbers."""
 
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    left: int = 1  # how many leading columns hold words
-    best: frozenset[tuple[int, int]] = frozenset()
+    text: str
+    holds: bool | None
+    numbers: str = ""
 
-    def to_rich(self) -> rich.console.Group:
-        """The table for the terminal, its title above and its note below."""
-        table = rich.table.Table()
-        for i, name in enumerate(self.header):
-            table.add_column(name, justify="left" if i < self.left else "right", overflow="fold")
-        for i, row in enumerate(self.rows):
-            table.add_row(*(f"[bold]{cell}[/bold]" if (i, j) in self.best else cell for j, cell in enumerate(row)))
-        note = [rich.text.Text(self.note, style="dim")] if self.note else []
-        return rich.console.Group(rich.text.Text(self.title, style="bold"), table, *note)
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "not decided"}[self.holds]
 
 
 @dataclass(frozen=True)
@@ -47,15 +38,29 @@ class Figure:
     caption: str
     canvas: Canvas
 
+    def png(self) -> bytes:
+        """The drawing as a PNG file."""
+        file = io.BytesIO()
+        self.canvas.savefig(file, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+        return file.getvalue()
+
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with text, tables and figures under it."""
+    """A heading with text, claims, tables and figures under it."""
 
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
+    claims: Sequence[Claim] = ()
+
+    def all_tables(self) -> list[Table]:
+        """The tables, and the claims as one more."""
+        if not self.claims:
+            return list(self.tables)
+        rows = [[claim.text, claim.numbers, claim.verdict] for claim in self.claims]
+        return [*self.tables, Table("Claims", ["claim", "numbers", "verdict"], rows, left=3)]
 
 
 @dataclass(frozen=True)
@@ -67,19 +72,20 @@ class Report:
     sections: Sequence[Section]
     settings: dict[str, object] = field(default_factory=dict)
 
-    def write(self, workspace: Workspace) -> None:
-        """Write every figure as PNG and the page as report.html, figures inside."""
+    def write(self, workspace: Workspace) -> Path:
+        """Write every figure as PNG and the page as report.html, figures inside; returns the page's path."""
+        from jinja2 import Environment
+
         pictures = {}
         for section in self.sections:
             for figure in section.figures:
-                png = io.BytesIO()
-                figure.canvas.savefig(png, format="png", dpi=150, bbox_inches="tight", facecolor="white")
-                workspace.write(f"{figure.name}.png", png.getvalue())
-                pictures[figure.name] = base64.b64encode(png.getvalue()).decode()
+                png = figure.png()
+                workspace.write(f"{figure.name}.png", png)
+                pictures[figure.name] = base64.b64encode(png).decode()
         template = files("mmdgs.lab").joinpath("report.html.j2").read_text(encoding="utf-8")
         page = Environment(autoescape=True).from_string(template).render(report=self, pictures=pictures)
-        workspace.write("report.html", page.encode())
+        return workspace.write("report.html", page.encode())
 
     def tables(self) -> list[Table]:
         """All tables, in order."""
-        return [table for section in self.sections for table in section.tables]
+        return [table for section in self.sections for table in section.all_tables()]

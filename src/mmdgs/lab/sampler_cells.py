@@ -1,6 +1,6 @@
-"""Cells of a table of samplers: many images by one sampler, judged against data.
+"""Cells of tables of samplers: many images by one sampler, judged against data.
 
-A cell is a part of the workspace. Its images are written as they come, so a cell that was stopped goes on, too.
+The images of a cell are written as they come, so a cell that was stopped goes on with --resume.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,47 @@ from torch import Tensor
 from mmdgs.data import ImageSet, image_set, load_images, to_uint8
 from mmdgs.evaluation import OF_FEATURES, evaluate
 from mmdgs.evaluation.checks import OF_ROWS
-from mmdgs.generation import Generated, Method, generate, make_plan
+from mmdgs.generation import Generated, generate, make_plan
+from mmdgs.generation.methods import exploding_levels
 from mmdgs.lab.experiment import Context
-from mmdgs.lab.workspace import PARTS, Part
+from mmdgs.lab.grid import Cell, Measure
+from mmdgs.lab.workspace import PARTS, Part, described
 from mmdgs.metrics import load_inception
 from mmdgs.metrics.features import ImageFeatures, cached_features
 from mmdgs.metrics.inception_file import Inception
-from mmdgs.models import FitData, Model, load, weights_digest
+from mmdgs.models import FitData, Model
+from mmdgs.models.covariances import FITTED
+from mmdgs.schedules import Levels, geometric
+
+FID = Measure("fid", "FID", 2, "less")
+DIVERSITY = Measure("diversity", "diversity", 3)
+DUPLICATES = Measure("duplicates", "duplicates", 1, percent=True)
+EVALUATIONS = Measure("evaluations", "evaluations", 0)
+MILLISECONDS = Measure("milliseconds", "ms an image", 1)
+COST = "A product with the Jacobian counts as two evaluations of the network."
+QUICK_NOTE = "This is the quick version: so few images show that everything runs, and nothing about the samplers."
 
 DIGEST = 12
 """Characters of a digest in a file's name."""
 
 
-class TimeIsUp(Exception):  # noqa: N818 - no error: a run ends as it was told to
-    """The minutes of a run were over between two seeds of a cell; those that are done are kept for --resume."""
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How many images of how many seeds together, in which precision, and what is measured of them."""
+
+    images: int = 5_000
+    seeds: int = 1
+    fit_images: int = 2_000  # from which variances and spectra are estimated
+    batch_size: int = 500  # chains at a time: fewer leave a GPU idle between kernels
+    precision: str = "bf16"
+    metrics: tuple[str, ...] = ("fid", "diversity")
+    reference_limit: int | None = None
+    shown: int = 10
+
+    @property
+    def measure(self) -> Measure:
+        """The number that samplers are compared by."""
+        return FID if "fid" in self.metrics else DIVERSITY
 
 
 @dataclass(frozen=True)
@@ -48,6 +75,10 @@ class References:
 
     def load(self, split: str = "train") -> ImageSet:
         return _images(self, split)
+
+    def fit_data(self, images: int) -> FitData:
+        """Some of the images, for fitted variances."""
+        return FitData(self.name, images, None if self.data_dir is None else Path(self.data_dir))
 
 
 @lru_cache(maxsize=4)
@@ -74,43 +105,37 @@ class Judge:
 
     @classmethod
     def of(
-        cls,
-        context: Context,
-        metrics: Sequence[str],
-        references: References,
-        classifier: Model | None = None,
+        cls, context: Context, metrics: Sequence[str], references: References, classifier: Model | None = None
     ) -> Judge:
-        """The judge of these metrics; the classes are counted where there is a classifier."""
+        """The judge of these metrics; classes are counted where there is a classifier."""
         inception = load_inception() if any(name in OF_FEATURES for name in metrics) else None
         counted = (*metrics, "classes") if classifier is not None else tuple(metrics)
         return cls(counted, references, context.device, inception, classifier)
 
-    def key(self) -> dict[str, Any]:
-        """What its numbers depend on, for the settings of a part."""
+    def to_json(self) -> dict[str, Any]:
+        """What its numbers depend on."""
         found: dict[str, Any] = {"metrics": list(self.metrics), "limit": self.references.limit}
         if self.inception is not None:
             found["inception"] = self.inception.sha256[:DIGEST]
         if self.classifier is not None:
-            found["classifier"] = weights_digest(self.classifier.network.state_dict(), "the classifier")[:DIGEST]
+            found["classifier"] = self.classifier.digest[:DIGEST]
         return found
 
     def __call__(self, x: Tensor, label: str, groups: int = 1) -> dict[str, Any]:
-        """The numbers of images uint8 (n, C, H, W), flat, and the reasons of those that stay open.
+        """The numbers of images uint8 (n, C, H, W), and why some could not be had (`open`).
 
         With several groups, FIDs with each of them left out come along.
         """
+        features = None
+        if self.inception is not None:
+            rows = any(name in OF_ROWS for name in self.metrics)
+            features = _features(self.references, self.inception, rows, self.device)
         found = evaluate(
             image_set(x, label), self.references.load(), metrics=self.metrics, inception=self.inception,
-            classifier=self.classifier, groups=groups, reference_features=self._reference_features(),
-            device=self.device, progress=None,
+            classifier=self.classifier, groups=groups, reference_features=features, device=self.device, progress=None,
         )  # fmt: skip
         left_out = {f"{name}_left_out": values for name, values in found.left_out.items()}
         return {**numbers(found.values), **left_out, "open": found.open}
-
-    def _reference_features(self) -> ImageFeatures | None:
-        if self.inception is None:
-            return None
-        return _features(self.references, self.inception, any(name in OF_ROWS for name in self.metrics), self.device)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,90 +158,73 @@ def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """What all cells of a table share: the model, how many images in which precision, data for fitted variances."""
+class Sampling:
+    """Measures cells whose `what` is a Method: samples of one model, judged.
+
+    A method names its head by the head's digest; the folder is the context's.
+    """
 
     context: Context
     model: Model
-    data: str
-    fit_images: int
-    batch_size: int
-    precision: str
-    shown: int
+    judge: Judge
+    settings: SamplingSettings
 
-    def asked(self, method: Method, images: int, seeds: Sequence[int]) -> dict[str, Any]:
-        """What the images of a cell depend on; a head by its weights, wherever it is kept."""
-        named = method.to_json()
-        if method.head is not None:
-            named["head"] = load(method.head).digest
+    @property
+    def depends(self) -> dict[str, Any]:
+        """What every cell depends on."""
+        known = self.settings
         return {
-            "model": self.model.digest, "method": named, "images": images, "seeds": list(seeds),
-            "fit_images": self.fit_images, "precision": self.precision,
+            "model": self.model, "judge": self.judge, "images": known.images // known.seeds,
+            "fit_images": known.fit_images, "precision": known.precision,
         }  # fmt: skip
 
-    def has(self, name: str, method: Method, images: int, seeds: Sequence[int], judge_key: Mapping[str, Any]) -> bool:
-        """Whether a cell is finished."""
-        return self.context.workspace.has(file_name(name), {**self.asked(method, images, seeds), **judge_key})
+    def __call__(self, cell: Cell) -> Part:
+        """The cost of a cell and the numbers of its images, with the first of them as `shown`."""
+        x, cost = self.images(cell)
+        values = self.judge(x, cell.name, len(cell.seeds))
+        return Part({**values, **cost}, {"shown": x[: self.settings.shown].clone()})
 
-    def sampled(
-        self,
-        name: str,
-        method: Method,
-        images: int,
-        seeds: Sequence[int],
-        judged: Callable[[Tensor, str], dict[str, Any]],
-        judge_key: Mapping[str, Any],
-    ) -> Part:
-        """A cell: its cost and what `judged` says of its images, with the first of them as `shown`.
+    def images(self, cell: Cell) -> tuple[Tensor, dict[str, Any]]:
+        """The images of a cell, uint8, one seed after the other, and their cost.
 
-        Each seed has so many images, which come one seed after the other. Raises TimeIsUp where the context's minutes
-        are over before the last of them is begun.
+        Raises TimeIsUp where the minutes are over before the last seed is begun.
         """
-        asked = {**self.asked(method, images, seeds), **judge_key}
-
-        def compute() -> Part:
-            x, values = self._images(name, method, images, seeds, asked)
-            return Part({**judged(x, name), **values}, {"shown": x[: self.shown].clone()})
-
-        return self.context.workspace.part(file_name(name), asked, compute)
-
-    def _images(
-        self, name: str, method: Method, images: int, seeds: Sequence[int], asked: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Any]]:
-        workspace = self.context.workspace
-        files = None if self.context.data_dir is None else Path(self.context.data_dir)
-        fit = FitData(self.data, self.fit_images, files)
-        plan = make_plan(method, self.model, data=fit)
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:DIGEST]
+        workspace, settings = self.context.workspace, self.settings
+        method = cell.what if cell.what.head is None else replace(cell.what, head=self.context.head)
+        data = self.judge.references.fit_data(settings.fit_images) if method.covariance in FITTED else None
+        plan = make_plan(method, self.model, data=data)
+        asked = json.dumps(described((self.depends, cell.what)), sort_keys=True)
+        digest = hashlib.sha256(asked.encode()).hexdigest()[:DIGEST]
         folder = workspace.out / PARTS
         folder.mkdir(exist_ok=True)
-        stored = [folder / f"{file_name(name)}-{digest}-{seed}.npz" for seed in seeds]
+        files = {seed: folder / f"{cell.name.replace(' ', '_')}-{digest}-{seed}.npz" for seed in cell.seeds}
         made: list[Generated] = []
-        for file, seed in zip(stored, seeds, strict=True):
-            if made and self.context.time_is_up:
-                raise TimeIsUp
-            seeds_own = generate(
-                self.model, plan, images, out=file, seed=seed, batch_size=self.batch_size, precision=self.precision,
-                fast=not self.context.quick, resume=workspace.resumed, overwrite=not workspace.resumed, progress=name,
-            )  # fmt: skip
-            made.append(seeds_own)
-        x = torch.cat([to_uint8(torch.from_numpy(_pixels(file)).clamp(0, 1)) for file in stored])
-        for file in stored:
-            for one in (file, file.with_suffix(".samples.json")):
-                one.unlink()  # hundreds of megabytes that the numbers and the first images stand for
-        cost = made[0].cost
+        for seed, file in files.items():
+            if made:
+                self.context.check_time()
+            made.append(generate(
+                self.model, plan, settings.images // settings.seeds, out=file, seed=seed,
+                batch_size=settings.batch_size, precision=settings.precision, fast=not self.context.quick,
+                resume=workspace.resumed, overwrite=not workspace.resumed, progress=cell.name,
+            ))  # fmt: skip
+        x = torch.cat([_pixels(file) for file in files.values()])
+        for file in files.values():  # hundreds of megabytes: the numbers and the first images are kept
+            file.unlink()
+            file.with_suffix(".samples.json").unlink()
+        seconds, cost = sum(one.seconds for one in made), made[0].cost
         return x, {
-            "images": len(x), "seconds": sum(one.seconds for one in made),
+            "images": len(x), "seconds": seconds, "milliseconds": 1_000 * seconds / len(x),
             "repaired": statistics.mean(one.repaired for one in made),
             "forwards": cost.forwards, "products": cost.products, "evaluations": cost.evaluations,
         }  # fmt: skip
 
 
-def _pixels(file: Path) -> numpy.ndarray:
+def _pixels(file: Path) -> Tensor:
     with numpy.load(file) as stored:
-        return stored["x"]
+        return to_uint8(torch.from_numpy(stored["x"]).clamp(0, 1))
 
 
-def file_name(name: str) -> str:
-    """A cell's name as that of a file."""
-    return name.replace(" ", "_")
+def path(model: Model, count: int) -> Levels:
+    """Geometric levels between the ends of the model's variance-exploding ones."""
+    ends = exploding_levels(model)
+    return geometric(count, ends[0].sigma, ends[-1].sigma)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mmdgs.errors import UsageError
@@ -21,10 +21,8 @@ QUICK_TRAINING = TrainingSettings(
 """Half a minute of a tiny network, after which pictures are no longer noise."""
 
 
-def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str, Any] | None = None) -> Model:
-    """The model of a recipe, trained or taken from the workspace; it is known there by `asked`, else by the recipe."""
-    if asked is None:  # where the files are does not matter
-        asked = {key: value for key, value in recipe.to_dict().items() if key != "data_dir"}
+def trained_here(context: Context, name: str, recipe: Recipe, depends: Any = None) -> Model:
+    """The model of a recipe, trained or taken from the workspace; it depends on `depends`, else on the recipe."""
 
     def compute() -> Part:
         with tempfile.TemporaryDirectory() as folder:
@@ -36,8 +34,9 @@ def trained_here(context: Context, name: str, recipe: Recipe, asked: Mapping[str
         }
         return Part(values, {key: value.cpu() for key, value in model.network.state_dict().items()})
 
-    part = context.workspace.part(name, asked, compute)
-    model = Model.build(ModelConfig.from_json(part.values["config"], name))
+    # Where the data files are does not matter.
+    part = context.workspace.part(name, replace(recipe, data_dir=None) if depends is None else depends, compute)
+    model = Model.build(ModelConfig.from_json(part.values["config"], name), source=f"the tiny {name} trained here")
     model.network.load_state_dict(part.tensors)
     model.network.requires_grad_(False).eval()
     return model.to(context.device)
@@ -49,9 +48,7 @@ def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Model:
     Where there is none, `train` is the command that makes one.
     """
     if context.model is None and context.quick:
-        found = trained_here(context, "model", quick)
-        found.source = "a tiny model trained here"
-        return found
+        return trained_here(context, "model", quick)
     try:
         return from_pretrained(context.model or ships, device=context.device)
     except UsageError as error:

@@ -1,9 +1,9 @@
-"""What the 2-D experiments share: their sizes, the trained networks, the posteriors to compare, the chains."""
+"""The 2-D experiments' shared parts: sizes, trained networks, posteriors to compare, and chains as grids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -14,14 +14,15 @@ from mmdgs import losses
 from mmdgs.data import TOYS, Toy, toy
 from mmdgs.denoisers import energy_denoiser
 from mmdgs.lab.experiment import Context
+from mmdgs.lab.grid import Cell, Grid, Results, together
+from mmdgs.lab.running import single_level
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Generator, seeded
-from mmdgs.runtime import side_by_side
-from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, Run, run, single_level_plan
+from mmdgs.randomness import Generator, child_seed, seeded
+from mmdgs.samplers import ExactGibbs, Gibbs, Kernel
 from mmdgs.training import TrainingSettings, train
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -36,10 +37,11 @@ METHODS = {
     "moments": "true moments",
     "exact": "exact Gibbs",
 }
-"""The posteriors compared: a network trained by KL, three that come from the energy trained by DSM, and two
-oracles that know the density: a Gaussian with the true moments, and the true posterior itself."""
-
-ORACLES = ("moments", "exact")
+"""The posteriors compared: a network trained by KL, three from the energy trained by DSM, and two oracles that know the
+density: a Gaussian with the true moments, and the true posterior itself."""
+TRAINED = ("learned", "isotropic", "diagonal", "full")
+FLOOR = "data"
+"""The row of independent draws from the density: what a perfect sampler scores."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,8 @@ QUICK = ToySettings(
 def settings_for(context: Context) -> ToySettings:
     """The sizes a run asks for."""
     settings = QUICK if context.quick else FULL
-    settings = replace(settings, training=replace(settings.training, seed=context.seed))
-    return settings if context.seeds is None else replace(settings, seeds=context.seeds)
-
-
-def toys_for(context: Context, default: tuple[str, ...] = tuple(TOYS)) -> list[Toy]:
-    """The data sets a run asks for."""
-    return [toy(name) for name in context.datasets or default]
+    training = replace(settings.training, seed=context.seed)
+    return replace(settings, training=training, seeds=context.seeds or settings.seeds)
 
 
 @dataclass(frozen=True)
@@ -87,21 +84,37 @@ class Fitted:
 
     def kernel(self, method: str) -> Kernel:
         """The Gibbs kernel of one of METHODS."""
-        if method == "exact":
-            return ExactGibbs(self.toy.density().to(device=self.data.device))
-        return Gibbs(self.moments[method])
+        return ExactGibbs(self.density()) if method == "exact" else Gibbs(self.moments[method])
 
-    @property
-    def isotropic_variance(self) -> float:
-        fitted = self.moments["isotropic"]
-        assert isinstance(fitted, IsotropicMoments)
-        return fitted.variances[LEVEL]
+    def density(self) -> Any:
+        return self.toy.density().to(device=self.data.device)
+
+
+def fit(context: Context, settings: ToySettings, names: Sequence[str] | None = None) -> dict[str, Fitted]:
+    """Train the energy and the baseline on each data set asked for (or take them from the folder), side by side."""
+    toys = [toy(name) for name in names or context.data or TOYS]
+    jobs = [partial(_trained, context, one, settings, kind) for one in toys for kind in ("energy", "learned")]
+    together(context, jobs, "training")
+    found = {}
+    for one in toys:
+        data = _data(context, one, settings)
+        denoiser = energy_denoiser(_trained(context, one, settings, "energy"))
+        moments: dict[str, Moments] = {
+            "learned": LearnedMoments(_trained(context, one, settings, "learned")),
+            "isotropic": IsotropicMoments.fit_by_score(
+                denoiser, data, LEVEL, generator=seeded(context.seed, "isotropic")
+            ),
+            "diagonal": DiagonalMoments(denoiser, probes=None),
+            "full": FullMoments(denoiser),
+            "moments": ExactMoments(one.density().to(device=context.device)),
+        }
+        found[one.name] = Fitted(one, data, moments)
+    return found
 
 
 def _trained(context: Context, one: Toy, settings: ToySettings, kind: str) -> MLP:
     """The energy trained by DSM ("energy") or the baseline trained by KL ("learned"), or what the folder has of it."""
     network = MLP(2, 2 if kind == "energy" else 4, seed=context.seed).to(context.device)
-    asked = {"points": settings.points, "seed": context.seed, **asdict(settings.training)}
 
     def loss(x: Tensor, generator: Generator) -> Tensor:
         if kind == "energy":
@@ -110,10 +123,10 @@ def _trained(context: Context, one: Toy, settings: ToySettings, kind: str) -> ML
 
     def compute() -> Part:
         curve = train(network, loss, _data(context, one, settings), settings.training, progress=f"{one.title}: {kind}")
-        return Part({"final_loss": curve[-100:].mean().item()}, dict(network.state_dict()) | {"losses": curve})
+        return Part({"final_loss": curve[-100:].mean().item()}, dict(network.state_dict()))
 
-    part = context.workspace.part(f"{one.name}-{kind}", asked, compute)
-    network.load_state_dict({key: value for key, value in part.tensors.items() if key != "losses"})
+    part = context.workspace.part(f"{one.name}-{kind}", (settings.points, settings.training), compute)
+    network.load_state_dict(part.tensors)
     return network.requires_grad_(False).eval()
 
 
@@ -121,98 +134,72 @@ def _data(context: Context, one: Toy, settings: ToySettings) -> Tensor:
     return one.sample(settings.points, context.seed).to(context.device)
 
 
-def together(context: Context, jobs: Sequence[Callable[[], object]], label: str) -> None:
-    """Run jobs side by side: one for each CPU thread that torch may use, one at a time on an accelerator."""
-    workers = torch.get_num_threads() if context.device.type == "cpu" else 1
-    side_by_side(jobs, workers=workers, progress=label)
-
-
-def fit(context: Context, toys: Sequence[Toy], settings: ToySettings) -> list[Fitted]:
-    """Train the energy and the baseline on each data set (or take them from the folder)."""
-    jobs = [partial(_trained, context, one, settings, kind) for one in toys for kind in ("energy", "learned")]
-    together(context, jobs, "training")
-    found = []
-    for one in toys:
-        data = _data(context, one, settings)
-        denoiser = energy_denoiser(_trained(context, one, settings, "energy"))
-        moments: dict[str, Moments] = {
-            "learned": LearnedMoments(_trained(context, one, settings, "learned")),
-            "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=seeded(context.seed)),
-            "diagonal": DiagonalMoments(denoiser, probes=None),
-            "full": FullMoments(denoiser),
-            "moments": ExactMoments(one.density().to(device=context.device)),
-        }
-        found.append(Fitted(one, data, moments))
-    return found
-
-
-def _start(one: Toy, chains: int, seed: int, device: torch.device) -> Tensor:
-    return (torch.tensor(one.start) + START_STD * torch.randn(chains, 2, generator=seeded(seed))).to(device)
-
-
-def _run(fitted: Fitted, method: str, x0: Tensor, steps: int, seed: int, burn_in: int = 0) -> Run:
-    label = f"{fitted.toy.title}: {METHODS[method]}"
-    plan = single_level_plan(fitted.kernel(method), LEVEL, steps=steps)
-    return run(plan, x0, seed=seed, keep=range(burn_in + 1, steps + 1), progress=label)
-
-
-def single_chains(context: Context, fitted: Fitted, method: str, settings: ToySettings) -> Part:
+def single_chains(
+    context: Context, sets: Mapping[str, Fitted], settings: ToySettings, methods: Sequence[str] = tuple(METHODS)
+) -> Results:
     """The authors' protocol: `seeds` single chains of `chain_steps` steps, each against the training data."""
-    asked = {**asdict(settings), "seed": context.seed, "method": method}
-
-    def compute() -> Part:
-        x0 = _start(fitted.toy, settings.seeds, context.seed, context.device)
-        result = _run(fitted, method, x0, settings.chain_steps, context.seed)
-        chain = result.samples
-        values: dict[str, Any] = {
-            "mmd": [mmd(chain[:, c], fitted.data) for c in range(settings.seeds)],
-            "ess": [effective_sample_size(chain[:, c : c + 1]) for c in range(settings.seeds)],
-            "repaired": result.repaired,
-        }
-        if fitted.toy.modes is not None:
-            each = [mode_statistics(chain[:, c : c + 1], fitted.toy.modes) for c in range(settings.seeds)]
-            values |= {"mode_weights": [m.weights for m in each], "mode_switches": [m.switches[0] for m in each]}
-        return Part(values, {"samples": chain[:, 0]})
-
-    return context.workspace.part(f"{fitted.toy.name}-single-{method}", asked, compute)
+    cells = {(method, name): method for name in sets for method in methods}
+    measure = partial(_single, sets, settings)
+    return Grid("single", cells, measure, depends=settings, across="data", beside=True).run(context)
 
 
-def many_chains(context: Context, fitted: Fitted, method: str, start: str, settings: ToySettings) -> Part:
-    """The sound protocol: many chains from the density ("data") or from the authors' start ("start"), to fresh data."""
-    asked = {**asdict(settings), "seed": context.seed, "method": method, "start": start}
-    one, chains = fitted.toy, settings.seeds * settings.many_chains
+def _single(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part:
+    fitted = sets[cell.column]
+    x0 = _start(fitted, settings.seeds, seeded(cell.seed, "single start"))
+    result = single_level(
+        fitted.kernel(cell.row), LEVEL, x0, settings.chain_steps, seed=cell.seed, label=f"{cell.column}: {cell.row}"
+    )
+    chains = result.samples.split(1, dim=1)
+    values: dict[str, Any] = {
+        "mmd": [mmd(chain[:, 0], fitted.data) for chain in chains],
+        "ess": [effective_sample_size(chain) for chain in chains],
+        "repaired": result.repaired,
+    }
+    if fitted.toy.modes is not None:
+        values["switches"] = [mode_statistics(chain, fitted.toy.modes).switches[0] for chain in chains]
+    return Part(values, {"samples": result.samples[:, 0]})
 
-    def compute() -> Part:
-        x0 = (
-            draws(one, chains, context.seed + 1).to(context.device)
-            if start == "data"
-            else _start(one, chains, context.seed + 1, context.device)
+
+def many_chains(context: Context, sets: Mapping[str, Fitted], settings: ToySettings, start: str) -> Results:
+    """The sound protocol: groups of many chains from the density ("density") or the authors' start, to fresh data."""
+    cells = {(method, name): start for name in sets for method in (*METHODS, FLOOR)}
+    measure = partial(_many, sets, settings)
+    return Grid(f"many-{start}", cells, measure, depends=settings, across="data", beside=True).run(context)
+
+
+def _many(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part:
+    fitted = sets[cell.column]
+    one, count = fitted.toy, settings.seeds * settings.many_chains
+    values: dict[str, Any] = {}
+    if cell.row == FLOOR:
+        x = draws(one, count, seeded(cell.seed, "floor")).to(fitted.data)
+    else:
+        begin = seeded(cell.seed, "many start")
+        x0 = draws(one, count, begin).to(fitted.data) if cell.what == "density" else _start(fitted, count, begin)
+        seed, label = child_seed(cell.seed, "many"), f"{cell.column}: {cell.row}"
+        result = single_level(
+            fitted.kernel(cell.row), LEVEL, x0, settings.many_steps, seed=seed, last=True, label=label
         )
-        steps = settings.many_steps
-        result = _run(fitted, method, x0, steps, context.seed + 1, burn_in=steps - 1)
-        groups = result.samples[0].split(settings.many_chains)
-        values: dict[str, Any] = {**against_truth(one, groups, settings, context.seed), "repaired": result.repaired}
-        if one.modes is not None:
-            values["mode_weights"] = [mode_statistics(group[None], one.modes).weights for group in groups]
-        return Part(values, {"samples": result.samples[0]})
-
-    return context.workspace.part(f"{one.name}-many-{start}-{method}", asked, compute)
+        x, values["repaired"] = result.samples[-1], result.repaired
+    groups = x.split(settings.many_chains)
+    values |= against_truth(one, groups, fresh_data(one, settings, cell.seed), mean_log_density(one.name, cell.seed))
+    if one.modes is not None:
+        weights = [mode_statistics(group[None], one.modes).weights for group in groups]
+        values |= {f"mode_{k}": list(shares) for k, shares in enumerate(zip(*weights, strict=True))}
+    return Part(values, {"samples": x})
 
 
-def data_floor(context: Context, one: Toy, settings: ToySettings) -> dict[str, list[float]]:
-    """The numbers of `many_chains` for independent draws from the true density: what a perfect sampler scores."""
-    groups = draws(one, settings.seeds * settings.many_chains, context.seed + 2).split(settings.many_chains)
-    return against_truth(one, groups, settings, context.seed)
+def _start(fitted: Fitted, chains: int, generator: torch.Generator) -> Tensor:
+    return (torch.tensor(fitted.toy.start) + START_STD * torch.randn(chains, 2, generator=generator)).to(fitted.data)
 
 
-def against_truth(one: Toy, groups: Sequence[Tensor], settings: ToySettings, seed: int) -> dict[str, list[float]]:
-    """For each group of samples (n, 2): its MMD to fresh data, and its log-density deficit.
+def against_truth(one: Toy, groups: Sequence[Tensor], reference: Tensor, expected: float) -> dict[str, list[float]]:
+    """For each group of samples (n, 2): its MMD to the reference, and its log-density deficit.
 
     The deficit is E_p[log p(x)] - mean log p(sample), p the true density, in nats: how much less likely the
     samples are than data. It sees blur that is finer than the kernels of the MMD.
     """
-    reference, density = fresh_data(one, settings, seed).to(groups[0]), one.density().to(groups[0].device)
-    expected = mean_log_density(one.name, seed)
+    reference, density = reference.to(groups[0]), one.density().to(groups[0].device)
     return {
         "mmd": [mmd(group, reference) for group in groups],
         "deficit": [expected - density.log_prob(group).mean().item() for group in groups],
@@ -222,14 +209,14 @@ def against_truth(one: Toy, groups: Sequence[Tensor], settings: ToySettings, see
 @cache
 def mean_log_density(name: str, seed: int) -> float:
     """E_p[log p(x)] of a set's density p, from independent draws."""
-    return toy(name).density().log_prob(draws(toy(name), ENTROPY_DRAWS, seed + 3)).mean().item()
+    return toy(name).density().log_prob(draws(toy(name), ENTROPY_DRAWS, seeded(seed, "entropy"))).mean().item()
 
 
-def draws(one: Toy, n: int, seed: int) -> Tensor:
+def draws(one: Toy, n: int, generator: torch.Generator) -> Tensor:
     """Independent draws from the set's density (scikit-learn's rings are evenly spaced, not independent)."""
-    return one.density().sample((n,), generator=seeded(seed))
+    return one.density().sample((n,), generator=generator)
 
 
 def fresh_data(one: Toy, settings: ToySettings, seed: int) -> Tensor:
-    """Data that no network was trained on: the set drawn with another seed."""
-    return one.sample(settings.points, seed + 1_000_003)
+    """Data that no network was trained on; scikit-learn takes seeds of 32 bits."""
+    return one.sample(settings.points, child_seed(seed, "fresh data") % 2**32)

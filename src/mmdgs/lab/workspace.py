@@ -1,8 +1,8 @@
-"""The output folder of an experiment: finished parts that a later run can reuse, and atomic writes.
+"""The output folder of an experiment: finished parts that a later run can reuse, atomic writes, and a lock.
 
-A part is a piece of work with a name and settings: its numbers go to `parts/NAME.json`, its tensors to
-`parts/NAME.safetensors`. A run that was stopped leaves its finished parts; `--resume` picks them up where
-the settings are the same.
+A part is a piece of work with a name and what it depends on: its numbers go to `parts/NAME.json`, its tensors to
+`parts/NAME.safetensors`. A run that was stopped leaves its finished parts; `--resume` picks them up where what they
+depend on is the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
@@ -24,6 +26,34 @@ from mmdgs.errors import UsageError
 from mmdgs.files import tensors_to_bytes, to_json, write_atomically
 
 PARTS = "parts"
+LOCK = ".mmdgs.lock"
+
+
+def axis(default: Any) -> Any:
+    """A field of settings that says which cells there are, and not what is in one: no part depends on it."""
+    return field(default=default, metadata={"axis": True})
+
+
+def described(what: Any) -> Any:
+    """What identifies a value, JSON-ready: a model by its digest, a dataclass by its fields, a function by its name."""
+    if what is None or isinstance(what, (bool, int, float, str)):
+        return what
+    if isinstance(getattr(what, "digest", None), str):
+        return what.digest
+    if hasattr(what, "to_json"):
+        return described(what.to_json())
+    if is_dataclass(what) and not isinstance(what, type):
+        kept = {one.name: getattr(what, one.name) for one in fields(what) if not one.metadata.get("axis")}
+        return {"kind": type(what).__name__, **described(kept)}
+    if isinstance(what, Mapping):
+        return {str(key): described(value) for key, value in what.items()}
+    if isinstance(what, (list, tuple)):
+        return [described(value) for value in what]
+    if isinstance(what, (Path, torch.device, torch.dtype)):
+        return str(what)
+    if callable(what):
+        return getattr(what, "__qualname__", type(what).__name__)
+    raise TypeError(f"a part cannot depend on a {type(what).__name__}: it has no fields and no digest")
 
 
 @dataclass(frozen=True)
@@ -44,7 +74,7 @@ class Workspace:
             raise UsageError("choose one of --overwrite (start anew) and --resume (keep finished parts)")
         if out.exists() and not out.is_dir():
             raise UsageError(f"the output {out} is a file; give a folder")
-        if out.is_dir() and any(out.iterdir()) and not (overwrite or resume):
+        if out.is_dir() and any(path.name != LOCK for path in out.iterdir()) and not (overwrite or resume):
             raise UsageError(
                 f"the output folder {out} is not empty; use --resume to go on from its finished parts, "
                 "--overwrite to start anew, or another folder"
@@ -55,12 +85,21 @@ class Workspace:
                 pass
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
+        self._lock = FileLock(out / LOCK, timeout=0, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise UsageError(f"another run writes in the output folder {out}; wait for it, or give another") from None
         if overwrite:
             self._clear()
 
-    def part(self, name: str, settings: Mapping[str, Any], compute: Callable[[], Part]) -> Part:
-        """A finished part with these settings, from the folder if it is there, else computed and kept."""
-        wanted = json.loads(json.dumps(settings))
+    def close(self) -> None:
+        """Let another run write in the folder; the end of the process does so, too."""
+        self._lock.release()
+
+    def part(self, name: str, depends: Any, compute: Callable[[], Part]) -> Part:
+        """A finished part that depends on the same (`described`), from the folder if there, else computed and kept."""
+        wanted = described(depends)
         found = self._load(name, wanted)
         if found is not None:
             return found
@@ -73,9 +112,9 @@ class Workspace:
         self._json(self._file(name, "json"), whole)
         return Part(part.values, load_tensors(content))
 
-    def has(self, name: str, settings: Mapping[str, Any]) -> bool:
-        """Whether a part is finished with these settings."""
-        return self._load(name, json.loads(json.dumps(settings))) is not None
+    def has(self, name: str, depends: Any) -> bool:
+        """Whether a part that depends on the same is finished."""
+        return self._load(name, described(depends)) is not None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file into the folder; numbers that are not finite become null."""
@@ -98,7 +137,7 @@ class Workspace:
                 (self.out / Path(name).name).unlink(missing_ok=True)
 
     def _file(self, name: str, kind: str) -> Path:
-        return self.out / PARTS / f"{name}.{kind}"
+        return self.out / PARTS / f"{name.replace(' ', '_').replace('/', '_')}.{kind}"
 
     def _json(self, path: Path, content: Mapping[str, Any]) -> Path:
         write_atomically(path, to_json(content))

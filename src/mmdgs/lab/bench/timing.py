@@ -1,17 +1,17 @@
-"""How benchmarks measure and report: pieces of work in turns, rates, ratios, memory, and what they ran on."""
+"""How benchmarks measure and report: calls in turns, rates, ratios, memory, and the machine."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mmdgs.compiled import fast_path
-from mmdgs.runtime import environment
+from mmdgs.runtime import autocast, environment, matmul_precision
 
 REPEATS = 5
 
@@ -35,77 +35,66 @@ class Row:
     memory: int | None = None
     error: float | None = None
 
+    @classmethod
+    def of(cls, name: str, unit: str, plain: Timing, ours: Timing, **more: Any) -> Row:
+        """A row of two timings, as rates or as times by its unit."""
+        numbers = (plain.seconds, ours.seconds) if unit.startswith("s/") else (1 / plain.seconds, 1 / ours.seconds)
+        known = {"first_call": ours.first_call, "plain_memory": plain.memory, "memory": ours.memory}
+        return cls(name, unit, *numbers, **known, **more)
+
     @property
     def ratio(self) -> float:
         """How many times as fast as the plain way."""
-        return self.ours / self.plain if self.unit.endswith("/s") else self.plain / self.ours
+        return self.plain / self.ours if self.unit.startswith("s/") else self.ours / self.plain
 
 
-@dataclass(frozen=True)
-class Work:
-    """A piece of work to be timed, and how many units it does."""
+class Timing(NamedTuple):
+    """Seconds per unit of the best call, those of the whole first call, and the peak of allocated bytes on a GPU."""
 
-    call: Callable[[], object]
-    units: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Units a second, the seconds of the best call and of the very first, and the peak of allocated bytes on a GPU."""
-
-    rate: float
     seconds: float
     first_call: float
     memory: int | None
 
 
-def measure(works: Sequence[Work], device: torch.device, repeats: int = REPEATS) -> list[Measured]:
-    """Each piece of work: the best of some repeats, after a first call that is timed apart and a warm-up.
+Work = tuple[Callable[[], object], int]
+"""A call to be timed, and how many units of work it does."""
 
-    The pieces take turns, so that a change in the machine's speed meets all of them; and the best is
-    taken, since the machine's other work only ever slows. What is compiled is compiled in the first call, and what was
-    compiled for a first call alone in the second.
+
+def measure(works: Sequence[Work], device: torch.device, repeats: int = REPEATS) -> list[Timing]:
+    """Time each piece of work: the best of some repeats, after a first call that is timed apart and a warm-up.
+
+    The pieces take turns, so that a change in the machine's speed meets all of them. The best counts, because other
+    work on the machine can only slow a call down. The warm-up is there for what compiles at the second call.
     """
-    first = [_timed(work, device) for work in works]
-    turns = [[_timed(work, device) for work in works] for _ in range(1 + repeats)][1:]
-    found = []
-    for i, work in enumerate(works):
-        seconds = min(turn[i][0] for turn in turns)
-        found.append(Measured(work.units / seconds, seconds, first[i][0], turns[-1][i][1]))
-    return found
+    turns = [[_timed(call, device) for call, _ in works] for _ in range(2 + repeats)]
+    best = [min(turn[i][0] for turn in turns[2:]) / units for i, (_, units) in enumerate(works)]
+    return [Timing(best[i], turns[0][i][0], turns[-1][i][1]) for i in range(len(works))]
 
 
-def _timed(work: Work, device: torch.device) -> tuple[float, int | None]:
+def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, int | None]:
     """Seconds, and the peak of memory on a GPU."""
-    if device.type != "cuda":
-        started = time.perf_counter()
-        work.call()
-        return time.perf_counter() - started, None
-    torch.cuda.reset_peak_memory_stats(device)
-    torch.cuda.synchronize(device)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
     started = time.perf_counter()
-    work.call()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device)
+    call()
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, torch.cuda.max_memory_allocated(device) if on_gpu else None
 
 
-def row(name: str, unit: str, plain: Measured, ours: Measured, **more: Any) -> Row:
-    """A row of two measurements: of their rates, or of their times a unit where the unit is one of time."""
-    numbers = (plain.rate, ours.rate) if unit.endswith("/s") else (1 / plain.rate, 1 / ours.rate)
-    return Row(name, unit, *numbers, first_call=ours.first_call, plain_memory=plain.memory, memory=ours.memory, **more)
+@contextmanager
+def our_way(precision: str, device: torch.device) -> Iterator[None]:
+    """Our side of a comparison: in this precision, and on a GPU compiled at the first call, which is timed apart."""
+    fast = fast_path("now") if device.type == "cuda" else nullcontext()
+    with matmul_precision(precision), autocast(precision, device), fast:
+        yield
 
 
 def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
-    """The benchmark as JSON-ready data, with what it ran on."""
+    """The benchmark as JSON-ready data, with the machine it ran on."""
     made = environment(device)
     name = made["device"] if device.type == "cuda" else made["processor"]
-    return made | {
-        "device": str(device),
-        "device_name": name,
-        "rows": [asdict(one) | {"ratio": one.ratio} for one in rows],
-    }
-
-
-def compiled_at_once(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """On a GPU programs are made at the first call, which is timed apart, and not after many."""
-    return fast_path("now") if device.type == "cuda" else contextlib.nullcontext()
+    found = [asdict(row) | {"ratio": row.ratio} for row in rows]
+    return made | {"device": str(device), "device_name": name, "rows": found}
