@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mmdgs.training.job import new_model
 from nets import random_images, tiny_model
 from torch import nn
 from typer.testing import CliRunner
@@ -21,8 +20,9 @@ from mmdgs.moments.probes import Rademacher
 from mmdgs.networks import build_network, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
-from mmdgs.samplers import gibbs_plan, run_plan
+from mmdgs.samplers import gibbs_plan, run
 from mmdgs.schedules import geometric
+from mmdgs.training import new_model
 from mmdgs.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_the_plain_gibbs_loop_is_algorithm_2(sweeps):
     x = torch.randn(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
     plan = gibbs_plan(model, DiagonalMoments(model, probes=2, design=Rademacher()), levels, sweeps=sweeps)
     found = plain.plain_gibbs(model, x, levels, sweeps, 2, Streams(3, 2))
-    torch.testing.assert_close(found, run_plan(plan, x, seed=3, progress=None).state.x, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found, run(plan, x, seed=3, progress=None).x, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("param", ["score", "energy"])

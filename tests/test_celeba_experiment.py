@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import picture_folder
-from mmdgs.pretrained import Pretrained
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
@@ -52,7 +51,7 @@ def test_quick_from_a_zip_and_resumed_without_work(
 
 
 def test_both_algorithms_walk_the_models_levels_at_the_suggested_rate() -> None:
-    model = Pretrained.of(many_level_model((3, 8, 8)))
+    model = many_level_model((3, 8, 8))
     found = celeba.cells(model, celeba.FULL)
     assert list(found) == [(celeba.SPECTRAL, 24), (celeba.LANGEVIN, 5), (celeba.GIBBS, 5)]
     langevin, gibbs = found[celeba.LANGEVIN, 5], found[celeba.GIBBS, 5]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed, use_fake_inception
-from mmdgs.pretrained import Pretrained
 from nets import lively, tiny_model
-from pretrained_models import many_level_model
 from shared import cifar10_test_images, needs_cifar10_files
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, load, save
@@ -42,7 +41,7 @@ TINY = replace(
 def classifier() -> Model:
     network, options = preset("classifier")
     config = ModelConfig(network, "classes", SHAPE, {**options, "width": 4, "features": 8}, classes=("cat", "dog"))
-    model = Model(config)
+    model = Model.build(config)
     lively(model.network)
     model.network.eval()
     return model
@@ -77,13 +76,13 @@ def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, m
     assert pictures_of(prepared) == drawn | {"cifar10_maps", "cifar10_fid", "cifar10_collapse"}
     assert [len(section.claims) for section in report.sections] == [1, 0, len(ROWS), 3]
 
-    monkeypatch.setattr(single_level_chains, "run_plan", None)  # nothing is run again
+    monkeypatch.setattr(single_level_chains, "generate", None)  # nothing is run again
     monkeypatch.setattr(sampler_cells, "generate", None)
     assert cifar10.run(resumed(prepared)).records["curves"] == records["curves"]
 
 
 def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains:
-    model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
+    model = tiny_model("score", SHAPE, sigma=0.3)
     settings = SamplingSettings(batch_size=batch_size, precision="float32")
     return Chains(Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True), model, References("none"),
                   settings, probes=2, block=block)  # fmt: skip
@@ -91,7 +90,7 @@ def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains
 
 def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
     found, cut = (chains(tmp_path, f"{size}", size).states(PAPERS, 5, (0, 1, 3)) for size in (5, 2))
-    model = Pretrained.of(tiny_model("score", SHAPE, sigma=0.3))
+    model = tiny_model("score", SHAPE, sigma=0.3)
     moments, level, means = DiagonalMoments(model, probes=2), model.levels[0], []
     x0 = randn((5, *SHAPE), torch.empty(0), Streams(0, 5, purpose="start"))
     assert x0.std().item() == pytest.approx(1, abs=0.1)  # the paper's standard normal
@@ -112,13 +111,13 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
 
 
 def test_more_chains_reuse_the_blocks_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, seeds = single_level_chains.run_plan, []
+    ran, seeds = single_level_chains.generate, []
 
     def noting(plan, x0, **options):  # type: ignore[no-untyped-def]
         seeds.append(options["seed"])
         return ran(plan, x0, **options)
 
-    monkeypatch.setattr(single_level_chains, "run_plan", noting)
+    monkeypatch.setattr(single_level_chains, "generate", noting)
     own = chains(tmp_path, "a", 5, block=2)
     few, many = (own.states(DIAGONAL, count, (1,))[DRAWS] for count in (4, 5))
     assert seeds == [0, 1, 2]  # a block has a seed of its own
@@ -190,8 +189,8 @@ def test_the_model_of_many_levels_must_be_one(name: str, prepared: Context, tmp_
 
 
 def test_the_models_beside_it_are_those_that_ship(prepared: Context) -> None:
-    def beside(shape: tuple[int, ...]) -> Pretrained:
-        return Pretrained.of(tiny_model("score", shape, sigma=0.3))
+    def beside(shape: tuple[int, ...]) -> Model:
+        return tiny_model("score", shape, sigma=0.3)
 
     unnamed = replace(prepared, many=None, classifier=None)
     found = cifar10.many_model(unnamed, beside((3, 32, 32)))

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed, use_fake_inception
-from mmdgs.pretrained import from_pretrained
 from nets import tiny_pipeline
 from typer.testing import CliRunner
 
 from mmdgs import cli
 from mmdgs.generation import make_plan
 from mmdgs.lab import Context, Workspace, few_steps, sampler_cells
-from mmdgs.models import VARIANCE_RATIO
-from mmdgs.samplers import run_plan
+from mmdgs.models import VARIANCE_RATIO, from_pretrained
+from mmdgs.samplers import run
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 pytest.importorskip("diffusers")
@@ -78,7 +77,7 @@ def test_heun_has_as_many_evaluations_as_the_others_or_one_less(steps: int, prep
     costs = []
     for row in ("DDIM", "Heun"):
         plan = make_plan(few_steps.at(row, few_steps.ROWS[row], steps), model)
-        costs.append(run_plan(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
+        costs.append(run(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
     assert costs[0] == steps
     assert steps - 1 <= costs[1] <= steps
 

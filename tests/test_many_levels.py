@@ -16,9 +16,9 @@ import mmdgs
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, denoise, score
 from mmdgs.errors import UsageError
+from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.losses import WEIGHTINGS
 from mmdgs.models.config import DENOISERS, SquaredErrorEnergy
-from mmdgs.moments import mean_and_jacobian
 from mmdgs.networks import MLP, PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
 from mmdgs.randomness import Generator, Streams, seeded

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdgs.lab import EXPERIMENTS, Context, Workspace, many_levels
-from mmdgs.lab.running import along, gibbs
+from mmdgs.lab.running import along
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
 from mmdgs.schedules import geometric
@@ -22,7 +22,7 @@ TINY = many_levels.ManyLevelSettings(counts=(4, 8), chains=60, groups=2)
 def test_the_variance_of_gibbs_sweeps_is_that_of_its_chains(noise_first: bool, sweeps: int) -> None:
     target = GaussianMixture([1.0], torch.zeros(1, 1, dtype=torch.float64), 1.0)
     levels = geometric(10, many_levels.FIRST, many_levels.LAST)
-    plan = gibbs(FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
+    plan = gibbs_plan(FullMoments(target.denoiser()), levels, sweeps=sweeps, noise_first=noise_first)
     x0 = target.noised(levels[0]).sample((40_000,), generator=seeded(0))
     found = along(plan, x0, seed=0)[0].var().item()
     exact = many_levels._gibbs_variance(levels, sweeps, noise_first)

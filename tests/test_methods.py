@@ -133,7 +133,7 @@ def test_a_model_with_mean_and_std_has_chains_of_its_own_posterior() -> None:
     assert (method.sampler, method.covariance, method.levels) == ("gibbs", "learned", model.levels)
     written = samplers.single_level_plan(mmdgs.LearnedMoments(model.network), model.level, steps=2)
     x = torch.rand(2, *model.shape, generator=seeded(0))
-    found = [run_plan(plan, x, seed=1, progress=None).state.x for plan in (make_plan(Method(steps=2), model), written)]
+    found = [run(plan, x, seed=1, progress=None).x for plan in (make_plan(Method(steps=2), model), written)]
     assert torch.equal(*found)
     with pytest.raises(UsageError, match="'learned' takes no probes; it takes clip"):
         make_plan(Method(probes=3), model)

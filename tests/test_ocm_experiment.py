@@ -8,7 +8,7 @@ import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 import mmdgs

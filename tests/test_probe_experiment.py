@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import performed, pictures_of, resumed
-from mmdgs.pretrained import Pretrained
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 
 import mmdgs
 from mmdgs.errors import UsageError
@@ -39,7 +38,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 @pytest.mark.parametrize("rows", [8, 7])
 def test_the_jacobian_is_the_denoisers_whole_or_its_middle(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "ROWS_AT_ONCE", {"cpu": rows, "cuda": rows})  # 7: the last rows are fewer
-    model = Pretrained.of(many_level_model((2, 8, 8)))
+    model = many_level_model((2, 8, 8))
     x_t = torch.randn(1, 2, 8, 8, generator=seeded(0))
     exact = mean_and_jacobian(model, x_t, LEVEL)[1][0]
     found = jacobian(model, x_t, LEVEL, None, "")

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed, use_fake_inception
-from mmdgs.pretrained import Pretrained
 from nets import tiny_model
-from pretrained_models import many_level_model
+from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from mmdgs import cli, save
@@ -138,7 +137,7 @@ def test_no_seed_is_begun_after_its_minutes_and_finished_rows_are_shown(
 def sampling(context: Context, batch_size: int, images: int, **judge: object) -> Sampling:
     settings = replace(TINY, images=images, seeds=1, batch_size=batch_size, shown=100, metrics=("diversity",))
     references = References(table2.DATA, None, 8)
-    return Sampling(context, Pretrained.of(many_level_model(SHAPE)), Judge(("diversity",), references, context.device),
+    return Sampling(context, many_level_model(SHAPE), Judge(("diversity",), references, context.device),
                     settings)  # fmt: skip
 
 
@@ -187,7 +186,7 @@ def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
 
 
 def test_cells_come_cheapest_first() -> None:
-    cells = table2.cells(Pretrained.of(many_level_model(SHAPE)), 1.0, table2.Table2Settings())
+    cells = table2.cells(many_level_model(SHAPE), 1.0, table2.Table2Settings())
     last = list(cells)[-4:]
     assert last == [("Langevin", 232), ("Gibbs (paper)", 232), ("Gibbs, spectral", 232), ("Gibbs, down first", 56)]
     assert [len(cells[key].levels or ()) for key in last] == [232, 232, 232, 56]
