@@ -18,7 +18,7 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
-from mmdgs.models.conversion import export
+from mmdgs.models.conversion import export_model
 from mmdgs.models.shipped import RECIPES, SHIPPED
 
 run = CliRunner().invoke
@@ -39,7 +39,7 @@ def folder(model: Model, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sharded(folder: Path, tmp_path: Path) -> Path:
-    export(folder, tmp_path / "sharded", shard_mb=SHARD_MB)
+    export_model(folder, tmp_path / "sharded", shard_mb=SHARD_MB)
     return tmp_path / "sharded"
 
 
@@ -101,21 +101,21 @@ def test_shards_are_read_wherever_a_model_is(sharded: Path, model: Model, monkey
 
 def test_one_file_unless_they_are_asked_for(folder: Path, model: Model, tmp_path: Path) -> None:
     for name, shard_mb in (("a", None), ("b", 100.0)):
-        (file,) = export(folder, tmp_path / name, shard_mb=shard_mb)
+        (file,) = export_model(folder, tmp_path / name, shard_mb=shard_mb)
         assert file == tmp_path / name / "model.safetensors"
         assert sorted(path.name for path in file.parent.iterdir()) == ["README.md", "config.json", "model.safetensors"]
         assert_weights(mmdgs.load(file.parent).network, rounded(model))
-    export(folder, tmp_path / "c", dtype="float32")
+    export_model(folder, tmp_path / "c", dtype="float32")
     assert_weights(mmdgs.load(tmp_path / "c").network, model.network.state_dict())
 
 
 def test_the_card_goes_along_and_says_how_it_is_stored(folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text("# Mine\n\nwords\n")
-    export(folder, tmp_path / "a", shard_mb=SHARD_MB)
+    export_model(folder, tmp_path / "a", shard_mb=SHARD_MB)
     card = (tmp_path / "a" / "README.md").read_text()
     count = len(shards(tmp_path / "a"))
     assert card == f"# Mine\n\nwords\n\n## Storage\n\nWeights in bf16, in {count} files, by `mmdgs export`.\n"
-    export(tmp_path / "a", tmp_path / "b")
+    export_model(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "README.md").read_text() == card.replace(f"{count} files", "one file")
 
 

@@ -16,7 +16,7 @@ import mmdgs
 from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
-from mmdgs.models.conversion import export
+from mmdgs.models.conversion import export_model
 from mmdgs.randomness import Streams, child_seed
 from mmdgs.training import ImageExamples, Recipe, Trainer, TrainingSettings, loss_of, metrics, read_recipe, train_model
 from mmdgs.training.examples import batch_order, read_sets
@@ -80,7 +80,7 @@ def test_a_run_starts_from_the_averaged_weights_with_noise_of_its_own(first: Pat
 
 
 def test_it_starts_from_shards_in_bf16(first: Path, pictures: Path, tmp_path: Path) -> None:
-    export(first, tmp_path / "sent", shard_mb=0.01)
+    export_model(first, tmp_path / "sent", shard_mb=0.01)
     assert len(list((tmp_path / "sent").glob("model-*.safetensors"))) > 1
     recipe = recipe_of(pictures, tmp_path / "sent", training=STILL)
     model, _ = train_model(recipe, tmp_path / "second", progress=None)

@@ -18,7 +18,7 @@ from mmdgs.lab import EXPERIMENTS, Context, Outcome, Workspace, mnist, mnist_mod
 from mmdgs.lab.drawing import mosaic
 from mmdgs.lab.mnist_models import ENERGY, LEARNED, QUANTISATION, SIGMAS, MnistSettings
 from mmdgs.metrics import Instability
-from mmdgs.training import TrainingSettings, job, sets
+from mmdgs.training import TrainingSettings, examples, run as training_run
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 MNIST = EXPERIMENTS["mnist"]
@@ -50,8 +50,8 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     """Make `--quick` tiny, and the test set and the validation on it small."""
     patch.setattr(mnist_models, "QUICK", TINY)
     patch.setattr(mnist_models, "load_images", partial(load_images, limit=300))
-    patch.setattr(sets, "VALIDATION_EXAMPLES", 16)
-    patch.setattr(job, "ISOTROPIC_EXAMPLES", {"cpu": 16})
+    patch.setattr(examples, "VALIDATION_EXAMPLES", 16)
+    patch.setattr(training_run, "ISOTROPIC_EXAMPLES", {"cpu": 16})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from mmdgs.cli.app import Debug, app, messages, output, plain_errors
 from mmdgs.models import load
-from mmdgs.models.conversion import convert as convert_checkpoint, export as export_model
+from mmdgs.models.conversion import convert_checkpoint, export_model
 from mmdgs.models.weights import MEGABYTE
 
 

@@ -27,7 +27,9 @@ OURS = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS, *FIT_FILES)
 """What a model's folder holds and an export may replace; the last are variances of the old weights."""
 
 
-def convert(source: Path, out: Path, *, ema: bool = True, size: int | None = None, overwrite: bool = False) -> Path:
+def convert_checkpoint(
+    source: Path, out: Path, *, ema: bool = True, size: int | None = None, overwrite: bool = False
+) -> Path:
     """Write a pickle as a folder of safetensors and JSON, whole or not at all.
 
     An NCSNv2 checkpoint becomes a model of mmdgs (its moving average, or with ema=False its raw weights); a folder
@@ -75,7 +77,7 @@ def _convert_pipeline(source: Path, out: Path) -> Path:
     return out
 
 
-def export(
+def export_model(
     source: str | Path, out: Path, *, dtype: str = "bf16", shard_mb: float | None = None, overwrite: bool = False
 ) -> list[Path]:
     """Write a model of mmdgs as a folder, whole or not at all; returns the files of its weights.
