@@ -1,15 +1,26 @@
 # make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
+# make test-all: the slow tests too.  make mutants: does the suite notice 50 broken formulas?
+# make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage lint clean
+.PHONY: demo test test-all test-gpu mutants coverage lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
 
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu"
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu"
+
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
+
+mutants: $(VENV)/.test
+	$(BIN)/python tests/mutants.py
 
 # The same with the lines that were run: twice the time.
 coverage: $(VENV)/.test

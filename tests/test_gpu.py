@@ -1,0 +1,184 @@
+"""On a GPU: compiled products against plain ones, CUDA graphs, bf16, generation and resume, training. `make test-gpu`."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from nets import tiny_unet
+from torch import Tensor
+
+import mmdgs
+from mmdgs import compiled, samplers
+from mmdgs.denoisers import Denoiser, denoise, edm_denoiser, energy_denoiser, score_denoiser
+from mmdgs.jacobians import linearised
+from mmdgs.models import Model, ModelConfig
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, randn, seeded, signs
+from mmdgs.schedules import geometric
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+SHAPE = (3, 16, 16)
+LEVELS = (NoiseLevel(sigma=0.4), NoiseLevel(alpha=0.8, sigma=0.6), NoiseLevel(sigma=3.0))
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    """No TF32: compiled and plain numbers then differ by float32's rounding alone."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def network(**options: object) -> torch.nn.Module:
+    return tiny_unet(3, multipliers=[1, 2], attention=[1], **options).to(CUDA).eval().requires_grad_(False)
+
+
+DENOISERS = {
+    "score": lambda: score_denoiser(network()),
+    "energy": lambda: energy_denoiser(network()),
+    "edm, conditional": lambda: edm_denoiser(network(conditional=True)),
+}
+
+
+def batch(rows: int = 6) -> Tensor:
+    return randn((rows, *SHAPE), torch.empty(0), seeded(0)).to(CUDA)
+
+
+def probes(count: int, like: Tensor) -> Tensor:
+    return signs((len(like), count, *like.shape[1:]), like, seeded(7)).transpose(0, 1)
+
+
+def both(denoiser: Denoiser, x: Tensor, level: NoiseLevel, v: Tensor, mode: str) -> list[Tensor]:
+    """The mean, v' J and (J + J') v / 2, compiled ("now") or plain ("never")."""
+    with compiled.fast_path(mode), torch.no_grad():
+        at = linearised(denoiser, x, level)
+        return [at.pull(v), at.symmetric(v), at.mean, denoise(denoiser, x, level)]
+
+
+def programs_of(denoiser: Denoiser) -> list[compiled.Program]:
+    shelves = denoiser.network.__dict__[compiled.PROGRAMS].made  # type: ignore[attr-defined]
+    return [program for shelf in shelves.values() for program in shelf]
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+def test_compiled_products_are_the_plain_ones_at_every_level(name: str) -> None:
+    denoiser, x = DENOISERS[name](), batch()
+    v = probes(3, x)
+    for level in LEVELS:
+        for found, wanted in zip(*(both(denoiser, x, level, v, mode) for mode in ("now", "never")), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4 * wanted.abs().max().item())
+    made = programs_of(denoiser)
+    assert len(made) == (2 if name == "energy" else 3), "one program of a kind for all levels"
+    assert not any(isinstance(program.function, torch.fx.GraphModule) for program in made), "none was compiled"
+
+
+def test_smaller_batches_and_changed_weights_are_seen_by_a_recorded_graph() -> None:
+    denoiser, x = DENOISERS["score"](), batch(8)
+    v = probes(2, x)
+    with compiled.fast_path("now"), torch.no_grad():
+        whole = linearised(denoiser, x, LEVELS[0]).pull(v).clone()
+        part = linearised(denoiser, x[:6], LEVELS[0]).pull(v[:, :6])
+        torch.testing.assert_close(part, whole[:, :6], rtol=1e-5, atol=1e-5)
+        for weight in denoiser.network.parameters():
+            weight.mul_(1.5)
+        changed = linearised(denoiser, x, LEVELS[0]).pull(v)
+    assert len(programs_of(denoiser)) == 1
+    assert not torch.allclose(changed, whole, rtol=1e-3)
+    with compiled.fast_path("never"):
+        expected = linearised(denoiser, x, LEVELS[0]).pull(v)
+    torch.testing.assert_close(changed, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+def test_bf16_is_near_float32(name: str) -> None:
+    denoiser, x = DENOISERS[name](), batch()
+    v = probes(3, x)
+    exact = both(denoiser, x, LEVELS[0], v, "never")
+    with torch.autocast("cuda", torch.bfloat16):
+        low = both(denoiser, x, LEVELS[0], v, "now")
+    for found, wanted in zip(low, exact, strict=True):
+        error = ((found - wanted).norm() / wanted.norm()).item()
+        assert 0 < error < 0.05, "bf16 differs from float32, and by a few percent at the most"
+
+
+def test_streams_give_the_cpus_numbers() -> None:
+    for kind in ("normal", "sign", "uniform"):
+        here, there = (
+            Streams(5, 64, purpose="start").draw(kind, 100, torch.float64, torch.device(place)).cpu()
+            for place in ("cpu", "cuda")
+        )
+        torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-12)
+
+
+def model() -> Model:
+    config = ModelConfig(
+        "unet", "edm", SHAPE, {"width": 8, "multipliers": [1, 2], "attention": [1], "conditional": True},
+        sigmas=tuple(level.sigma for level in geometric(8, 10.0, 0.1)),
+    )  # fmt: skip
+    found = Model.build(config, seed=0).to(CUDA)
+    found.network.eval().requires_grad_(False)
+    with torch.no_grad():
+        for weight in found.network.parameters():
+            if weight.ndim > 1:
+                weight.add_(0.05 * randn(tuple(weight.shape), torch.empty(0), seeded(1)).to(CUDA))
+    return found
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "krylov"])
+def test_samples_depend_on_seed_and_number_alone_and_are_the_cpus(covariance: str) -> None:
+    one = model()
+    plan = samplers.gibbs_plan(one.posterior(covariance), one.levels, sweeps=2)
+    x = mmdgs.generate(one, plan, 6, seed=3, batch_size=6, progress=None).x
+    parts = mmdgs.generate(one, plan, 6, seed=3, batch_size=2, progress=None).x
+    assert x is not None
+    assert parts is not None
+    torch.testing.assert_close(parts, x, rtol=0, atol=2e-3)  # a chain adds up what another batch rounds otherwise
+    there = copy.deepcopy(one).to("cpu")
+    slow = mmdgs.generate(
+        there, samplers.gibbs_plan(there.posterior(covariance), there.levels, sweeps=2), 6, seed=3, progress=None
+    ).x
+    torch.testing.assert_close(slow, x, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_stopped_run_goes_on_to_the_same_bytes(fast: bool, tmp_path: Path) -> None:
+    one = model()
+    plan = samplers.gibbs_plan(one.posterior("diagonal"), one.levels, sweeps=1)
+    options = {"seed": 1, "batch_size": 2, "fast": fast, "progress": None}
+    mmdgs.generate(one, plan, 6, out=tmp_path / "whole", **options)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    for number in (1, 4, 5):
+        (tmp_path / "part" / f"{number:06}.png").unlink()
+    mmdgs.generate(one, plan, 6, out=tmp_path / "part", resume=True, **options)
+    for number in range(6):
+        name = f"{number:06}.png"
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    x = mmdgs.generate(one, plan, 6, **options).x
+    assert x is not None
+    assert numpy.isfinite(x.numpy()).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_training_on_the_device_learns_and_goes_on(precision: str, tmp_path: Path) -> None:
+    from mmdgs.training import Recipe, TrainingSettings, train_model
+
+    def recipe(steps: int) -> Recipe:
+        settings = TrainingSettings(steps=steps, batch_size=256, precision=precision, checkpoint_every=20)
+        return Recipe(data="rings", model="mlp", param="energy", loss="dsm", sigma=0.2, training=settings)
+
+    _, whole = train_model(recipe(60), tmp_path / "whole", device=CUDA, progress=None)
+    train_model(recipe(40), tmp_path / "part", device=CUDA, progress=None)
+    _, part = train_model(recipe(60), tmp_path / "part", device=CUDA, resume=True, progress=None)
+    assert whole.losses[-10:].mean() < 0.9 * whole.losses[:5].mean()
+    torch.testing.assert_close(part.losses, whole.losses, rtol=1e-3, atol=1e-3)
