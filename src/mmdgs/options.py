@@ -14,7 +14,8 @@ def key(default: Any, help: str) -> Any:
 def option(default: Any, help: str, **typed: Any) -> Any:
     """A field that commands have an option for; `typed` are arguments of `typer.Option`, such as min or envvar.
 
-    `flag` is its name where that is not the field's, such as "--clip/--no-clip".
+    `flag` is its name (or names) where that is not the field's, such as "--clip/--no-clip"; `kind` is the type that the
+    command line reads where the field's own is another.
     """
     return dataclasses.field(default=default, metadata={"help": help, "option": typed})
 

@@ -52,8 +52,8 @@ def _options(kind: type) -> list[Parameter]:
         if "option" not in field.metadata:
             continue
         typed = dict(field.metadata["option"])
-        flags = [typed.pop("flag")] if "flag" in typed else []
-        told = typer.Option(*flags, help=field.metadata["help"], **typed)
-        annotation: Any = Annotated[hints[field.name] | None, told]
+        flags, kind = typed.pop("flag", ()), typed.pop("kind", hints[field.name])
+        told = typer.Option(*([flags] if isinstance(flags, str) else flags), help=field.metadata["help"], **typed)
+        annotation: Any = Annotated[kind | None, told]
         made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -23,13 +23,14 @@ from mmdgs.cli.app import (
     output,
     plain_errors,
 )
+from mmdgs.cli.options import options_of
 from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
 from mmdgs.generation import Generated, Method, generate, make_plan
-from mmdgs.generation.methods import FIXED, SAMPLERS, settings_of
+from mmdgs.generation.methods import settings_of
 from mmdgs.generation.writers import destination
-from mmdgs.models import COVARIANCES, FitData, Model, load
+from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import FITTED
 from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.runtime import check_precision
@@ -46,6 +47,7 @@ PATIENCE = timedelta(days=7)
 
 
 @app.command()
+@options_of(Method)
 def sample(
     model: Annotated[
         str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder (also of diffusers), or on the hub.")
@@ -54,41 +56,7 @@ def sample(
         Path, typer.Option("--out", "-o", help="A picture of all (.png), arrays (.npz), or a folder for PNG files.")
     ] = Path("samples.png"),
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
-    sampler: Annotated[
-        str | None,
-        typer.Option(help=f"{', '.join(SAMPLERS)}.", show_default="gibbs; over many levels heun"),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Noise levels that are used; sweeps of a model of one level.", show_default="all, 20"),
-    ] = None,
-    levels: Annotated[
-        str | None, typer.Option(help="Noise levels, such as geometric:232:50:0.01.", show_default="the model's")
-    ] = None,
-    covariance: Annotated[
-        str | None,
-        typer.Option("--covariance", "--posterior", help=f"{', '.join([*COVARIANCES, *FIXED])}.", show_default="auto"),
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="Of --covariance ocm: a folder that train --loss ocm made for this model.")
-    ] = None,
-    sweeps: Annotated[int | None, typer.Option(min=1, help="Steps at each level (gibbs, langevin).")] = None,
-    probes: Annotated[int | None, typer.Option(min=1, help="Jacobian products for the diagonal [3].")] = None,
-    krylov_steps: Annotated[int | None, typer.Option(min=1, help="Steps of a Krylov draw [20].")] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
-    ] = None,
-    eta: Annotated[float | None, typer.Option(help="Fresh noise: of ddim, in [0, 1]; of consistent.")] = None,
-    churn: Annotated[float | None, typer.Option(help="Share of noise added before a step of heun [0].")] = None,
-    clip: Annotated[
-        bool | None, typer.Option("--clip/--no-clip", help="Keep means in the data's interval.", show_default="auto")
-    ] = None,
-    last_noise: Annotated[
-        float | None, typer.Option(help="Of ancestral: grey levels of noise that may stay in samples [2].")
-    ] = None,
-    mean: Annotated[
-        bool, typer.Option("--mean/--draw", help="Of one level: end with the posterior's mean, not a draw.")
-    ] = False,
+    *,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
@@ -105,6 +73,7 @@ def sample(
     resume: Resume = False,
     overwrite: Overwrite = False,
     debug: Debug = False,
+    **given: Any,
 ) -> None:
     """Draw samples from noise; killed or stopped, it goes on with --resume (a folder or an .npz).
 
@@ -114,11 +83,9 @@ def sample(
     with plain_errors(debug):
         _check_out(out, resume, overwrite)
         check_precision(precision)
-        schedule = None if levels is None else parse_levels(levels)
-        method = Method(
-            sampler, schedule, steps, covariance, sweeps, probes, krylov_steps, rate, eta, churn, clip,
-            last_noise, head, mean or None,
-        )  # fmt: skip
+        if "levels" in given:
+            given["levels"] = parse_levels(given["levels"])
+        method = Method(**{name: value for name, value in given.items() if (name, value) != ("mean", False)})
         where = device_named(device)
         fit = _fit_data(method, data, data_dir, fit_images, where)
         accelerator = _accelerator(where)

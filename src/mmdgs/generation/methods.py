@@ -26,6 +26,7 @@ from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
 from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
 from mmdgs.networks.registry import nearest
+from mmdgs.options import option
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
 from mmdgs.samplers.langevin_rates import suggested_rate
@@ -40,24 +41,39 @@ CLIPPED_INTERVAL = (-1.0, 1.0)
 """Where diffusers' images lie: models of this interval have their means clipped, as there."""
 
 
+FIXED = ("small", "large")
+"""DDPM's covariances, for ancestral sampling only."""
+COVARIANCE_NAMES = f"{', '.join([*COVARIANCES, *FIXED])}."
+
+
 @dataclass(frozen=True)
 class Method:
     """A sampler by name, with its settings; None stands for the sampler's own choice (`resolved` fills it in)."""
 
-    sampler: str | None = None
-    levels: Levels | None = None
-    steps: int | None = None  # levels that are used; of a single-level chain, its sweeps
-    covariance: str | None = None
-    sweeps: int | None = None  # at each level
-    probes: int | None = None  # of a diagonal covariance
-    krylov_steps: int | None = None
-    rate: float | None = None
-    eta: float | None = None
-    churn: float | None = None
-    clip: bool | None = None  # the mean, to the data's interval
-    last_noise: float | None = None  # most of it that an ancestral sample is left with, in grey levels of 255
-    head: str | None = None  # of the covariance ocm: the folder of its head
-    mean: bool | None = None  # of a single-level chain: end with the posterior's mean, not with a draw
+    sampler: str | None = option(
+        None,
+        "gibbs, gibbs-down, langevin, consistent, ancestral, ddim or heun.",
+        show_default="gibbs; over many levels heun",
+    )
+    levels: Levels | None = option(
+        None, "Noise levels, such as geometric:232:50:0.01.", show_default="the model's", kind=str
+    )
+    steps: int | None = option(
+        None, "Noise levels that are used; sweeps of a model of one level.", min=1, show_default="all, 20"
+    )
+    covariance: str | None = option(None, COVARIANCE_NAMES, flag=("--covariance", "--posterior"), show_default="auto")
+    head: str | None = option(None, "Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
+    probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
+    krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
+    rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
+    eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
+    churn: float | None = option(None, "Share of noise added before a step of heun [0].")
+    clip: bool | None = option(None, "Keep means in the data's interval.", flag="--clip/--no-clip", show_default="auto")
+    last_noise: float | None = option(None, "Of ancestral: grey levels of noise that may stay in samples [2].")
+    mean: bool | None = option(
+        None, "Of one level: end with the posterior's mean, not a draw.", flag="--mean/--draw", show_default="draw"
+    )
 
     def __post_init__(self) -> None:
         if self.sampler is not None and self.sampler not in SAMPLERS:
@@ -187,8 +203,6 @@ def _chain(found: Ingredients) -> Plan:
 
 CHAIN = Sampler({"covariance": None, "clip": None, "mean": None}, lambda found, _: found.levels, _chain)
 """What "gibbs" is for a model of one level."""
-FIXED = ("small", "large")
-"""DDPM's covariances, for ancestral sampling only."""
 
 
 def resolved(method: Method, model: Model) -> Method:
