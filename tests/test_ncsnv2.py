@@ -16,7 +16,7 @@ from mmdgs import losses
 from mmdgs.jacobians import linearised, mean_and_jacobian
 from mmdgs.models import Model, ModelConfig
 from mmdgs.networks import NCSNv2
-from mmdgs.networks.ncsnv2 import ConvMeanPool, InstanceNormPlus, ResidualBlock
+from mmdgs.networks.ncsnv2 import ConvMeanPool, DilatedBlock, InstanceNormPlus
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.randomness import seeded
 
@@ -77,12 +77,12 @@ def test_pooling_takes_the_mean_of_four_pixels_and_of_what_is_there_at_an_edge()
     [(False, 1, (3, 3, 1), 8), (True, 1, (3, 3, 1), 4), (True, 2, (3, 3, 3), 8), (False, 4, (3, 3, 3), 8)],
 )
 def test_residual_blocks(down: bool, dilation: int, kernels: tuple[int, ...], side: int) -> None:
-    block = ResidualBlock(4, 6, down=down, dilation=dilation)
+    block = DilatedBlock(4, 6, down=down, dilation=dilation)
     assert block(torch.zeros(1, 4, 8, 8)).shape == (1, 6, side, side)
     convs = [getattr(conv, "conv", conv) for conv in (block.conv1, block.conv2, block.shortcut)]
     assert tuple(conv.kernel_size[0] for conv in convs) == kernels
     assert block.conv1.out_channels == (4 if down else 6)
-    assert ResidualBlock(4, 4, dilation=dilation).shortcut is None
+    assert DilatedBlock(4, 4, dilation=dilation).shortcut is None
 
 
 def test_it_has_the_public_size() -> None:

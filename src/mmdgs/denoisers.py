@@ -257,7 +257,7 @@ def pure_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) ->
     return denoiser.pure(level) if applies(x_t) and isinstance(denoiser, HasPure) else None
 
 
-def evaluate(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
+def fast_mean(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """D(x_t), by the fast path where there is one and nothing is to be differentiated."""
     pure = None if torch.is_grad_enabled() else pure_of(denoiser, x_t, level)
     found = None if pure is None else compiled_mean(pure, x_t)
@@ -268,7 +268,7 @@ def evaluate(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -
 def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
     """D(x_t), checked: anybody's denoiser may return another shape, which would broadcast unseen."""
     spend(forwards=1)
-    return checked(evaluate(denoiser, x_t, level), x_t)
+    return checked(fast_mean(denoiser, x_t, level), x_t)
 
 
 def checked(mean: Tensor, x_t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, evaluate
+from mmdgs.denoisers import Denoiser, fast_mean
 from mmdgs.moments.contract import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -22,7 +22,7 @@ class ClippedDenoiser:
     interval: tuple[float, float]
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        return evaluate(self.denoiser, x_t, level).clamp(*self.interval)
+        return fast_mean(self.denoiser, x_t, level).clamp(*self.interval)
 
 
 @dataclass(frozen=True)

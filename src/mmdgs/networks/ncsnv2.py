@@ -67,7 +67,7 @@ class ConvMeanPool(nn.Module):
         return functional.avg_pool2d(self.conv(x), 2, ceil_mode=True)
 
 
-class ResidualBlock(nn.Module):
+class DilatedBlock(nn.Module):
     """shortcut(x) + conv2(elu(norm(conv1(elu(norm(x)))))).
 
     A block that goes `down` halves the resolution, unless it is dilated: then it keeps it.
@@ -176,12 +176,12 @@ class NCSNv2(nn.Module):
         wide = 2 * width
         with torch.device("meta"):
             self.begin_conv = _conv(channels, width)
-            self.res1 = nn.Sequential(ResidualBlock(width, width), ResidualBlock(width, width))
-            self.res2 = nn.Sequential(ResidualBlock(width, wide, down=True), ResidualBlock(wide, wide))
+            self.res1 = nn.Sequential(DilatedBlock(width, width), DilatedBlock(width, width))
+            self.res2 = nn.Sequential(DilatedBlock(width, wide, down=True), DilatedBlock(wide, wide))
             self.res3, self.res4 = (
                 nn.Sequential(
-                    ResidualBlock(wide, wide, down=True, dilation=dilation),
-                    ResidualBlock(wide, wide, dilation=dilation),
+                    DilatedBlock(wide, wide, down=True, dilation=dilation),
+                    DilatedBlock(wide, wide, dilation=dilation),
                 )
                 for dilation in (2, 4)
             )

@@ -33,7 +33,7 @@ from mmdgs.training.examples import Examples, Sets, read_sets
 from mmdgs.training.loop import Trained, Trainer, Validation, agreed
 from mmdgs.training.objective import PerExampleLoss, loss_of
 from mmdgs.training.recipe import Recipe
-from mmdgs.training.watching import SampleWatcher, isotropic_moments, sample_watcher
+from mmdgs.training.watching import SampleWatcher, one_variance, sample_watcher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -83,7 +83,7 @@ def train_model(
     folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
     with output_folder(out) if main else contextlib.nullcontext():
         begun = bool(agreed(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator))
-        run = Run.start(recipe, folder, device, denoiser, begun=begun)
+        run = RecipeRun.start(recipe, folder, device, denoiser, begun=begun)
         if report:
             report(run.title())
         watcher = run.watcher(report) if main and recipe.training.watch is not None else None
@@ -138,7 +138,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecipeRun:
     """One run of a recipe: its examples, its model and where that comes from. It keeps the best model so far."""
 
     recipe: Recipe
@@ -152,7 +152,7 @@ class Run:
     @classmethod
     def start(
         cls, recipe: Recipe, folder: RunFolder, device: torch.device, denoiser: Model | None, *, begun: bool
-    ) -> Run:
+    ) -> RecipeRun:
         """Read the examples and make the model; one that was begun has its weights in its checkpoint."""
         if denoiser is not None:
             denoiser.network.requires_grad_(False).eval()
@@ -330,7 +330,7 @@ def finished(model: Model, examples: Examples, seed: int, most: int | None = Non
     """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
     if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
-    fitted = isotropic_moments(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
+    fitted = one_variance(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
     return _changed(model, isotropic_variance=fitted.variances[model.level])
 
 

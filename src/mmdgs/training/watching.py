@@ -83,7 +83,7 @@ def _inception() -> Inception | None:
         return None
 
 
-def isotropic_moments(model: Model, x: Tensor, seed: int) -> IsotropicMoments:
+def one_variance(model: Model, x: Tensor, seed: int) -> IsotropicMoments:
     """The posterior of a model of one level with one variance for all pixels, fitted to clean data x."""
     streams = Streams(seed, len(x), purpose="fit")
     return IsotropicMoments.fit(model, x, model.level, generator=streams)
@@ -153,7 +153,7 @@ class SampleWatcher:
             return single_level_plan(model.posterior(), level, steps=SWEEPS)
         device = next(model.network.parameters()).device
         chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
-        moments = isotropic_moments(model, midpoints(chosen.images.to(device)), self.seed)
+        moments = one_variance(model, midpoints(chosen.images.to(device)), self.seed)
         return single_level_plan(moments, level, steps=SWEEPS, mean=True)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:
