@@ -9,11 +9,11 @@ import torch
 from sizes import TINY
 
 from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
+from mmdgs.files import LOCK, write_atomically
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, TimeIsUp, Workspace, toys
 from mmdgs.lab.grid import Cell, Grid, Measure, Number, Results, number
 from mmdgs.lab.report import Claim, Section
-from mmdgs.lab.workspace import LOCK, Part, axis, described
+from mmdgs.lab.workspace import Part, axis, described
 
 FID = Measure("fid", "FID", 2, "less")
 
@@ -76,7 +76,7 @@ def test_rows_can_be_chosen_and_an_unknown_one_is_refused(tmp_path):
     assert found.rows == ["Heun"]
     assert calls == ["Heun, 10", "Heun, 25"]
     with pytest.raises(UsageError, match=r"--only must be a row of the table \(DDIM; Heun\), got 'nut'"):
-        grid_of(calls)._wanted(["nut"])
+        grid_of(calls).run(context_in(tmp_path / "other", only=("nut",)))
 
 
 def test_a_grid_stops_when_its_time_is_up_and_the_rest_is_named(tmp_path):
@@ -287,7 +287,7 @@ def test_what_a_part_depends_on_is_described_by_its_fields():
 
 def test_two_runs_do_not_write_in_one_folder(tmp_path):
     first = Workspace(tmp_path / "a")
-    with pytest.raises(UsageError, match="another run writes in the output folder"):
+    with pytest.raises(UsageError, match="another run is writing into"):
         Workspace(tmp_path / "a", resume=True)
     first.close()
     Workspace(tmp_path / "a").close()  # the lock's file does not count as content

@@ -97,6 +97,7 @@ QUICK_RECIPE = Recipe(
 
 def run(context: Context) -> Outcome:
     """Tune Langevin's step, sample by every row and seed, and measure."""
+    context.check_only(list(ROWS))
     settings = context.sized(FULL, QUICK)
     settings = of_seeds(settings, context.seeds or settings.seeds)
     model = many_level_model(context)
