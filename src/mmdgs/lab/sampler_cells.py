@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet, image_set, load_images, to_uint8
 from mmdgs.evaluation import OF_FEATURES, evaluate
 from mmdgs.evaluation.checks import OF_ROWS
-from mmdgs.generation import FitData, fitted_moments, generate, make_plan
+from mmdgs.generation import FitData, Generated, fitted_moments, generate, make_plan
 from mmdgs.generation.methods import exploding_levels
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Cell, Measure
@@ -199,7 +199,7 @@ class Sampling:
         folder = workspace.out / PARTS
         folder.mkdir(exist_ok=True)
         files = {seed: folder / f"{cell.name.replace(' ', '_')}-{digest}-{seed}.npz" for seed in cell.seeds}
-        made = []
+        made: list[Generated] = []
         for seed, file in files.items():
             if made:
                 self.context.check_time()

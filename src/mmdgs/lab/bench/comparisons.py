@@ -214,13 +214,13 @@ def sweep(
     found = []
     for point in sorted({(*at[:i], value, *at[i + 1 :]) for i, values in enumerate(varied) for value in values}):
         try:
-            found.append(_point(case, device, *point, repeats=1 if quick else 3))
+            found.append(_point(case, device, 1 if quick else 3, *point))
         except torch.OutOfMemoryError:
             logger.warning("batch %d, %d probes, size %d do not fit on %s and are left out", *point, device)
     return found
 
 
-def _point(case: Case, device: torch.device, batch: int, probes: int, size: int, repeats: int) -> Point:
+def _point(case: Case, device: torch.device, repeats: int, batch: int, probes: int, size: int) -> Point:
     x_t, precision, generator = case.images(batch, size, device), case.precisions[-1], seeded(0, device=device)
 
     def forward() -> None:
