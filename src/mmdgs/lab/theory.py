@@ -298,7 +298,8 @@ def _estimate(mixture: GaussianMixture, sigma: float, n: int, generator: Generat
     """The isotropic variance as a user gets it, from n data."""
     level = NoiseLevel(sigma=sigma)
     x = mixture.sample((n,), generator=generator)
-    return isotropic_by_score(mixture.denoiser(), x, level, generator).variances[level]
+    moments = isotropic_by_score(mixture.denoiser(), x, level, generator)
+    return moments(x[:1], level).cov.diagonal().flatten()[0].item()
 
 
 def _draw_fisher(records: Records) -> Canvas:
