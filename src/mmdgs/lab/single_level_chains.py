@@ -121,12 +121,12 @@ class Chains:
             return x0
 
         draws = self._generated(plan, count, keep, seed, start, f"{row}, {keep[-1]} steps")
-        return {DRAWS: self.stored(draws), MEANS: self.stored(noted.states())}
+        return {DRAWS: to_uint8(draws.clamp(0, 1)), MEANS: self.stored(noted.states())}
 
     def _generated(
         self, plan: Plan, count: int, keep: Sequence[int], seed: int, start: Callable[[int, int], Tensor], label: str
     ) -> Tensor:
-        """The states of chains after some steps, (kept, chains, ...)."""
+        """The states of chains after some steps, (kept, chains, ...), with the data's interval as [0, 1]."""
         device, precision, size = self.context.device, self.settings.precision, self.settings.batch_size
         fast = nullcontext() if self.context.quick else fast_path("auto")
         found: list[Tensor] = []
@@ -143,7 +143,8 @@ class Chains:
                 with autocast(precision, device):
                     run_plan(plan, x0.to(device), seed=seed, first_chain=first, callback=note, progress=None)
                 found.append(torch.stack(kept))
-        return torch.cat(found, 1)
+        low, high = self.model.interval
+        return (torch.cat(found, 1) - low) / (high - low)
 
     def stored(self, x: Tensor) -> Tensor:
         """States as images, uint8."""
