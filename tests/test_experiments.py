@@ -111,6 +111,7 @@ def test_numbers_have_students_interval_or_the_jackknifes_and_differences_are_pa
     assert number(whole, "fid") == pytest.approx((2.2, 12.7062), rel=1e-5)
     assert number(whole, "fid", {"fid": 1.2, "fid_left_out": [0.5, 2.5]}) == pytest.approx((1.0, 0.0))
     assert math.isnan(number({"fid": 3.0}, "fid").half)
+    assert number({"fid": [1.0, math.inf]}, "fid").value == math.inf  # chains that diverged
 
 
 def test_bold_is_the_best_and_what_intervals_do_not_tell_from_it():

@@ -66,6 +66,8 @@ def number(
         left_out = [a - b for a, b in zip(left_out, against.get(f"{key}_left_out", ()), strict=False)]
     if not isinstance(own, Sequence):
         return Number(own, jackknife_interval(left_out))
+    if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
+        return Number(sum(own))
     return Number(statistics.mean(own), statistics.stdev(own)) if deviation and len(own) > 1 else Number(*interval(own))
 
 

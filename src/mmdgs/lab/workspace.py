@@ -100,10 +100,6 @@ class Workspace:
         self._json(self._file(name, "json"), whole)
         return Part(part.values, load_tensors(content))
 
-    def has(self, name: str, depends: Any) -> bool:
-        """Whether a part that depends on the same is finished."""
-        return self._load(name, described(depends)) is not None
-
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file into the folder; numbers that are not finite become null."""
         return self._json(self.out / name, _finite(content))
