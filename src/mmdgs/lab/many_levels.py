@@ -122,8 +122,8 @@ def run(context: Context) -> Outcome:
         found[title] = Grid(title, cells, measure, depends=settings, across="levels", beside=True).run(context)
         draws = make().sample((settings.chains * settings.groups,), generator=seeded(context.seed, "floor"))
         floors[title] = MMD.of(_judged(title, draws, settings, context.seed)).value
-    cells = {(row, count): order for row, order in ORDERS.items() for count in settings.counts}
-    bias = Grid("order", cells, _excess, across="levels").run(context)
+    orders = {(row, count): order for row, order in ORDERS.items() for count in settings.counts}
+    bias = Grid("order", orders, _excess, across="levels").run(context)
     records = {
         "settings": asdict(settings),
         "samplers": {title: one.records() for title, one in found.items()},
