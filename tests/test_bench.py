@@ -147,7 +147,7 @@ def test_the_chain_benchmark_measures_every_row(monkeypatch):
 
 
 def test_the_moments_benchmark_compares_like_with_like():
-    rows = bench.moments(CPU, batch=1, probes=2, size=16, quick=True)
+    rows = bench.moments(CPU, bench.Sizes(1, 2, 16), quick=True)
     assert [row.name for row in rows] == [
         "mnist energy, 1x16x16, batch 1, 2 probes",
         "small convnet, 3x16x16, batch 1, 2 probes",
@@ -168,7 +168,7 @@ def test_the_error_shows_short_numbers():
 def test_the_sweep_varies_one_thing_at_a_time(monkeypatch):
     monkeypatch.setattr(comparisons, "SWEPT_BATCHES", {"cpu": (1, 2)})
     monkeypatch.setattr(comparisons, "SWEPT_SIZES", (8, 16))
-    points = bench.sweep(CPU, batch=1, probes=1, size=8, quick=True)
+    points = bench.sweep(CPU, bench.Sizes(1, 1, 8), quick=True)
     assert [(one.batch, one.probes, one.size) for one in points] == [(1, 1, 8), (1, 1, 16), (1, 3, 8), (2, 1, 8)]
     for one in points:
         assert one.floor == pytest.approx((1 + one.probes) * one.forward)
@@ -200,7 +200,7 @@ def test_the_training_benchmark_measures_both_forms(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bench.moments(CPU, size=12), "size must be a multiple of 8, got 12"),
+        (lambda: bench.moments(CPU, bench.Sizes(size=12)), "size must be a multiple of 8, got 12"),
         (lambda: bench.sampler(CPU, model="mnist"), "'mnist' was trained at one noise level"),
         (lambda: bench.sampler(CPU, precision="half"), "precision must be one of float32, tf32, bf16, got 'half'"),
     ],
@@ -242,15 +242,15 @@ def test_the_command_shows_what_is_known_of_a_row(monkeypatch):
     point = bench.Point("unet", "bf16", 10, 3, 32, 0.5, 0.1, None)
     asked = []
 
-    def moments(device, **options):
-        asked.append(options)
+    def moments(device, sizes, *, quick):
+        asked.append((sizes, quick))
         return [bench.Row("unet", "images/s", 20.0, 1234.0, "bf16", **known)]
 
     monkeypatch.setattr(bench, "moments", moments)
-    monkeypatch.setattr(bench, "sweep", lambda device, **options: [point])
+    monkeypatch.setattr(bench, "sweep", lambda device, sizes, quick: [point])
     words = ["bench", "moments", "--device", "cpu", "--batch", "3", "--probes", "2", "--size", "16"]
     shown = CliRunner().invoke(cli.app, words).output
-    assert asked == [{"batch": 3, "probes": 2, "size": 16, "quick": False}]
+    assert asked == [((3, 2, 16), False)]
     for text in ("bf16", "1,234", "61.7x", "12.5", "0.0125", "3", "0.5", "plain GiB", "first call s"):
         assert text in shown
     assert "The cost of one call" not in shown

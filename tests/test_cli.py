@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mmdgs import cli
 from mmdgs.errors import NonFiniteError
+from mmdgs.files import LOCK
 from mmdgs.lab import bench, toys
 
 run = CliRunner().invoke
@@ -35,7 +36,7 @@ def test_version():
     assert said(run(cli.app, ["--version"])).startswith("mmdgs 0.")
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny", "unpainted")
 def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
     result = run(cli.app, ["demo", "--out", str(tmp_path / "d"), "--device", "cpu"])
     assert result.exit_code == 0, result.output
@@ -74,17 +75,26 @@ def test_misuse_is_status_2_and_one_line(tmp_path, monkeypatch, words, message):
     folded = said(result).replace("│ ", "").replace(" │", "")
     assert message in folded
     assert "Traceback" not in result.output
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.usefixtures("tiny")
+def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name == "mmdgs.lab.fig1" or name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(cli.app, ["reproduce", "fig1", "--quick", "--device", "cpu", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert 'this command needs matplotlib; install it with: pip install "mmdgs[lab]"' in said(result)
+
+
+@pytest.mark.usefixtures("tiny", "unpainted")
 def test_a_folder_that_is_not_empty_needs_overwrite(tmp_path):
     words = ["reproduce", "fig1", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     (tmp_path / "notes.txt").write_text("mine")
     result = run(cli.app, words)
     assert result.exit_code == 2
     assert "is not empty" in said(result)
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    assert {p.name for p in tmp_path.iterdir()} <= {"notes.txt", LOCK}
     assert run(cli.app, [*words, "--overwrite"]).exit_code == 0
     assert (tmp_path / "records.json").exists()
 
@@ -94,7 +104,7 @@ def test_failure_is_status_1_and_debug_shows_where(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise NonFiniteError("denoising mean", [3], 7)
 
-    monkeypatch.setattr(toys, "run", broken)
+    monkeypatch.setattr(toys, "single_level", broken)
     words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     result = run(cli.app, words)
     assert result.exit_code == 1
@@ -110,7 +120,7 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toys, "run", interrupted)
+    monkeypatch.setattr(toys, "single_level", interrupted)
     words = ["reproduce", "table1", "--quick", "--out", str(tmp_path / "out"), "--device", "cpu"]
     result = run(cli.app, words)
     assert result.exit_code == 130
@@ -141,7 +151,7 @@ def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_pa
     assert "--resume" in errors
     assert "Traceback" not in errors
     assert (out / "parts" / "rings-energy.safetensors").exists()
-    assert not list(out.rglob(".*"))  # no temporary file stays behind
+    assert {path.name for path in out.rglob(".*")} <= {LOCK}  # no temporary file stays behind
 
 
 def test_bench_prints_ratios_and_json(monkeypatch):
@@ -152,11 +162,11 @@ def test_bench_prints_ratios_and_json(monkeypatch):
     assert found["device"] == "cpu"
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("tiny", "unpainted")
 def test_odd_paths_are_shown_as_they_are_and_a_set_named_twice_counts_once(tmp_path):
     out = tmp_path / "a[red]b"
     words = ["reproduce", "fig2", "--quick", "--data", "rings", "--data", "rings", "--out", str(out), "--device", "cpu"]
     result = run(cli.app, words)
     assert result.exit_code == 0, result.output
     assert result.output.strip().splitlines()[-1] == f"report: {out / 'report.html'}"
-    assert list(json.loads((out / "records.json").read_text())["single_chain_samples"]) == ["rings"]
+    assert [one["data"] for one in json.loads((out / "records.json").read_text())["single_chains"]] == ["rings"] * 5

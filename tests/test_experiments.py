@@ -9,11 +9,11 @@ import torch
 from sizes import TINY
 
 from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
+from mmdgs.files import LOCK, write_atomically
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, TimeIsUp, Workspace, toys
 from mmdgs.lab.grid import Cell, Grid, Measure, Number, Results, number
 from mmdgs.lab.report import Claim, Section
-from mmdgs.lab.workspace import LOCK, Part, axis, described
+from mmdgs.lab.workspace import Part, axis, described
 
 FID = Measure("fid", "FID", 2, "less")
 
@@ -76,7 +76,7 @@ def test_rows_can_be_chosen_and_an_unknown_one_is_refused(tmp_path):
     assert found.rows == ["Heun"]
     assert calls == ["Heun, 10", "Heun, 25"]
     with pytest.raises(UsageError, match=r"--only must be a row of the table \(DDIM; Heun\), got 'nut'"):
-        grid_of(calls)._wanted(["nut"])
+        grid_of(calls).run(context_in(tmp_path / "other", only=("nut",)))
 
 
 def test_a_grid_stops_when_its_time_is_up_and_the_rest_is_named(tmp_path):
@@ -111,6 +111,7 @@ def test_numbers_have_students_interval_or_the_jackknifes_and_differences_are_pa
     assert number(whole, "fid") == pytest.approx((2.2, 12.7062), rel=1e-5)
     assert number(whole, "fid", {"fid": 1.2, "fid_left_out": [0.5, 2.5]}) == pytest.approx((1.0, 0.0))
     assert math.isnan(number({"fid": 3.0}, "fid").half)
+    assert number({"fid": [1.0, math.inf]}, "fid").value == math.inf  # chains that diverged
 
 
 def test_bold_is_the_best_and_what_intervals_do_not_tell_from_it():
@@ -287,7 +288,7 @@ def test_what_a_part_depends_on_is_described_by_its_fields():
 
 def test_two_runs_do_not_write_in_one_folder(tmp_path):
     first = Workspace(tmp_path / "a")
-    with pytest.raises(UsageError, match="another run writes in the output folder"):
+    with pytest.raises(UsageError, match="another run is writing into"):
         Workspace(tmp_path / "a", resume=True)
     first.close()
     Workspace(tmp_path / "a").close()  # the lock's file does not count as content

@@ -1,4 +1,4 @@
-"""On a GPU: compiled products against plain ones, CUDA graphs, bf16, generation and resume, training (make test-gpu)."""
+"""On a GPU: compiled products against plain ones, CUDA graphs, bf16, generation, resume, training (make test-gpu)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +105,13 @@ def test_imports_go_up_only(file: Path) -> None:
 )
 def test_the_check_itself(layer: str, source: str, expected: list[str]) -> None:
     assert violations(layer, source) == expected
+
+
+def test_only_its_commands_import_the_lab() -> None:
+    outside = [file for file in FILES if layer_of(file) != "lab" and "lab" in imported(file.read_text())]
+    assert {str(file.relative_to(ROOT)) for file in outside} == {"cli/bench.py", "cli/reproduce.py"}
+
+
+def test_the_command_line_starts_without_the_labs_extra() -> None:
+    code = "import sys, mmdgs.cli; print([name for name in ('matplotlib', 'jinja2', 'sklearn') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -31,8 +31,8 @@ needs_digits = pytest.mark.skipif(
 TINY = MnistSettings(
     model="unet-tiny",
     network={"width": 4, "multipliers": [1, 1, 1]},
-    training=TrainingSettings(steps=14, batch_size=4, learning_rate=4e-3, ema=0.5, checkpoint_every=10),
-    curves=TrainingSettings(steps=12, batch_size=4, learning_rate=1e-3),
+    training=TrainingSettings(steps=7, batch_size=4, learning_rate=4e-3, ema=0.5, checkpoint_every=5),
+    curves=TrainingSettings(steps=7, batch_size=4, learning_rate=1e-3),
     spike_window=5,
     chains=8,
     groups=2,

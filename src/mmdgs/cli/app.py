@@ -82,9 +82,10 @@ def needs_lab() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in LAB_EXTRA:
+        name = (error.name or "").partition(".")[0]
+        if name not in LAB_EXTRA:
             raise
-        raise UsageError(f'this command needs {error.name}; install it with: pip install "mmdgs[lab]"') from error
+        raise UsageError(f'this command needs {name}; install it with: pip install "mmdgs[lab]"') from error
 
 
 def device_named(name: str) -> torch.device:

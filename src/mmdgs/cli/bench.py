@@ -58,8 +58,9 @@ def bench_moments(
     """The mean and the probe diagonal of a batch of images, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
-        rows = _bench().moments(where, batch=batch, probes=probes, size=size, quick=quick)
-        points = _bench().sweep(where, batch=batch, probes=probes, size=size, quick=quick) if sweep else []
+        asked = _bench().Sizes(batch, probes, size)
+        rows = _bench().moments(where, asked, quick=quick)
+        points = _bench().sweep(where, asked, quick=quick) if sweep else []
         _show(rows, where, as_json, points)
 
 

@@ -44,7 +44,7 @@ def _parameters() -> list[inspect.Parameter]:
     for name, one in OPTIONS.items():
         told = {"show_default": False, **one.metadata, "help": f"{one.metadata['help']} ({', '.join(_takers(name))})"}
         kind = list[str] | None if types[name] == tuple[str, ...] | None else types[name]
-        annotation = Annotated[kind, typer.Option(**told)]
+        annotation: Any = Annotated[kind, typer.Option(**told)]
         found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return found
 
@@ -65,7 +65,9 @@ def reproduce(
 ) -> None:
     with plain_errors(debug):
         chosen = experiment(name)
-        given = {key: tuple(dict.fromkeys(v)) if isinstance(v, list) else v for key, v in options.items()}
+        given: dict[str, Any] = {
+            key: tuple(dict.fromkeys(v)) if isinstance(v, list) else v for key, v in options.items()
+        }
         given = {key: value for key, value in given.items() if value not in (None, ())}
         for option in given:
             if option not in chosen.options:

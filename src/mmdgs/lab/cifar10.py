@@ -79,7 +79,8 @@ def run(context: Context) -> Outcome:
     judge = Judge.of(context, settings.metrics, references, classifier)
     of_long = Judge.of(context, ("diversity",), references, classifier)
     chains = Chains(context, model, references, settings, settings.probes, settings.block)
-    sampling = many and Sampling(context, many, of_long, replace(settings, images=settings.long_chains))
+    as_many = replace(settings, images=settings.long_chains)
+    sampling = None if many is None else Sampling(context, many, of_long, as_many)
     # The test images are its first cell: a classifier of another size is refused before the work.
     collapse = collapse_grid(chains, of_long, sampling, settings).run(context)
     found_maps = maps(chains, settings)

@@ -33,7 +33,7 @@ from mmdgs.randomness import Streams
 MODEL = "cifar10"
 AT_ONCE = {"cuda": 64, "cpu": 8}  # images
 ISOTROPIC, DIAGONAL, SPECTRAL, KRYLOV = ROWS = "isotropic", "diagonal", "spectral", "Krylov"
-NATS = Measure("nats", "nats a number", 2, "more")
+NATS = Measure("nats", "log-likelihood", 2, "more")
 GAIN = Measure("gain", "nats a number above isotropic", 2, "more")
 
 

@@ -67,6 +67,12 @@ STYLES = {
     "3 products": Style(GREY, "s--"),
     "10 products": Style(GREY),
     "3 products, lattice": Style(PURPLE, "s--"),
+    "1 sweep": Style(RED),
+    "3 sweeps": Style(BLUE),
+    "10 sweeps": Style(GREEN),
+    "1 sweep, down first": Style(RED, "s--"),
+    "3 sweeps, down first": Style(BLUE, "s--"),
+    "10 sweeps, down first": Style(GREEN, "s--"),
 }
 """The look of every row of every table, by its name."""
 UNIT_TICKS = (-1, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from mmdgs.errors import UsageError
 from mmdgs.lab.report import Report, Section
 from mmdgs.lab.workspace import Workspace
 from mmdgs.runtime import environment
@@ -50,6 +52,12 @@ class Context:
         """An experiment's settings, full or quick, with the number of images where one is asked for."""
         chosen = quick if self.quick else full
         return chosen if self.images is None else replace(chosen, images=self.images)  # type: ignore[type-var]
+
+    def check_only(self, rows: Sequence[str]) -> None:
+        """Raise UsageError where --only names no row of the table."""
+        for name in self.only or ():
+            if name not in rows:
+                raise UsageError(f"--only must be a row of the table ({'; '.join(rows)}), got {name!r}")
 
     def check_time(self) -> None:
         """Raise TimeIsUp where the minutes are over."""

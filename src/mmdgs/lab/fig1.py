@@ -123,7 +123,7 @@ def _draw_posteriors(found: Results) -> Canvas:
             square(axis, LIMIT, f"true, x_t = {name}", UNIT_TICKS)
             if method:
                 values = found.values(method, name)
-                law = MultivariateNormal(*(where.new_tensor(values[key]) for key in ("mean", "covariance")))
+                law = MultivariateNormal(where.new_tensor(values["mean"]), where.new_tensor(values["covariance"]))
                 # A 2-D Gaussian holds 50% and 95% of its mass within -2 log(1 - p) of squared Mahalanobis radius.
                 levels = [float(law.log_prob(law.mean) + torch.tensor(1 - p).log()) for p in (0.95, 0.5)]
                 height = law.log_prob(where).reshape(GRID, GRID).numpy()

@@ -66,6 +66,8 @@ def number(
         left_out = [a - b for a, b in zip(left_out, against.get(f"{key}_left_out", ()), strict=False)]
     if not isinstance(own, Sequence):
         return Number(own, jackknife_interval(left_out))
+    if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
+        return Number(sum(own))
     return Number(statistics.mean(own), statistics.stdev(own)) if deviation and len(own) > 1 else Number(*interval(own))
 
 
@@ -150,7 +152,8 @@ class Grid:
 
     def run(self, context: Context) -> Results:
         """Measure the cells of the rows asked for (--only), or take them from the folder, until the time is up."""
-        wanted = self._wanted(context.only)
+        context.check_only(list(dict.fromkeys(row for row, _ in self.cells)))
+        wanted = [key for key in self.cells if context.only is None or key[0] in context.only]
         found: dict[Key, Part] = {}
         if self.beside:
             together(context, [partial(self._measured, context, key, found) for key in wanted], self.name)
@@ -160,13 +163,6 @@ class Grid:
         if not found:
             raise UsageError(f"the {context.minutes} minutes were over before the first cell; --resume goes on")
         return Results(self, {key: found[key] for key in wanted if key in found}, [k for k in wanted if k not in found])
-
-    def _wanted(self, only: Sequence[str] | None) -> list[Key]:
-        rows = list(dict.fromkeys(row for row, _ in self.cells))
-        for name in only or ():
-            if name not in rows:
-                raise UsageError(f"--only must be a row of the table ({'; '.join(rows)}), got {name!r}")
-        return [key for key in self.cells if only is None or key[0] in only]
 
     def _measured(self, context: Context, key: Key, found: dict[Key, Part]) -> None:
         first, count = context.seed, self.more_seeds.get(key, self.seeds)

@@ -39,8 +39,8 @@ def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
 
 
 def chosen_levels(levels: Sequence[NoiseLevel], count: int) -> dict[float, NoiseLevel]:
-    """About `count` of the levels by their ratio sigma / alpha, equally far apart in its logarithm, with both ends."""
-    by = {level.sigma / level.alpha: level for level in levels}
+    """About `count` of the levels by sigma / alpha (four digits), equally far apart in its logarithm, ends included."""
+    by = {float(f"{level.sigma / level.alpha:.4g}"): level for level in levels}
     if len(by) <= count:
         return by
     wanted = [level.sigma for level in geometric(count, max(by), min(by))]

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import mog_density
-from mmdgs.lab.drawing import BLUE, GREEN, RED, legend_beside, new_figure, open_axes
+from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
-from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.running import along
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.metrics import mmd
@@ -38,7 +38,6 @@ from mmdgs.samplers import (
     langevin_plan,
 )
 from mmdgs.schedules import Levels, geometric
-from mmdgs.tables import Table
 from mmdgs.targets import GaussianMixture
 
 FIRST, LAST = 8.0, 0.02
@@ -46,7 +45,12 @@ SWEEPS, PROBES = 3, 3
 RATE = 0.1
 FIT_POINTS = 4_000
 LIKELY_DRAWS = 20_000
-ORDERS = [(sweeps, noise_first) for noise_first in (True, False) for sweeps in (1, 3, 10)]
+ORDERS = {
+    f"{sweeps} sweep{'s' * (sweeps > 1)}{'' if noise_first else ', down first'}": (sweeps, noise_first)
+    for noise_first in (True, False)
+    for sweeps in (1, 3, 10)
+}
+EXCESS = Measure("excess", "excess of the variance", 1, "zero", percent=True)
 MMD = Measure("mmd", "MMD", 4, "less")
 DEFICIT = Measure("deficit", "deficit", 2)
 EVALUATIONS = Measure("evaluations", "evaluations of the denoiser", 0)
@@ -119,16 +123,15 @@ def run(context: Context) -> Outcome:
         found[title] = Grid(title, cells, measure, depends=settings, across="levels", beside=True).run(context)
         draws = make().sample((settings.chains * settings.groups,), generator=seeded(context.seed, "floor"))
         floors[title] = MMD.of(_judged(title, draws, settings, context.seed)).value
-    bias = {
-        order: [_gibbs_variance(geometric(n, FIRST, LAST), *order) - 1 for n in settings.counts] for order in ORDERS
-    }
+    orders = {(row, count): order for row, order in ORDERS.items() for count in settings.counts}
+    bias = Grid("order", orders, _excess, across="levels").run(context)
     records = {
         "settings": asdict(settings),
         "samplers": {title: one.records() for title, one in found.items()},
         "floors": floors,
-        "bias": [{"noise_first": up, "sweeps": k, "excess": excess} for (k, up), excess in bias.items()],
+        "bias": bias.records(),
     }
-    return Outcome(records, [_convergence(found, floors, settings), _bias_section(bias, settings)])
+    return Outcome(records, [_convergence(found, floors, settings), _bias_section(bias, settings.counts[-1])])
 
 
 def _measured(title: str, settings: ManyLevelSettings, cell: Cell) -> Part:
@@ -205,36 +208,21 @@ def _gibbs_variance(levels: Sequence[NoiseLevel], sweeps: int, noise_first: bool
     return variance / (1 + levels[-1].sigma ** 2) ** 2  # the last step takes the mean
 
 
-def _bias_section(bias: Mapping[tuple[int, bool], Sequence[float]], settings: ManyLevelSettings) -> Section:
+def _excess(cell: Cell) -> Part:
+    """How much too large the variance of Algorithm 2 is on a Gaussian of variance 1."""
+    return Part({"excess": _gibbs_variance(geometric(cell.column, FIRST, LAST), *cell.what) - 1})
+
+
+def _bias_section(bias: Results, most: int) -> Section:
     text = [
         "In the paper's Algorithm 2 every sweep begins with noise, the first at a pair of levels too, though the state "
         "comes from the noisier level already. With close levels a sweep is a Langevin step whose size is the levels' "
         "difference in variance, so the chain lags behind the falling levels: for a Gaussian by one part in 2 K - 1 "
         "of its variance with K sweeps, in the limit of many levels. All maps are linear there, and the law is exact.",
     ]
-    canvas, axes = new_figure(1, 1, 3.6)
-    canvas.set_size_inches(5.6, 3.6)
-    panel = axes[0][0]
-    colours = {1: RED, 3: BLUE, 10: GREEN}
-    rows = []
-    for (sweeps, noise_first), excess in bias.items():
-        label = f"{sweeps} sweep{'s' * (sweeps > 1)}" + ("" if noise_first else ", down first")
-        shown = [100 * value for value in excess]
-        style = "o-" if noise_first else "s--"
-        panel.plot(settings.counts, shown, style, color=colours[sweeps], markersize=3.5, linewidth=1.2, label=label)
-        rows.append([label, *(f"{value:+.1f}%" for value in shown)])
-    panel.axhline(0, color="black", linewidth=0.8)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(settings.counts, [str(count) for count in settings.counts])
-    panel.set_xlabel("levels", fontsize=9)
-    panel.set_ylabel("excess variance, %", fontsize=9)
-    open_axes(panel, 8)
-    legend_beside(panel)
-    table = Table("Excess of the variance", ["order", *(f"{n} levels" for n in settings.counts)], rows)
-    worst = max(abs(excess[-1]) for (_, noise_first), excess in bias.items() if not noise_first)
-    claim = Claim(
-        "with the most levels, going down first leaves less excess than the paper's order with any number of sweeps",
-        worst < min(excess[-1] for (_, noise_first), excess in bias.items() if noise_first),
-    )
+    papers, down = ([row for row, (_, first) in ORDERS.items() if first is kind] for kind in (True, False))
     caption = "Excess of the samples' variance for a standard Gaussian: the paper's order (solid), down first (dashed)."
-    return Section("The order of Gibbs sweeps", text, [table], [Figure("many_levels_order", caption, canvas)], [claim])
+    figure = bias.curves("many_levels_order", caption, EXCESS, log="x")
+    table = bias.table("Excess of the variance of a standard Gaussian", [EXCESS], head="order")
+    claims = [bias.below(row, other, EXCESS, [most]) for row, other in zip(down, papers, strict=True)]
+    return Section("The order of Gibbs sweeps", text, [table], [figure], claims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -73,7 +73,10 @@ def run(context: Context) -> Outcome:
     """Train (or take from the folder) the models, run their chains, measure, and draw."""
     settings = settings_for(context)
     runs = train_all(context, settings)
-    jobs = [partial(yardstick, context), partial(probe_errors, context, runs[ENERGY].left, settings)]
+    jobs: list[Callable[[], object]] = [
+        partial(yardstick, context),
+        partial(probe_errors, context, runs[ENERGY].left, settings),
+    ]
     together(context, jobs, "yardstick and probes")
     by, probes = yardstick(context), probe_errors(context, runs[ENERGY].left, settings)
     cells = {(method, SIGMA): method for method in (*methods(runs), TEST)}
@@ -334,8 +337,8 @@ def _calibration_section(found: HeldOut, calibrated: Mapping[str, dict[str, Any]
     for label, one in calibrated.items():
         if "floor" in one:
             plain, floored = calibrated[label.removesuffix(FITTED)]["all"]["nll"], one["all"]["nll"]
-            numbers = f"{_plain(floored)} against {_plain(plain)}, floor {one['floor'] / SIGMA**2:.2g} sigma^2"
-            claims.append(Claim("a fitted floor makes held-out digits likelier", floored < plain, numbers))
+            gained = f"{_plain(floored)} against {_plain(plain)}, floor {one['floor'] / SIGMA**2:.2g} sigma^2"
+            claims.append(Claim("a fitted floor makes held-out digits likelier", floored < plain, gained))
     caption = (
         "Left and middle: residuals against the standard normal (black), on a logarithmic scale. Right: error against "
         "predicted standard deviation, in bins; on the line the prediction is right, above it too sure."

@@ -74,17 +74,15 @@ def run(context: Context) -> Outcome:
     if model is not None:
         models["diffusion model"] = model
     found: dict[str, Results] = {}
-    flat: dict[str, float] = {}
     for name, one in models.items():
         for level in one.levels if len(one.levels) == 1 else [NoiseLevel(sigma=ratio) for ratio in settings.ratios]:
             place = Place(context, one, name, level, settings)
             cells = {(row, n): design for row, design in DESIGNS.items() for n in settings.counts}
             found[place.title] = Grid(place.title, cells, place.measure, (settings, one), "products").run(context)
-            flat[place.title] = place.flat()
     source = None if model is None else model.source
     records = [{"where": where, **one} for where, own in found.items() for one in own.records()]
-    named = {"settings": asdict(settings) | {"model": source}, "flat": flat, "probes": records}
-    return Outcome(named, [_section(found, flat, settings, note)])
+    named = {"settings": asdict(settings) | {"model": source}, "probes": records}
+    return Outcome(named, [_section(found, settings, note)])
 
 
 def _diffusion_model(context: Context) -> tuple[Model | None, str]:
@@ -150,24 +148,15 @@ class Place:
         return found
 
     def measure(self, cell: Cell) -> Part:
-        """The error of a design with so many products, for each image."""
+        """The error of a design with so many products for each image, and that of the mean in place of every entry."""
         channels, height, width = self.model.shape
         window = self.settings.window
         shape = (channels, min(height, window or height), min(width, window or width))
         draws = (self.settings.draws, cell.seed)
         found = [error_of(matrix, shape, cell.what, cell.column, *draws) for matrix in self.jacobians]
-        return Part({"error": found})
-
-    def flat(self) -> float:
-        """The error of the mean of the diagonal in place of every entry, over the images."""
-
-        def compute() -> Part:
-            diagonals = [matrix.diagonal() for matrix in self.jacobians]
-            errors = [((one - one.mean()).norm() / one.norm()).item() for one in diagonals]
-            return Part({"error": math.fsum(errors) / len(errors)})
-
-        depends = (self.model, self.level, self.settings, self.context.seed)
-        return float(self.context.workspace.part(f"{self.title}-flat", depends, compute).values["error"])
+        diagonals = [matrix.diagonal() for matrix in self.jacobians]
+        flat = [((one - one.mean()).norm() / one.norm()).item() for one in diagonals]
+        return Part({"error": found, "flat": flat})
 
 
 def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
@@ -220,7 +209,7 @@ def needed(counts: Sequence[int], found: Sequence[float], target: float) -> floa
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-def _section(found: dict[str, Results], flat: dict[str, float], settings: ProbeSettings, note: str) -> Section:
+def _section(found: dict[str, Results], settings: ProbeSettings, note: str) -> Section:
     text = [
         "Relative error of the diagonal of a denoiser's Jacobian, |estimate - exact| / |exact|, by the number of "
         "products with the Jacobian. Rademacher probes are the paper's. Hadamard probes and those on a lattice keep "
@@ -243,7 +232,7 @@ def _section(found: dict[str, Results], flat: dict[str, float], settings: ProbeS
         f"{settings.images} image a level of the diffusion model). Dotted: the exact mean of the diagonal in place of "
         "every entry, which no estimate of one variance for all pixels can beat."
     )
-    return Section("How near so many products come", text, tables, [Figure("probes", caption, _draw(found, flat))])
+    return Section("How near so many products come", text, tables, [Figure("probes", caption, _draw(found))])
 
 
 def _needed_table(found: dict[str, Results], counts: Sequence[int]) -> Table:
@@ -260,13 +249,14 @@ def _needed_table(found: dict[str, Results], counts: Sequence[int]) -> Table:
     return Table(f"Products needed for the error of {COMPARED} Rademacher probes", ["design", *found], rows, note)
 
 
-def _draw(found: dict[str, Results], flat: dict[str, float]) -> Canvas:
+def _draw(found: dict[str, Results]) -> Canvas:
     columns = min(len(found) + 1, PANELS_A_ROW)
     canvas, axes = new_figure(-(-(len(found) + 1) // columns), columns, 3.2)  # a place for the legend
     places: list[Any] = [panel for row in axes for panel in row]
     for panel, (where, own) in zip(places, found.items(), strict=False):
         own.draw(panel, ERROR)
-        panel.axhline(flat[where], color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
+        flat = own.number(YARDSTICK, COMPARED, "flat").value
+        panel.axhline(flat, color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
         panel.set_title(where, fontsize=9)
     for panel in places[len(found) :]:
         panel.set_axis_off()

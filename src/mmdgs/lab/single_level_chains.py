@@ -68,7 +68,7 @@ class NotedMoments:
         q = self.moments(x_t, level, generator=generator)
         self.step += 1
         if self.step in self.keep:
-            self.means[self.first].append(q.mean.cpu())
+            self.means[self.first].append(q.mean.float().cpu())
         return q
 
     def states(self) -> Tensor:

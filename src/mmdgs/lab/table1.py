@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullFormatter
@@ -108,7 +109,7 @@ def _single_section(found: Results, titles: Mapping[str, str], settings: ToySett
 
 def _many_section(many: Mapping[str, Results], titles: Mapping[str, str], settings: ToySettings) -> Section:
     density, start = many["density"], many["start"]
-    shown = {"head": "posterior", "columns": titles, "compared": TRAINED}
+    shown: dict[str, Any] = {"head": "posterior", "columns": titles, "compared": TRAINED}
     steps = f"after {settings.many_steps} steps (mean ± 95% interval)"
     note = (
         f"The last states of {settings.seeds} groups of {settings.many_chains:,} chains, each against fresh data. "

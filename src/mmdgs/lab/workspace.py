@@ -7,26 +7,24 @@ depend on is the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import LOCK, output_folder, tensors_to_bytes, to_json, write_atomically
 
 PARTS = "parts"
-LOCK = ".mmdgs.lock"
 
 
 def axis(default: Any) -> Any:
@@ -72,30 +70,20 @@ class Workspace:
         self.resumed = resume
         if overwrite and resume:
             raise UsageError("choose one of --overwrite (start anew) and --resume (keep finished parts)")
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"the output {out} is a file; give a folder")
-        if out.is_dir() and any(path.name != LOCK for path in out.iterdir()) and not (overwrite or resume):
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(output_folder(out))
+        if any(path.name != LOCK for path in out.iterdir()) and not (overwrite or resume):
+            self.close()
             raise UsageError(
                 f"the output folder {out} is not empty; use --resume to go on from its finished parts, "
                 "--overwrite to start anew, or another folder"
             )
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=out):
-                pass
-        except OSError as error:
-            raise UsageError(f"cannot write in the output folder {out}: {error.strerror or error}") from error
-        self._lock = FileLock(out / LOCK, timeout=0, thread_local=False)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise UsageError(f"another run writes in the output folder {out}; wait for it, or give another") from None
         if overwrite:
             self._clear()
 
     def close(self) -> None:
-        """Let another run write in the folder; the end of the process does so, too."""
-        self._lock.release()
+        """Let another run write in the folder; the end of the process does so, too. One left empty is removed."""
+        self._held.close()
 
     def part(self, name: str, depends: Any, compute: Callable[[], Part]) -> Part:
         """A finished part that depends on the same (`described`), from the folder if there, else computed and kept."""
@@ -111,10 +99,6 @@ class Workspace:
         whole = {"settings": wanted, "values": part.values, "sha256": _digest(part.values, content)}
         self._json(self._file(name, "json"), whole)
         return Part(part.values, load_tensors(content))
-
-    def has(self, name: str, depends: Any) -> bool:
-        """Whether a part that depends on the same is finished."""
-        return self._load(name, described(depends)) is not None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write a JSON file into the folder; numbers that are not finite become null."""

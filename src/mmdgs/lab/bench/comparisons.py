@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -135,26 +136,26 @@ def cases(device: torch.device) -> list[Case]:
     return [Case("mnist energy", digits, 1, digits.level, 28), Case("small convnet", convnet, 3, level, 32)]
 
 
-def check_size(size: int | None) -> None:
-    """Raise UsageError for a side that the paper's U-Net cannot halve three times."""
-    if size is not None and size % 8:
-        raise UsageError(f"size must be a multiple of 8, got {size}")
+class Sizes(NamedTuple):
+    """How large the work is; None: as large as the benchmark's own."""
+
+    batch: int | None = None
+    probes: int | None = None
+    size: int | None = None  # the side of the images
+
+    def filled(self, batch: int, probes: int, size: int) -> tuple[int, int, int]:
+        """With these where nothing was asked for."""
+        if self.size is not None and self.size % 8:  # the paper's U-Net halves an image three times
+            raise UsageError(f"size must be a multiple of 8, got {self.size}")
+        return self.batch or batch, self.probes or probes, self.size or size
 
 
-def moments(
-    device: torch.device,
-    *,
-    batch: int | None = None,
-    probes: int | None = None,
-    size: int | None = None,
-    quick: bool = False,
-) -> list[Row]:
+def moments(device: torch.device, asked: Sizes, *, quick: bool = False) -> list[Row]:
     """One call for the mean and the probe diagonal of a batch of images."""
-    check_size(size)
-    batch = batch or (2 if quick else BATCH[kind_of(device)])
-    probes = probes or (2 if quick else PROBES)
+    batch, probes = (2, 2) if quick else (BATCH[kind_of(device)], PROBES)
     repeats = 1 if quick else REPEATS
-    return [row for case in cases(device) for row in case_rows(case, device, batch, probes, size or case.size, repeats)]
+    sized = [(case, asked.filled(batch, probes, case.size)) for case in cases(device)]
+    return [row for case, sizes in sized for row in case_rows(case, device, *sizes, repeats)]
 
 
 def case_rows(case: Case, device: torch.device, batch: int, probes: int, size: int, repeats: int) -> Iterator[Row]:
@@ -196,29 +197,21 @@ class Point:
         return self.seconds / self.floor
 
 
-def sweep(
-    device: torch.device,
-    *,
-    batch: int | None = None,
-    probes: int | None = None,
-    size: int | None = None,
-    quick: bool = False,
-) -> list[Point]:
+def sweep(device: torch.device, asked: Sizes, *, quick: bool = False) -> list[Point]:
     """The cost of one call against the batch, the probes and the resolution, one of them at a time."""
-    check_size(size)
     kind, case = kind_of(device), cases(device)[-1]
-    at = (batch or BATCH[kind], probes or PROBES, size or case.size)
+    at = asked.filled(BATCH[kind], PROBES, case.size)
     varied = [values[: 2 if quick else None] for values in (SWEPT_BATCHES[kind], SWEPT_PROBES, SWEPT_SIZES)]
     found = []
     for point in sorted({(*at[:i], value, *at[i + 1 :]) for i, values in enumerate(varied) for value in values}):
         try:
-            found.append(_point(case, device, *point, repeats=1 if quick else 3))
+            found.append(_point(case, device, 1 if quick else 3, *point))
         except torch.OutOfMemoryError:
             logger.warning("batch %d, %d probes, size %d do not fit on %s and are left out", *point, device)
     return found
 
 
-def _point(case: Case, device: torch.device, batch: int, probes: int, size: int, repeats: int) -> Point:
+def _point(case: Case, device: torch.device, repeats: int, batch: int, probes: int, size: int) -> Point:
     x_t, precision, generator = case.images(batch, size, device), case.precisions[-1], seeded(0, device=device)
 
     def forward() -> None:

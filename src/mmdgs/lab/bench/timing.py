@@ -38,9 +38,9 @@ class Row:
     @classmethod
     def of(cls, name: str, unit: str, plain: Timing, ours: Timing, **more: Any) -> Row:
         """A row of two timings, as rates or as times by its unit."""
-        numbers = (plain.seconds, ours.seconds) if unit.startswith("s/") else (1 / plain.seconds, 1 / ours.seconds)
-        known = {"first_call": ours.first_call, "plain_memory": plain.memory, "memory": ours.memory}
-        return cls(name, unit, *numbers, **known, **more)
+        base, found = (one.seconds if unit.startswith("s/") else 1 / one.seconds for one in (plain, ours))
+        more |= {"first_call": ours.first_call, "plain_memory": plain.memory, "memory": ours.memory}
+        return cls(name, unit, base, found, **more)
 
     @property
     def ratio(self) -> float:
