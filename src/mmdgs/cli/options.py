@@ -13,8 +13,12 @@ from typing import Annotated, Any
 import typer
 
 
-def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options_of(
+    *kinds: type, told: Callable[[str, str], str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each field of some dataclasses that was made with `mmdgs.options.option`.
+
+    `told(name, help)` may say more in an option's help. A field of several texts is an option that may be repeated.
 
     The command takes them as keyword arguments (**given), and only those that the user gave. In its help they stand
     before the command's own keyword-only options:
@@ -25,7 +29,7 @@ def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., No
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        made = [one for kind in kinds for one in _options(kind)]
+        made = [one for kind in kinds for one in _options(kind, told or (lambda name, text: text))]
         names = {one.name for one in made}
         own = list(inspect.signature(command, eval_str=True).parameters.values())
         first = [one for one in own if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
@@ -33,7 +37,7 @@ def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., No
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
-            command(**{name: value for name, value in values.items() if value is not None or name not in names})
+            command(**{name: value for name, value in values.items() if value not in (None, []) or name not in names})
 
         # Typer reads both; keyword-only, so that their order is free whatever has a default.
         parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*first, *made, *last)]
@@ -44,7 +48,7 @@ def options_of(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., No
     return decorate
 
 
-def _options(kind: type) -> list[Parameter]:
+def _options(kind: type, told: Callable[[str, str], str]) -> list[Parameter]:
     """A parameter of a command for each field that has an option; None, its default, says that it was not given."""
     hints = typing.get_type_hints(kind)
     made = []
@@ -52,8 +56,10 @@ def _options(kind: type) -> list[Parameter]:
         if "option" not in field.metadata:
             continue
         typed = dict(field.metadata["option"])
-        flags, kind = typed.pop("flag", ()), typed.pop("kind", hints[field.name])
-        told = typer.Option(*([flags] if isinstance(flags, str) else flags), help=field.metadata["help"], **typed)
-        annotation: Any = Annotated[kind | None, told]
+        flags, read = typed.pop("flag", ()), typed.pop("kind", hints[field.name])
+        read = list[str] if read == tuple[str, ...] | None else read
+        text = told(field.name, field.metadata["help"])
+        chosen = typer.Option(*([flags] if isinstance(flags, str) else flags), help=text, **typed)
+        annotation: Any = Annotated[read | None, chosen]
         made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return made

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -25,11 +23,9 @@ from mmdgs.cli.app import (
     output,
     plain_errors,
 )
+from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
-
-OPTIONS = {one.name: one for one in dataclasses.fields(Context) if "help" in one.metadata}
-"""The fields of Context that are options of some experiments."""
 
 
 def _takers(option: str) -> list[str]:
@@ -37,23 +33,17 @@ def _takers(option: str) -> list[str]:
     return [name for name, one in EXPERIMENTS.items() if option in one.options]
 
 
-def _parameters() -> list[inspect.Parameter]:
-    """A parameter of the command for each of OPTIONS, from the field's type and help."""
-    types = get_type_hints(Context)
-    found = []
-    for name, one in OPTIONS.items():
-        told = {"show_default": False, **one.metadata, "help": f"{one.metadata['help']} ({', '.join(_takers(name))})"}
-        kind = list[str] | None if types[name] == tuple[str, ...] | None else types[name]
-        annotation: Any = Annotated[kind, typer.Option(**told)]
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    return found
-
-
+@app.command(
+    help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
+    + "\n".join(f"- **{one.name}**: {one.summary}" for one in EXPERIMENTS.values())
+)
+@options_of(Context, told=lambda name, text: f"{text} ({', '.join(_takers(name))})")
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join(EXPERIMENTS)}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
+    *,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
     seed: Seed = 0,
@@ -61,14 +51,11 @@ def reproduce(
     overwrite: Overwrite = False,
     resume: Resume = False,
     debug: Debug = False,
-    **options: Any,
+    **given: Any,
 ) -> None:
     with plain_errors(debug):
         chosen = experiment(name)
-        given: dict[str, Any] = {
-            key: tuple(dict.fromkeys(v)) if isinstance(v, list) else v for key, v in options.items()
-        }
-        given = {key: value for key, value in given.items() if value not in (None, ())}
+        given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
             if option not in chosen.options:
                 *rest, last = _takers(option)
@@ -78,17 +65,6 @@ def reproduce(
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         files = None if data_dir is None else str(data_dir)
         _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
-
-
-# The command's options are those of the function above and those of the Context that it fills.
-_own = inspect.signature(reproduce, eval_str=True)
-_listed = [one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD] + _parameters()
-reproduce.__signature__ = _own.replace(parameters=_listed)  # type: ignore[attr-defined]
-reproduce.__annotations__ = {one.name: one.annotation for one in _listed}
-app.command(
-    help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
-    + "\n".join(f"- **{one.name}**: {one.summary}" for one in EXPERIMENTS.values())
-)(reproduce)
 
 
 @app.command()

@@ -14,6 +14,7 @@ import torch
 from mmdgs.errors import UsageError
 from mmdgs.lab.report import Report, Section
 from mmdgs.lab.workspace import Workspace
+from mmdgs.options import option
 from mmdgs.runtime import environment
 
 Settings = TypeVar("Settings")
@@ -21,11 +22,6 @@ Settings = TypeVar("Settings")
 
 class TimeIsUp(Exception):  # noqa: N818 - not an error: a run ends as it was told to
     """The minutes of a run are over; what is finished is kept for --resume."""
-
-
-def option(text: str, **settings: Any) -> Any:
-    """A field of Context that `mmdgs reproduce` offers to the experiments that name it in their `options`."""
-    return field(default=None, metadata={"help": text, **settings})
 
 
 @dataclass(frozen=True)
@@ -37,15 +33,17 @@ class Context:
     seed: int = 0
     quick: bool = False
     data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
-    seeds: int | None = option("Independent runs a row.", min=1)
-    data: tuple[str, ...] | None = option("Only this data set (mog, rings, roll); may be given again.")
-    model: str | None = option("A pretrained model in place of the experiment's own.")
-    head: str | None = option("The model's head, a folder that `mmdgs train --loss ocm` made.")
-    many: str | None = option("A model of many noise levels beside it.")
-    classifier: str | None = option("A classifier, to count the classes of samples.")
-    images: int | None = option("Images a cell.", min=2)
-    minutes: float | None = option("Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0)
-    only: tuple[str, ...] | None = option("Only this row of the table; may be given again.", metavar="ROW")
+    seeds: int | None = option(None, "Independent runs a row.", min=1)
+    data: tuple[str, ...] | None = option(None, "Only this data set (mog, rings, roll); may be given again.")
+    model: str | None = option(None, "A pretrained model in place of the experiment's own.")
+    head: str | None = option(None, "The model's head, a folder that `mmdgs train --loss ocm` made.")
+    many: str | None = option(None, "A model of many noise levels beside it.")
+    classifier: str | None = option(None, "A classifier, to count the classes of samples.")
+    images: int | None = option(None, "Images a cell.", min=2)
+    minutes: float | None = option(
+        None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
+    )
+    only: tuple[str, ...] | None = option(None, "Only this row of the table; may be given again.", metavar="ROW")
     started: float = field(default_factory=time.perf_counter)
 
     def sized(self, full: Settings, quick: Settings) -> Settings:
