@@ -32,6 +32,8 @@ from mmdgs.metrics import interval, jackknife_interval
 from mmdgs.runtime import side_by_side
 from mmdgs.tables import Table
 
+FEW = 8
+"""At most so many columns that are whole numbers are the ticks of a figure."""
 Column = Hashable
 Key = tuple[str, Any]
 """(row, column)"""
@@ -284,18 +286,21 @@ class Results:
         self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy", *, intervals: bool = True
     ) -> None:
         """A curve for each row: the measure against the column, or against another measure."""
+        scale = 100 if measure.percent else 1
         for row in self.rows:
             own = [(c, self.values(row, c)) for c in self.columns if self.has(row, c)]
             points = sorted((c if x is None else x.of(v).value, *measure.of(v)) for c, v in own)
-            across, up, halves = zip(*points, strict=True)
+            across, up, halves = zip(*((a, scale * b, scale * c) for a, b, c in points), strict=True)
             errors = (
                 None if not intervals or all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
             )
             axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
         axis.set_xlabel(self.grid.across if x is None else x.title, fontsize=9)
-        axis.set_ylabel(measure.title, fontsize=9)
+        axis.set_ylabel(f"{measure.title}, %" if measure.percent else measure.title, fontsize=9)
         plain_logs(axis)
+        if x is None and len(self.columns) <= FEW and all(isinstance(column, int) for column in self.columns):
+            axis.set_xticks(self.columns, [f"{column:,}" for column in self.columns])
         open_axes(axis, 8)
 
     def curves(
