@@ -78,8 +78,8 @@ def test_the_plain_gibbs_loop_is_algorithm_2(sweeps):
     model.network.double()
     levels = geometric(3, 2.0, 0.1)
     x = torch.randn(2, 1, 8, 8, generator=seeded(1), dtype=torch.float64)
-    plan = gibbs_plan(model, DiagonalMoments(model, probes=2, design=Rademacher()), levels, sweeps=sweeps)
-    found = plain.plain_gibbs(model, x, levels, sweeps, 2, Streams(3, 2))
+    plan = gibbs_plan(DiagonalMoments(model, probes=2, design=Rademacher()), levels, sweeps=sweeps)
+    found = plain.plain_gibbs(model, x, levels, sweeps, 2, Streams(3, 2, purpose="steps"))
     torch.testing.assert_close(found, run(plan, x, seed=3, progress=None).x, rtol=1e-8, atol=1e-8)
 
 

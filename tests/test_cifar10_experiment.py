@@ -99,7 +99,7 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
         means.append(model(x_t, level))
         return moments(x_t, level, generator=generator)
 
-    state, streams = State(x0), Streams(0, 5)
+    state, streams = State(x0), Streams(0, 5, purpose="steps")
     for _ in range(3):
         state, _ = Gibbs(noting).step(state, level, CLEAN, generator=streams)
     for kind, last in ((DRAWS, state.x), (MEANS, means[-1])):
@@ -113,9 +113,9 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
 def test_more_chains_reuse_the_blocks_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, seeds = single_level_chains.generate, []
 
-    def noting(plan, x0, **options):  # type: ignore[no-untyped-def]
+    def noting(*given, **options):  # type: ignore[no-untyped-def]
         seeds.append(options["seed"])
-        return ran(plan, x0, **options)
+        return ran(*given, **options)
 
     monkeypatch.setattr(single_level_chains, "generate", noting)
     own = chains(tmp_path, "a", 5, block=2)

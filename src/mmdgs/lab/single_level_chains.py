@@ -55,19 +55,19 @@ class NotedMoments:
     keep: Sequence[int]
     means: dict[int, list[Tensor]] = field(default_factory=dict)  # by the number of the batch's first chain
     first: int = 0
-    step: int = 0
+    taken: int = 0  # steps of the batch so far
 
     @property
     def denoiser(self) -> Denoiser:
         return self.moments.denoiser
 
     def begin(self, x0: Tensor, first: int) -> None:
-        self.first, self.step, self.means[first] = first, 0, [x0] if 0 in self.keep else []
+        self.first, self.taken, self.means[first] = first, 0, [x0] if 0 in self.keep else []
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian:
         q = self.moments(x_t, level, generator=generator)
-        self.step += 1
-        if self.step in self.keep:
+        self.taken += 1
+        if self.taken in self.keep:
             self.means[self.first].append(q.mean.float().cpu())
         return q
 
