@@ -46,7 +46,12 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64, sums in another order
 
 
 def net(**options: object) -> nn.Module:
-    return tiny_unet(multipliers=[1], **options).double().eval().requires_grad_(False)
+    return (
+        tiny_unet(**{"multipliers": [1], "blocks": 1, "attention": [0], **options})
+        .double()
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 class Small(nn.Module):
@@ -93,6 +98,10 @@ DENOISERS: dict[str, Callable[[], Denoiser]] = {
 }
 
 
+LONG = ("ncsnv2",)
+"""Traced in half a minute, and so by `make test-all`."""
+
+
 def batch(rows: int = 3, seed: int = 0) -> Tensor:
     return randn((rows, *SHAPE), torch.empty(0, dtype=torch.float64), seeded(seed))
 
@@ -116,7 +125,7 @@ def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield made
 
 
-@pytest.mark.parametrize("name", DENOISERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DENOISERS])
 def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(name, monkeypatch, caplog) -> None:
     denoiser, x = DENOISERS[name](), batch()
     v = probes(2, x)

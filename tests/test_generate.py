@@ -663,10 +663,10 @@ def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
         (["--fit-images", "3"], "--fit-images is for --covariance isotropic"),
         (["--covariance", "isotropic", "--fit-images", "3"], "give --data too"),
         (["--covariance", "isotropic", "--data", "mnist"], "the covariance 'isotropic' takes no probes"),
-        (["--size", "9"], "--size is for checkpoints that do not"),
+        (["--size", "9"], "size is for models that do not"),
         (["--raw"], "ema=False is for NCSNv2 checkpoints"),
         (["--out", str(tmp_path / "x.png"), "--resume"], "--resume is for a folder or an .npz"),
-        (["--covariance", "learned"], "'clean' has no learned posterior"),
+        (["--covariance", "learned"], "the covariance 'learned' takes no probes"),
     ):
         result = run(cli.app, words(folder, tmp_path / "out", *more))
         assert result.exit_code == 2, result.output

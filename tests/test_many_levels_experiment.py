@@ -11,6 +11,7 @@ from mmdgs.lab import EXPERIMENTS, Context, Workspace, many_levels
 from mmdgs.lab.running import along
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
+from mmdgs.samplers import gibbs_plan
 from mmdgs.schedules import geometric
 from mmdgs.targets import GaussianMixture
 

@@ -123,7 +123,7 @@ def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.Monk
             make_plan(Method("gibbs", covariance=covariance), model)
     monkeypatch.setattr(covariances, "isotropic_moments", fitted)
     found = make_plan(Method("gibbs", covariance="isotropic"), model, data=data)
-    assert torch.equal(ending(found), ending(samplers.gibbs_plan(model, fixed, LEVELS, sweeps=3)))
+    assert torch.equal(ending(found), ending(samplers.gibbs_plan(fixed, LEVELS, sweeps=3)))
     assert asked == [(model, LEVELS, data)]
 
 

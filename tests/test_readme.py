@@ -67,7 +67,7 @@ def test_the_examples_with_pretrained_networks_run(tmp_path, monkeypatch):
     scope = run_blocks(PRETRAINED)
     assert scope["q"].mean.shape == (2, 3, 32, 32)
     assert len(scope["images"]) == 2
-    assert len(scope["table"].variances) == 10
+    assert len(scope["table"].variances.ratios) == 10
 
 
 def test_the_examples_of_samplers_run():

@@ -111,6 +111,7 @@ def test_they_are_sampled_by_their_names(name: str, more: list[str], forwards: i
         assert np.asarray(picture).std() > 20
 
 
+@pytest.mark.slow
 def test_at_one_level_the_spectral_covariance_keeps_the_contrast(tmp_path: Path) -> None:
     """An isotropic one, whose noise no image has, ends in small shapes before a plain ground."""
     contrast = {}

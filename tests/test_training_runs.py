@@ -463,7 +463,7 @@ def test_two_runs_into_one_folder(recipe: Recipe, tmp_path: Path) -> None:
             "no covariance 'exact'; choose one of diagonal, rademacher, lattice",
         ),
         (["--posterior", "learned"], "'energy' has no learned posterior"),
-        (["--posterior", "isotropic"], "no isotropic variances are kept for model at these 1 levels: give the data"),
+        (["--posterior", "isotropic"], "no isotropic variances are kept for model that cover"),
         (["--n", "0"], "--n"),
         (["--steps", "0"], "--steps"),
         (["--probes", "0"], "--probes"),
@@ -487,10 +487,10 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
         result = run(cli.app, ["sample", name, "--device", "cpu"])
         assert result.exit_code == 2
         assert message in said(result)
-    mmdgs.save(tiny_model("mean-std"), "heads")
-    result = run(cli.app, ["sample", "heads", "--device", "cpu", "--posterior", "diagonal"])
+    mmdgs.save(tiny_model("score"), "score")
+    result = run(cli.app, ["sample", "score", "--device", "cpu", "--posterior", "learned"])
     assert result.exit_code == 2
-    assert "'mean-std' has no diagonal posterior" in said(result)
+    assert "'score' has no learned posterior" in said(result)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------

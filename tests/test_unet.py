@@ -374,6 +374,7 @@ def broken(*_: object) -> None:
     raise RuntimeError("no compiler here")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_runs_as_it_is_and_the_log_says_so(caplog) -> None:
     network = tiny_unet(multipliers=[1], dropout=0.2)
     score, energy = mmdgs.score_denoiser(network), mmdgs.energy_denoiser(network)
@@ -393,6 +394,7 @@ def test_enlarging_is_written_out_where_it_is_compiled(size, monkeypatch) -> Non
     torch.testing.assert_close(network(x), plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_network_keeps_its_maps_with_the_channels_last() -> None:
     # A map in another layout is moved in memory before a convolution and after it: a tenth of the time on a GPU.
     network = tiny_unet(multipliers=[1, 2]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
