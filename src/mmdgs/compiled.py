@@ -154,8 +154,8 @@ class _Programs:
                 raise
             except Exception as error:  # whatever a tracer or a compiler may meet in anybody's network
                 self.refused.add(key)
-                name = type(pure.network).__name__
-                logger.warning("no fast path for %s (%s); going on without", name, first_line(error))
+                name, reason = type(pure.network).__name__, first_line(getattr(error, "inner_exception", error))
+                logger.warning("no fast path for %s (%s); going on without", name, reason)
                 return None
             made.append(program)
         return program(x, pure.numbers, v)
