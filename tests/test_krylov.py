@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import mmdgs
-from mmdgs import linalg
+from mmdgs.linalg import operators
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import Dense
 from mmdgs.noise import CLEAN, NoiseLevel
@@ -569,7 +569,7 @@ def test_steps_and_probes_must_be_whole(name: str, value: object) -> None:
 
 def test_a_basis_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # 8 x 400 x 3072 float32 numbers are 39 MB, twice that with what a step works on.
-    monkeypatch.setattr(linalg, "available_memory", lambda device: 5 * 10**7)
+    monkeypatch.setattr(operators, "available_memory", lambda device: 5 * 10**7)
     q = mmdgs.KrylovMoments(mmdgs.clean_denoiser(lambda x: 0.5 * x), steps=400)(torch.zeros(8, 3, 32, 32), PLAIN)
     with pytest.raises(mmdgs.CovarianceTooLargeError, match=r"8 x 400 x 3072 numbers need about 0.1 GB.*fewer steps"):
         q.cov.root(q.mean)
