@@ -307,9 +307,9 @@ MUTANTS = [
     Mutant("samplers/driver.py", 'purpose="steps"', 'purpose="start"', "test_samplers.py -k share_nothing"),
     # Models and what is fitted by level
     Mutant(
-        "models/levels.py", "factor = alpha / level.alpha", "factor = level.alpha / alpha", "test_diffusion.py -k scale"
+        "models/levels.py", "factor = alpha / level.alpha", "factor = level.alpha / alpha", "test_loading.py -k rescaled"
     ),
-    Mutant("models/levels.py", "sigma=factor * level.sigma", "sigma=level.sigma", "test_diffusion.py -k scale"),
+    Mutant("models/levels.py", "sigma=factor * level.sigma", "sigma=level.sigma", "test_loading.py -k rescaled"),
     Mutant("models/fits.py", 'notes["digest"] != self.digest', "False", "test_fits.py -k other_weights"),
     Mutant(
         "models/fits.py", "for _, key, table in kept if key == data.key]", "for _, key, table in kept]", "test_fits.py"
