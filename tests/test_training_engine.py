@@ -173,12 +173,13 @@ def linear(network: Weight, x: Tensor) -> Tensor:
     return network.value * x[:, 0]
 
 
-def test_the_average_is_its_recursion() -> None:
+@pytest.mark.parametrize("ema", [0.5, 0.9])  # the first nine steps, and all of them, have a decay of their own
+def test_the_average_is_its_recursion(ema: float) -> None:
     # A constant slope makes each Adam step move by the learning rate: the weights are -rate * (1, 2, ...).
-    _, network = fit_weight(linear, steps=20, learning_rate=0.1, ema=0.5)
+    _, network = fit_weight(linear, steps=20, learning_rate=0.1, ema=ema)
     average = 0.0
     for step in range(20):
-        decay = min(0.5, (1 + step) / (10 + step))
+        decay = min(ema, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * (-0.1 * (step + 1))
     assert network.value.item() == pytest.approx(average, rel=1e-6)
     _, plain = fit_weight(linear, steps=20, learning_rate=0.1)
