@@ -1,5 +1,5 @@
 # make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
-# make test-all: the slow tests too.  make mutants: does the suite notice 50 broken formulas?
+# make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (a quarter of an hour)
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv

@@ -165,6 +165,20 @@ def test_roots_converge_and_the_error_estimate_follows(values: Tensor) -> None:
     assert 0.5 < ratio.median() < 2.5
 
 
+def test_the_error_estimate_is_exact_where_a_covariance_is_its_own_mirror_image() -> None:
+    # Half of its steps find a tridiagonal C that is the same from both ends, and the estimate goes on as C does.
+    diagonal, coupling = torch.tensor([2.0, 3.0, 2.5, 2.0]).double(), torch.tensor([0.9, 0.5, 0.7, 0.4]).double()
+    errors = []
+    for steps in (3, 4):  # the estimate is the larger of this step's and the last one's
+        off = torch.cat([coupling[:steps], coupling[: steps - 1].flip(0)])
+        along = torch.cat([diagonal[:steps], diagonal[:steps].flip(0)])
+        matrices = (torch.diag(along) + torch.diag(off, 1) + torch.diag(off, -1))[None]
+        z = 2 * torch.eye(2 * steps, dtype=torch.float64)[:1]
+        root, info = operator(matrices, steps).root_with_info(z)
+        errors.append(relative(root, lifted(matrices).root(z)))
+    torch.testing.assert_close(info["krylov_error"], torch.stack(errors).amax(0), rtol=1e-6, atol=0)
+
+
 def test_roots_converge_as_fast_as_polynomials_can() -> None:
     """The square root is analytic but for x <= 0, so that Chebyshev series on [a, b] converge like R^-n.
 

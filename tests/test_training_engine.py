@@ -173,12 +173,13 @@ def linear(network: Weight, x: Tensor) -> Tensor:
     return network.value * x[:, 0]
 
 
-def test_the_average_is_its_recursion() -> None:
+@pytest.mark.parametrize("ema", [0.5, 0.9])  # the first nine steps, and all of them, have a decay of their own
+def test_the_average_is_its_recursion(ema: float) -> None:
     # A constant slope makes each Adam step move by the learning rate: the weights are -rate * (1, 2, ...).
-    _, network = fit_weight(linear, steps=20, learning_rate=0.1, ema=0.5)
+    _, network = fit_weight(linear, steps=20, learning_rate=0.1, ema=ema)
     average = 0.0
     for step in range(20):
-        decay = min(0.5, (1 + step) / (10 + step))
+        decay = min(ema, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * (-0.1 * (step + 1))
     assert network.value.item() == pytest.approx(average, rel=1e-6)
     _, plain = fit_weight(linear, steps=20, learning_rate=0.1)
@@ -410,7 +411,9 @@ def test_metrics_with_a_last_line_cut_short(tmp_path: Path) -> None:
 # --- validation -------------------------------------------------------------------------------------------------
 
 
-def validated(batch_size: int = 12, **changes: object) -> tuple[Trained, list[tuple[float, int, Tensor]], Model]:
+def validated(
+    batch_size: int = 12, folder: RunFolder | None = None, **changes: object
+) -> tuple[Trained, list[tuple[float, int, Tensor]], Model]:
     """Train with validation; also what was kept as best: value, step and the network's first weights."""
     model = small("score")
     best: list[tuple[float, int, Tensor]] = []
@@ -428,6 +431,7 @@ def validated(batch_size: int = 12, **changes: object) -> tuple[Trained, list[tu
         settings(batch_size=batch_size, **changes),
         validation=validation,
         best=Best(),
+        folder=folder,
     )
     return trainer.run(None), best, model
 
@@ -478,6 +482,17 @@ def test_the_best_is_the_lowest_and_holds_the_averaged_weights() -> None:
     assert [(value, step) for value, step, _ in best] == lows
     if best[-1][1] == 12:
         assert torch.equal(best[-1][2], model.network.first.weight)
+
+
+def test_a_run_that_goes_on_keeps_a_best_model_from_before(tmp_path: Path) -> None:
+    _, before, _ = validated(folder=RunFolder(tmp_path, {}), steps=2, validate_every=1, learning_rate=0.01)
+    # The second half makes everything worse: all that is best was kept in the first.
+    found, after, _ = validated(folder=RunFolder(tmp_path, {}), steps=4, validate_every=1, learning_rate=3.0)
+    values = [value for _, value in found.validations]
+    assert len(values) == 4
+    assert min(values[2:]) > min(values[:2])
+    assert min(value for value, _, _ in before) == min(values)
+    assert after == []
 
 
 # --- precision and dropout --------------------------------------------------------------------------------------
