@@ -253,7 +253,7 @@ def test_the_demo_is_one_page_with_all_four(tmp_path):
 @pytest.mark.usefixtures("tiny", "unpainted")
 def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tmp_path, monkeypatch):
     whole = perform(EXPERIMENTS["fig2"], tmp_path / "whole", data=("rings",))[1].tables()[0].rows
-    real, done = toys.single_level, []
+    real, done = toys.run, []
 
     def stop_at_the_third(*args, **kwargs):
         if len(done) == 2:
@@ -261,13 +261,13 @@ def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tm
         done.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(toys, "single_level", stop_at_the_third)
+    monkeypatch.setattr(toys, "run", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))
     assert not (tmp_path / "cut" / "records.json").exists()
     kept = {"rings-energy", "rings-learned", "single-learned-rings", "single-isotropic-rings"}
     assert {p.stem for p in (tmp_path / "cut" / "parts").glob("*.json")} == kept
-    monkeypatch.setattr(toys, "single_level", real)
+    monkeypatch.setattr(toys, "run", real)
     monkeypatch.setattr(toys, "train", None)  # a second training would fail: the networks must come from the folder
     assert perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))[1].tables()[0].rows == whole
 

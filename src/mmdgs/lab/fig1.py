@@ -15,7 +15,7 @@ from mmdgs.lab.drawing import GREEN, ORANGE, UNIT_TICKS, density, grid, new_figu
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Figure, Section
-from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, settings_for
+from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, toy_settings
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import kl_divergence
 from mmdgs.targets import GaussianMixture
@@ -35,7 +35,7 @@ def mixture() -> GaussianMixture:
 
 def run(context: Context) -> Outcome:
     """Train on the mixture, then compare each posterior with the true one at POINTS."""
-    settings = settings_for(context)
+    settings = toy_settings(context)
     fitted = fit(context, settings, ["mog"])["mog"]
     cells = {(method, name): point for method in SHOWN for name, point in POINTS.items()}
     found = Grid("posterior", cells, partial(_compared, fitted), depends=settings, across="x_t").run(context)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdgs import samplers
 from mmdgs.data import mog_density
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Figure, Section
-from mmdgs.lab.running import along
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.metrics import mmd
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
@@ -139,9 +139,10 @@ def _measured(title: str, settings: ManyLevelSettings, cell: Cell) -> Part:
     plan = SAMPLERS[cell.row](mixture, geometric(cell.column, FIRST, LAST))
     chains = settings.chains * settings.groups
     x0 = mixture.noised(plan.start).sample((chains,), generator=seeded(cell.seed, "start"))
-    x, cost = along(plan, x0, seed=cell.seed)
+    found = samplers.run(plan, x0, seed=cell.seed, progress=None)
+    cost = found.cost
     counted = {"evaluations": cost.evaluations, "forwards": cost.forwards, "products": cost.products}
-    return Part(_judged(title, x, settings, cell.seed) | counted)
+    return Part(_judged(title, found.x, settings, cell.seed) | counted)
 
 
 @cache

@@ -23,7 +23,7 @@ from mmdgs.lab.toys import (
     ToySettings,
     fit,
     many_chains,
-    settings_for,
+    toy_settings,
     single_chains,
 )
 from mmdgs.tables import Table
@@ -50,7 +50,7 @@ MODES = [Measure(f"mode_{k}", where, 3) for k, where in enumerate(("(-1,-1)", "(
 
 def run(context: Context) -> Outcome:
     """All rows of both protocols, for each data set asked for."""
-    settings = settings_for(context)
+    settings = toy_settings(context)
     sets = fit(context, settings)
     titles = {name: one.toy.title for name, one in sets.items()}
     single = single_chains(context, sets, settings)

@@ -15,14 +15,13 @@ from mmdgs.data import TOYS, Toy, toy
 from mmdgs.denoisers import energy_denoiser
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Cell, Grid, Results, together
-from mmdgs.lab.running import single_level
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, child_seed, seeded
-from mmdgs.samplers import ExactGibbs, Gibbs, Kernel
+from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, run, single_level_plan
 from mmdgs.training import TrainingSettings, train
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -67,7 +66,7 @@ QUICK = ToySettings(
 )
 
 
-def settings_for(context: Context) -> ToySettings:
+def toy_settings(context: Context) -> ToySettings:
     """The sizes a run asks for."""
     settings = QUICK if context.quick else FULL
     training = replace(settings.training, seed=context.seed)
@@ -99,11 +98,10 @@ def fit(context: Context, settings: ToySettings, names: Sequence[str] | None = N
     for one in toys:
         data = _data(context, one, settings)
         denoiser = energy_denoiser(_trained(context, one, settings, "energy"))
+        noise = seeded(context.seed, "isotropic")
         moments: dict[str, Moments] = {
             "learned": LearnedMoments(_trained(context, one, settings, "learned")),
-            "isotropic": IsotropicMoments.fit_by_score(
-                denoiser, data, LEVEL, generator=seeded(context.seed, "isotropic")
-            ),
+            "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=noise),
             "diagonal": DiagonalMoments(denoiser, probes=None),
             "full": FullMoments(denoiser),
             "moments": ExactMoments(one.density().to(device=context.device)),
@@ -146,9 +144,9 @@ def single_chains(
 def _single(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part:
     fitted = sets[cell.column]
     x0 = _start(fitted, settings.seeds, seeded(cell.seed, "single start"))
-    result = single_level(
-        fitted.kernel(cell.row), LEVEL, x0, settings.chain_steps, seed=cell.seed, label=f"{cell.column}: {cell.row}"
-    )
+    plan = single_level_plan(fitted.kernel(cell.row), LEVEL, steps=settings.chain_steps)
+    every = range(1, settings.chain_steps + 1)
+    result = run(plan, x0, seed=cell.seed, keep=every, progress=cell.name)
     chains = result.samples.split(1, dim=1)
     values: dict[str, Any] = {
         "mmd": [mmd(chain[:, 0], fitted.data) for chain in chains],
@@ -176,11 +174,9 @@ def _many(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part
     else:
         begin = seeded(cell.seed, "many start")
         x0 = draws(one, count, begin).to(fitted.data) if cell.what == "density" else _start(fitted, count, begin)
-        seed, label = child_seed(cell.seed, "many"), f"{cell.column}: {cell.row}"
-        result = single_level(
-            fitted.kernel(cell.row), LEVEL, x0, settings.many_steps, seed=seed, last=True, label=label
-        )
-        x, values["repaired"] = result.samples[-1], result.repaired
+        plan = single_level_plan(fitted.kernel(cell.row), LEVEL, steps=settings.many_steps)
+        result = run(plan, x0, seed=child_seed(cell.seed, "many"), progress=cell.name)
+        x, values["repaired"] = result.x, result.repaired
     groups = x.split(settings.many_chains)
     values |= against_truth(one, groups, fresh_data(one, settings, cell.seed), mean_log_density(one.name, cell.seed))
     if one.modes is not None:
