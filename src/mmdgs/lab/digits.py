@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmdgs.generation import generate
-from mmdgs.lab.drawing import new_figure, picture
+from mmdgs.lab.drawing import pictures
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid
 from mmdgs.lab.report import Figure, Section
@@ -44,13 +44,11 @@ def run(context: Context) -> Outcome:
     }
     cells = {(kind, 0.5): options for kind, options in kinds.items()}
     found = Grid("digits", cells, chains, settings, across="sigma").run(context)
-    canvas, axes = new_figure(1, len(kinds), 3.2)
-    for axis, kind in zip(axes[0], kinds, strict=True):
-        picture(axis, found.parts[kind, 0.5].tensors["x"], f"{kind} covariance")
+    shown = {f"{kind} covariance": found.parts[kind, 0.5].tensors["x"] for kind in kinds}
     caption = (
         f"{settings.chains} Gibbs chains of {settings.steps} steps from noise, with the energy model that comes with "
         f"mmdgs: the diagonal of the covariance from {settings.probes} products with the Jacobian, or one variance for "
         "all pixels. The isotropic one leaves its noise on the black background."
     )
-    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, canvas)])
+    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, pictures(shown, 3.2))])
     return Outcome({"settings": asdict(settings), "chains": found.records()}, [section])

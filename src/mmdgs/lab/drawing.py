@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, NullLocator
@@ -94,9 +95,11 @@ def legend_beside(axis: Axes) -> None:
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of axes, each about `size` inches."""
-    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+def new_figure(
+    rows: int, columns: int, size: float = 2.2, *, inches: tuple[float, float] | None = None
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, each about `size` inches; or `inches` wide and high in all."""
+    figure = Figure(figsize=inches or (size * columns, size * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, axes.tolist()
 
@@ -106,8 +109,7 @@ def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | N
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7, length=2, color=GREY, labelcolor=GREY)
-    for spine in axis.spines.values():
-        spine.set_color("#cfd6e0")
+    axis.spines[:].set_color("#cfd6e0")
     if ticks is not None:
         axis.set(xticks=ticks, yticks=ticks)
 
@@ -144,17 +146,15 @@ def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple
     return torch.stack([x.flatten(), y.flatten()], dim=1), (2 * limit / (points - 1)) ** 2
 
 
-def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues") -> None:
+def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues", **look: Any) -> None:
     """A density on a square grid (points^2,) as an image."""
-    side = round(len(values) ** 0.5)
-    axis.imshow(values.reshape(side, side).numpy(), extent=(-limit, limit, -limit, limit), origin="lower", cmap=cmap)
+    side, ends = round(values.numel() ** 0.5), (-limit, limit, -limit, limit)
+    axis.imshow(values.reshape(side, side).numpy(), extent=ends, origin="lower", cmap=cmap, **look)
 
 
 def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: float = 0.35) -> None:
     """A cloud of points (n, 2)."""
-    axis.scatter(
-        points[:, 0].numpy(), points[:, 1].numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True
-    )
+    axis.scatter(*points.mT.numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True)
 
 
 def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
@@ -162,53 +162,70 @@ def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
     return tiled(images, columns, gap=gap, fill=torch.nan)[0]
 
 
+def _bare(axis: Axes, title: str) -> None:
+    """Axes of an image: a title, no ticks and no frame."""
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+    axis.spines[:].set_visible(False)
+
+
 def picture(
-    axis: Axes,
-    images: Tensor,
-    title: str = "",
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    cmap: str = "gray",
+    axis: Axes, images: Tensor, title: str = "", *, low: float = 0.0, high: float = 1.0, cmap: str = "gray"
 ) -> AxesImage:
     """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
     colours = colormaps[cmap].with_extremes(bad="#8d99ab")
     drawn = axis.imshow(mosaic(images).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=9)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    _bare(axis, title)
     return drawn
+
+
+def pictures(panels: Mapping[str, Tensor], size: float = 2.6, *, low: float = 0.0, high: float = 1.0) -> Figure:
+    """A row of mosaics of images (n, 1, H, W), by title."""
+    canvas, axes = new_figure(1, len(panels), size)
+    for axis, (title, images) in zip(axes[0], panels.items(), strict=True):
+        picture(axis, images, title, low=low, high=high)
+    return canvas
+
+
+def colour_bar(canvas: Figure, drawn: ScalarMappable, axes: Sequence[Axes], title: str) -> None:
+    """The scale of an image beside all these axes."""
+    bar = canvas.colorbar(drawn, ax=axes, shrink=0.75, pad=0.01)
+    bar.set_label(title, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
 
 
 def bars(
     axis: Axes, names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, colours: Sequence[str]
 ) -> None:
     """Horizontal bars with error bars, first name on top."""
-    position = range(len(names))
-    axis.barh(
-        position, values, xerr=errors, color=colours, height=0.65, error_kw={"elinewidth": 1, "ecolor": "#1c2330"}
-    )
+    position, thin = range(len(names)), {"elinewidth": 1, "ecolor": "#1c2330"}
+    axis.barh(position, values, xerr=errors, color=colours, height=0.65, error_kw=thin)
     axis.set_yticks(position, names, fontsize=8)
     axis.invert_yaxis()
     open_axes(axis, 8)
+
+
+def class_bars(axis: Axes, rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
+    """The share of each class (named below), a bar for each row in the row's colour."""
+    width = 0.8 / len(rows)
+    for i, (row, shares) in enumerate(rows.items()):
+        places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(names))]
+        axis.bar(places, shares, width=width, color=style(row).colour, label=row)
+    axis.set_xticks(range(len(names)), names)
+    labelled(axis, "", "", "share of the images")
 
 
 def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", gap: int = 1) -> None:
     """Images uint8 (n, 1 or 3, H, W) as a mosaic without ticks, white between the tiles."""
     canvas = tiled(images.float().expand(-1, 3, -1, -1) / 255, columns, gap=gap, fill=1.0)
     axis.imshow(canvas.movedim(0, -1).numpy(), interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=8)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    _bare(axis, title)
 
 
 def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:
     """A strip of images uint8 (n, C, H, W) for each label, one under the other; titles stand above the columns."""
-    canvas, axes = new_figure(len(rows), 1, 1.0)
     most = max(len(images) for images in rows.values())
-    canvas.set_size_inches(1.9 + tile * most, tile * len(rows))
+    canvas, axes = new_figure(len(rows), 1, inches=(1.9 + tile * most, tile * len(rows)))
     for (axis,), (label, images) in zip(axes, rows.items(), strict=True):
         colour_picture(axis, images, len(images))
         axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")

@@ -11,7 +11,7 @@ from mmdgs.lab.drawing import UNIT_TICKS, new_figure, scatter, square, style
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Measure, Results
 from mmdgs.lab.report import Figure, Section
-from mmdgs.lab.toys import LEVEL, METHODS, Fitted, fit, toy_settings, single_chains
+from mmdgs.lab.toys import LEVEL, METHODS, Fitted, fit, single_chains, toy_settings
 
 SHOWN = ("learned", "isotropic", "diagonal", "full", "exact")
 LIMITS = {"mog": 2.0, "rings": 1.9, "roll": 1.9}

@@ -23,8 +23,8 @@ from mmdgs.lab.toys import (
     ToySettings,
     fit,
     many_chains,
-    toy_settings,
     single_chains,
+    toy_settings,
 )
 from mmdgs.tables import Table
 
