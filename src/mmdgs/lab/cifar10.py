@@ -176,8 +176,7 @@ def falls_and_rises(row: str, steps: Sequence[int], values: Sequence[float]) -> 
 
 def _draw(curves: dict[str, Results], settings: Cifar10Settings) -> Canvas:
     """A panel for draws and one for means, in one scale."""
-    canvas, axes = new_figure(1, len(curves), 3.4)
-    canvas.set_size_inches(9.6, 3.4)
+    canvas, axes = new_figure(1, len(curves), inches=(9.6, 3.4))
     for panel, (kind, found) in zip(axes[0], curves.items(), strict=True):
         found.draw(panel, settings.measure, log="")
         panel.set_xticks(settings.steps)

@@ -104,6 +104,16 @@ def new_figure(
     return figure, axes.tolist()
 
 
+def new_panels(count: int, columns: int, size: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes in rows of at most so many; the places left in the last row are empty axes."""
+    columns = min(count, columns)
+    figure, axes = new_figure(-(-count // columns), columns, size)
+    places = [axis for row in axes for axis in row]
+    for axis in places[count:]:
+        axis.set_axis_off()
+    return figure, places
+
+
 def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | None = None) -> None:
     """A square picture of [-limit, limit]^2 with light ticks, at these places if given."""
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")

@@ -40,9 +40,8 @@ def run(context: Context) -> Outcome:
     cells = {(method, name): point for method in SHOWN for name, point in POINTS.items()}
     found = Grid("posterior", cells, partial(_compared, fitted), depends=settings, across="x_t").run(context)
     text = [
-        "The mixture of four Gaussians (standard deviation 0.2) is noised with sigma = 0.2. An energy network trained "
-        "by denoising score matching gives the full, diagonal and isotropic approximations; a second network, trained "
-        "by KL minimisation, predicts a mean and a diagonal covariance.",
+        "The mixture of four Gaussians (standard deviation 0.2) is noised with sigma = 0.2. Analytic approximations "
+        "come from an energy network trained by score matching, the learned one from a network trained by KL.",
     ]
     table = found.table(
         "KL divergence from the true posterior to each approximation (nats), and share of the covariance repaired",
@@ -60,10 +59,7 @@ def run(context: Context) -> Outcome:
     sums = ", ".join(f"{METHODS[m]} {total[m]:.3f}" for m in (*order, "moments"))
     claims = [
         Claim("the full covariance is closest, summed over the four points", order[0] == "full", sums),
-        Claim(
-            "no approximation is closer than the Gaussian with the true moments",
-            min(total.values()) == total["moments"],
-        ),
+        Claim("none is closer than the Gaussian with the true moments", min(total.values()) == total["moments"]),
     ]
     caption = (
         "Top row: the true posterior p(x | x_t) at four noisy points x_t (green crosses). Below: contours of each "
@@ -102,9 +98,8 @@ def _true_log_density(point: tuple[float, float]) -> Tensor:
 def _draw_mixture() -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1, 2, 2.6)
-    for axis, law, title in zip(
-        axes[0], (mixture(), mixture().noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True
-    ):
+    laws = {"clean p(x)": mixture(), "noisy p(x_t)": mixture().noised(LEVEL)}
+    for axis, (title, law) in zip(axes[0], laws.items(), strict=True):
         density(axis, law.log_prob(where).exp(), LIMIT)
         square(axis, LIMIT, title)
     return canvas

@@ -307,8 +307,7 @@ class Results:
         self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
     ) -> Figure:
         """The figure of `draw`: a panel for each x (None: the column), the legend beside them."""
-        canvas, axes = new_figure(1, len(x), 4.0)
-        canvas.set_size_inches(2.2 + 4.8 * len(x), 4.0)
+        canvas, axes = new_figure(1, len(x), inches=(2.2 + 4.8 * len(x), 4.0))
         for panel, one in zip(axes[0], x, strict=True):
             self.draw(panel, measure, one, log)
         legend_beside(axes[0][-1])

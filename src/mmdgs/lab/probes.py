@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -20,7 +19,7 @@ from torch import Tensor
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, generate, make_plan
 from mmdgs.jacobians import linearised
-from mmdgs.lab.drawing import ORANGE, new_figure
+from mmdgs.lab.drawing import ORANGE, new_panels
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.few_steps import MODEL
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -161,12 +160,12 @@ class Place:
 
 def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
     """dD/dx_t at one image (1, C, H, W) as a matrix, or only how its middle window depends on itself."""
-    inner = torch.zeros(x_t.shape[1:], dtype=torch.bool)
-    cuts = [(side - min(side, window or side)) // 2 for side in x_t.shape[2:]]
-    inner[
-        (slice(None), *(slice(cut, cut + (window or side)) for cut, side in zip(cuts, x_t.shape[2:], strict=True)))
-    ] = 1
-    places = inner.flatten().nonzero()[:, 0].to(x_t.device)
+    numbers = torch.arange(x_t[0].numel(), device=x_t.device).reshape(x_t.shape[1:])
+    for dimension in (1, 2):
+        side = numbers.shape[dimension]
+        kept = min(side, window or side)
+        numbers = numbers.narrow(dimension, (side - kept) // 2, kept)
+    places = numbers.flatten()
     size = min(len(places), ROWS_AT_ONCE.get(x_t.device.type, ROWS_AT_ONCE["cuda"]))
     at = linearised(model, x_t.expand(size, -1, -1, -1), level)
     found = []
@@ -212,15 +211,12 @@ def needed(counts: Sequence[int], found: Sequence[float], target: float) -> floa
 def _section(found: dict[str, Results], settings: ProbeSettings, note: str) -> Section:
     text = [
         "Relative error of the diagonal of a denoiser's Jacobian, |estimate - exact| / |exact|, by the number of "
-        "products with the Jacobian. Rademacher probes are the paper's. Hadamard probes and those on a lattice keep "
-        "near pixels apart, and the filter takes the lattice's own noise out of its estimate.",
+        "products with the Jacobian. Rademacher probes are the paper's.",
         note,
     ]
     if settings.window is not None:
-        text.append(
-            f"This is the quick version: only the {settings.window} x {settings.window} pixels in the middle are "
-            "looked at, which couple to fewer others than a whole image's do."
-        )
+        side = settings.window
+        text.append(f"This is the quick version: only the {side} x {side} pixels in the middle are looked at.")
     columns = {n: f"{n}" for n in settings.counts}
     tables = [_needed_table(found, settings.counts)]
     tables += [
@@ -229,8 +225,7 @@ def _section(found: dict[str, Results], settings: ProbeSettings, note: str) -> S
     ]
     caption = (
         f"Error against products ({settings.draws} draws of the signs for each of {settings.digits} digits, and "
-        f"{settings.images} image a level of the diffusion model). Dotted: the exact mean of the diagonal in place of "
-        "every entry, which no estimate of one variance for all pixels can beat."
+        f"{settings.images} image a level of the diffusion model). Dotted: the exact mean in place of every entry."
     )
     return Section("How near so many products come", text, tables, [Figure("probes", caption, _draw(found))])
 
@@ -250,15 +245,12 @@ def _needed_table(found: dict[str, Results], counts: Sequence[int]) -> Table:
 
 
 def _draw(found: dict[str, Results]) -> Canvas:
-    columns = min(len(found) + 1, PANELS_A_ROW)
-    canvas, axes = new_figure(-(-(len(found) + 1) // columns), columns, 3.2)  # a place for the legend
-    places: list[Any] = [panel for row in axes for panel in row]
+    canvas, places = new_panels(len(found) + 1, PANELS_A_ROW, 3.2)  # one more, for the legend
     for panel, (where, own) in zip(places, found.items(), strict=False):
         own.draw(panel, ERROR)
         flat = own.number(YARDSTICK, COMPARED, "flat").value
         panel.axhline(flat, color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
         panel.set_title(where, fontsize=9)
-    for panel in places[len(found) :]:
-        panel.set_axis_off()
+    places[len(found)].set_axis_off()
     places[len(found)].legend(*places[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center left")
     return canvas

@@ -29,8 +29,8 @@ from mmdgs.samplers.plans import single_level_plan
 DRAWS, MEANS = "draws", "means"
 
 
-class Row(NamedTuple):
-    """How chains go: the covariance that they draw with, and what they start from."""
+class ChainKind(NamedTuple):
+    """The covariance that chains draw with, and what they start from."""
 
     covariance: str
     start: str
@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 PAPERS, DIAGONAL, ISOTROPIC, SPECTRAL = "diagonal, from N(0, I)", "diagonal", "isotropic", "spectral"
 ROWS = {
-    PAPERS: Row("diagonal", "normal"),
-    DIAGONAL: Row("diagonal", "uniform"),
-    ISOTROPIC: Row("isotropic", "uniform"),
-    SPECTRAL: Row("spectral", "uniform"),
+    PAPERS: ChainKind("diagonal", "normal"),
+    DIAGONAL: ChainKind("diagonal", "uniform"),
+    ISOTROPIC: ChainKind("isotropic", "uniform"),
+    SPECTRAL: ChainKind("spectral", "uniform"),
 }
 """The paper's own (its section 2.1 starts from a standard normal), and others from uniform noise in the data's
 interval: for images in [0, 1] a standard normal is darker than any of them."""

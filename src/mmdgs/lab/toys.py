@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -178,7 +179,9 @@ def _many(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part
         result = run(plan, x0, seed=child_seed(cell.seed, "many"), progress=cell.name)
         x, values["repaired"] = result.x, result.repaired
     groups = x.split(settings.many_chains)
-    values |= against_truth(one, groups, fresh_data(one, settings, cell.seed), mean_log_density(one.name, cell.seed))
+    # scikit-learn takes seeds of 32 bits.
+    fresh = one.sample(settings.points, child_seed(cell.seed, "fresh data") % 2**32).to(x)
+    values |= against_truth(fitted.density(), groups, [fresh] * len(groups), mean_log_density(one.name, cell.seed))
     if one.modes is not None:
         weights = [mode_statistics(group[None], one.modes).weights for group in groups]
         values |= {f"mode_{k}": list(shares) for k, shares in enumerate(zip(*weights, strict=True))}
@@ -189,15 +192,19 @@ def _start(fitted: Fitted, chains: int, generator: torch.Generator) -> Tensor:
     return (torch.tensor(fitted.toy.start) + START_STD * torch.randn(chains, 2, generator=generator)).to(fitted.data)
 
 
-def against_truth(one: Toy, groups: Sequence[Tensor], reference: Tensor, expected: float) -> dict[str, list[float]]:
-    """For each group of samples (n, 2): its MMD to the reference, and its log-density deficit.
+def against_truth(
+    density: Any, groups: Sequence[Tensor], references: Sequence[Tensor], expected: float
+) -> dict[str, list[float]]:
+    """For each group of samples (n, d): its MMD to its reference, and its log-density deficit.
 
-    The deficit is E_p[log p(x)] - mean log p(sample), p the true density, in nats: how much less likely the
-    samples are than data. It sees blur that is finer than the kernels of the MMD.
+    The deficit is E_p[log p(x)] (`expected`) - mean log p(sample), p the true density, in nats: how much less likely
+    the samples are than data. It sees blur that is finer than the kernels of the MMD.
     """
-    reference, density = reference.to(groups[0]), one.density().to(groups[0].device)
     return {
-        "mmd": [mmd(group, reference) for group in groups],
+        "mmd": [
+            mmd(group, reference) if torch.isfinite(group).all() else math.inf
+            for group, reference in zip(groups, references, strict=True)
+        ],
         "deficit": [expected - density.log_prob(group).mean().item() for group in groups],
     }
 
@@ -211,8 +218,3 @@ def mean_log_density(name: str, seed: int) -> float:
 def draws(one: Toy, n: int, generator: torch.Generator) -> Tensor:
     """Independent draws from the set's density (scikit-learn's rings are evenly spaced, not independent)."""
     return one.density().sample((n,), generator=generator)
-
-
-def fresh_data(one: Toy, settings: ToySettings, seed: int) -> Tensor:
-    """Data that no network was trained on; scikit-learn takes seeds of 32 bits."""
-    return one.sample(settings.points, child_seed(seed, "fresh data") % 2**32)
