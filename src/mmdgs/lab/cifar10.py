@@ -12,7 +12,7 @@ from functools import lru_cache
 from matplotlib.figure import Figure as Canvas
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.cifar10_collapse import chain_section, collapse_grid, collapse_section
+from mmdgs.lab.cifar10_collapse import collapse_grid, collapse_section, long_chain_section
 from mmdgs.lab.cifar10_maps import map_section, maps
 from mmdgs.lab.drawing import legend_beside, new_figure
 from mmdgs.lab.experiment import Context, Outcome
@@ -88,7 +88,7 @@ def run(context: Context) -> Outcome:
     named = asdict(settings) | {"model": model.source, "sigma": model.levels[0].sigma, "many": many and many.source}
     sections = [
         map_section(found_maps, context.quick),
-        chain_section(chains, settings, context.quick),
+        long_chain_section(chains, settings, context.quick),
         _section(curves, settings, f"{model.source}, sigma {model.levels[0].sigma:g}", context.quick),
         collapse_section(collapse, settings, context.quick),
     ]

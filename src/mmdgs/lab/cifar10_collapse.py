@@ -54,7 +54,7 @@ def collapse_grid(chains: Chains, judge: Judge, sampling: Sampling | None, setti
     return Grid("collapse", cells, measure, depends, "steps")
 
 
-def chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Section:
+def long_chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Section:
     """The paper's figures of chains: three of them along their steps, and 25 as they go on."""
     steps = settings.long_steps
     regular = [i for i, t in enumerate(steps) if t <= 100]

@@ -18,7 +18,7 @@ from mmdgs.cost import counting
 from mmdgs.errors import UsageError
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
-from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out, over_levels, titles
+from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.linalg.operators import Diagonal
@@ -66,7 +66,7 @@ def run(context: Context) -> Outcome:
     if settings.images < 2:
         raise UsageError(f"--images must be at least 2, for an interval; got {settings.images}")
     counts = {"train": settings.fit_images, "test": settings.images}
-    images = cache(lambda split: held_out(context, model, split, counts[split]))  # read once, where it is needed
+    images = cache(lambda split: held_out_images(context, model, split, counts[split]))  # read once, where it is needed
     at = lru_cache(maxsize=1)(lambda level: Estimators(model, level, settings, context.seed, images))
     levels = chosen_levels(model.levels, settings.levels)
     cells = {(row, ratio): level for ratio, level in levels.items() for row in ROWS}

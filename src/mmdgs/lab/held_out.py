@@ -30,7 +30,7 @@ def data_of(model: Model) -> str:
     return DATA[model.shape]
 
 
-def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
+def held_out_images(context: Context, model: Model, split: str, count: int) -> Tensor:
     """Images spread over a set, dequantised, as the model has them."""
     channels, height, _ = model.shape
     stored = load_images(data_of(model), split, data_dir=context.data_dir, size=height, channels=channels).images

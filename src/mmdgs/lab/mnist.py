@@ -11,7 +11,7 @@ from mmdgs.lab.grid import together
 from mmdgs.lab.mnist_chains import chain_section, chains_of, sigma_section
 from mmdgs.lab.mnist_losses import instabilities, loss_section
 from mmdgs.lab.mnist_models import ENERGY, SIGMA, SIGMAS, mnist_settings, train_all
-from mmdgs.lab.mnist_posteriors import calibration_section, calibrations, map_section, posteriors_of
+from mmdgs.lab.mnist_posteriors import calibration_section, calibrations, covariance_section, posteriors_of
 from mmdgs.lab.mnist_probes import probe_errors, probe_section
 from mmdgs.lab.mnist_yardstick import yardstick
 
@@ -39,7 +39,7 @@ def run(context: Context) -> Outcome:
     }
     sections = [
         loss_section(runs, curves, settings, context.quick),
-        map_section(posteriors, calibrated, settings, context.seed),
+        covariance_section(posteriors, calibrated, settings, context.seed),
         chain_section(chains, by, settings),
         sigma_section(chains, settings),
         probe_section(probes),

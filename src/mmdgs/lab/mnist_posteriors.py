@@ -96,7 +96,7 @@ def _posterior(context: Context, runs: Mapping[str, Training], x_t: Tensor, cell
 # --- Figure 4 -------------------------------------------------------------------------------------------------------
 
 
-def map_section(
+def covariance_section(
     found: HeldOut, calibrated: Mapping[str, dict[str, Any]], settings: MnistSettings, seed: int
 ) -> Section:
     """The standard deviation of every pixel, and a draw of the posterior's noise."""
