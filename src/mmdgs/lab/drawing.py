@@ -27,54 +27,29 @@ class Style(NamedTuple):
     line: str = "o-"
 
 
-STYLES = {
-    "data": Style(GREY),
-    "learned": Style(RED),
-    "isotropic": Style(ORANGE),
-    "spectral": Style(PINK),
-    "diagonal": Style(PURPLE),
-    "diagonal, from N(0, I)": Style(PURPLE, "s--"),
-    "many levels, Gibbs": Style(RED),
-    "full": Style(BLUE),
-    "Krylov": Style(BLUE, "s--"),
-    "moments": Style(GREEN),
-    "exact": Style(SLATE),
-    "Langevin": Style(RED),
-    "consistent annealing": Style(RED, "s--"),
-    "Gibbs (paper)": Style(BLUE),
-    "Gibbs, down first": Style(BLUE, "s--"),
-    "Gibbs, isotropic": Style(ORANGE, "s--"),
-    "Gibbs, spectral": Style(PINK, "s--"),
-    "ancestral, small": Style(GREY),
-    "ancestral, large": Style(GREY, "s--"),
-    "ancestral, isotropic": Style(ORANGE),
-    "ancestral, spectral": Style(PINK),
-    "ancestral, diagonal": Style(PURPLE),
-    "ancestral, full": Style(PURPLE, "s--"),
-    "ancestral, Krylov": Style(PURPLE, "s--"),
-    "DDIM": Style(GREEN),
-    "Heun": Style(GREEN, "s--"),
-    "small variance": Style(GREY),
-    "large variance": Style(GREY, "s--"),
-    "diagonal, Rademacher": Style(PURPLE),
-    "diagonal, lattice": Style(PURPLE, "s--"),
-    "diagonal, learned": Style(RED),
-    "Rademacher (paper)": Style(GREY),
-    "Hadamard": Style(GREEN, "^:"),
-    "lattice": Style(PURPLE, "s--"),
-    "lattice, filtered": Style(BLUE),
-    "OCM head": Style(BLUE),
-    "1 product": Style(GREY, "v:"),
-    "3 products": Style(GREY, "s--"),
-    "10 products": Style(GREY),
-    "3 products, lattice": Style(PURPLE, "s--"),
-    "1 sweep": Style(RED),
-    "3 sweeps": Style(BLUE),
-    "10 sweeps": Style(GREEN),
-    "1 sweep, down first": Style(RED, "s--"),
-    "3 sweeps, down first": Style(BLUE, "s--"),
-    "10 sweeps, down first": Style(GREEN, "s--"),
-}
+LOOKS = {
+    Style(GREY): ("data", "ancestral, small", "small variance", "Rademacher (paper)", "10 products"),
+    Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products"),
+    Style(GREY, "v:"): ("1 product",),
+    Style(SLATE): ("exact",),
+    Style(RED): ("learned", "diagonal, learned", "Langevin", "many levels, Gibbs", "1 sweep"),
+    Style(RED, "s--"): ("consistent annealing", "1 sweep, down first"),
+    Style(ORANGE): ("isotropic", "ancestral, isotropic"),
+    Style(ORANGE, "s--"): ("Gibbs, isotropic",),
+    Style(PINK): ("spectral", "ancestral, spectral"),
+    Style(PINK, "s--"): ("Gibbs, spectral",),
+    Style(PURPLE): ("diagonal", "diagonal, Rademacher", "ancestral, diagonal"),
+    Style(PURPLE, "s--"): (
+        "diagonal, from N(0, I)", "diagonal, lattice", "lattice", "3 products, lattice", "ancestral, full",
+        "ancestral, Krylov",
+    ),
+    Style(BLUE): ("full", "lattice, filtered", "OCM head", "Gibbs (paper)", "3 sweeps"),
+    Style(BLUE, "s--"): ("Krylov", "Gibbs, down first", "3 sweeps, down first"),
+    Style(GREEN): ("moments", "DDIM", "10 sweeps"),
+    Style(GREEN, "s--"): ("Heun", "10 sweeps, down first"),
+    Style(GREEN, "^:"): ("Hadamard",),
+}  # fmt: skip
+STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""
 UNIT_TICKS = (-1, 0, 1)
 
@@ -164,7 +139,8 @@ def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues", **loo
 
 def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: float = 0.35) -> None:
     """A cloud of points (n, 2)."""
-    axis.scatter(*points.mT.numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True)
+    across, up = points.mT.numpy()
+    axis.scatter(across, up, s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True)
 
 
 def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.generation import Method, generate, make_plan
+from mmdgs.generation import Method, generate
 from mmdgs.jacobians import linearised
 from mmdgs.lab.drawing import ORANGE, new_panels
 from mmdgs.lab.experiment import Context, Outcome
@@ -113,49 +113,39 @@ class Place:
     def title(self) -> str:
         return f"{self.name}, sigma/alpha {self.level.sigma / self.level.alpha:g}"
 
-    def images(self) -> Tensor:
-        """Samples of the model itself (count, C, H, W), so that no data are needed."""
-        context, model, single = self.context, self.model, len(self.model.levels) == 1
-        count = self.settings.digits if single else self.settings.images
-        method = Method("gibbs" if single else "ddim", steps=self.settings.sampling_steps)
-        seed = child_seed(context.seed, "images")
-
-        def compute() -> Part:
-            made = generate(model, make_plan(method, model), count, seed=seed, progress=f"samples of {self.name}")
-            assert made.x is not None
-            return Part({}, {"x": model.scaled(made.x)})
-
-        part = context.workspace.part(f"{self.name}-samples", (model, method, seed, count), compute)
-        return part.tensors["x"].to(context.device)
+    @property
+    def count(self) -> int:
+        """How many images."""
+        return self.settings.digits if len(self.model.levels) == 1 else self.settings.images
 
     @cached_property
-    def jacobians(self) -> list[Tensor]:
-        """One for each image."""
+    def jacobians(self) -> Tensor:
+        """One matrix for each image."""
         context, settings = self.context, self.settings
-        images, found = self.images(), []
-        for i in range(len(images)):
+        depends = (self.model, self.level, self.count, context.seed, settings.sampling_steps, settings.window)
+        part = context.workspace.part(f"{self.title}-jacobians", depends, self._jacobians)
+        return part.tensors["jacobians"].to(context.device)
 
-            def compute(i: int = i) -> Part:
-                stream = Streams(context.seed, 1, i, purpose="noise")
-                x_t = add_noise(images[i : i + 1], self.level, generator=stream)
-                label = f"{self.title}, image {i + 1}"
-                return Part({}, {"jacobian": jacobian(self.model, x_t, self.level, settings.window, label)})
-
-            depends = (self.model, self.level, i, context.seed, settings.sampling_steps, settings.window)
-            part = context.workspace.part(f"{self.title}-{i}-jacobian", depends, compute)
-            found.append(part.tensors["jacobian"].to(context.device))
-        return found
+    def _jacobians(self) -> Part:
+        """At noisy samples of the model itself, so that no data are needed."""
+        model, seed = self.model, self.context.seed
+        method = Method("gibbs" if len(model.levels) == 1 else "ddim", steps=self.settings.sampling_steps)
+        made = generate(model, method, self.count, seed=child_seed(seed, "images"), progress=f"samples of {self.name}")
+        assert made.x is not None
+        x = model.scaled(made.x).to(self.context.device)
+        x_t = add_noise(x, self.level, generator=Streams(seed, len(x), purpose="noise"))
+        found = [jacobian(model, one[None], self.level, self.settings.window, self.title) for one in x_t]
+        return Part({}, {"jacobians": torch.stack(found)})
 
     def measure(self, cell: Cell) -> Part:
         """The error of a design with so many products for each image, and that of the mean in place of every entry."""
-        channels, height, width = self.model.shape
-        window = self.settings.window
-        shape = (channels, min(height, window or height), min(width, window or width))
+        channels, *sides = self.model.shape
+        shape = (channels, *(min(side, self.settings.window or side) for side in sides))
         draws = (self.settings.draws, cell.seed)
         found = [error_of(matrix, shape, cell.what, cell.column, *draws) for matrix in self.jacobians]
-        diagonals = [matrix.diagonal() for matrix in self.jacobians]
-        flat = [((one - one.mean()).norm() / one.norm()).item() for one in diagonals]
-        return Part({"error": found, "flat": flat})
+        diagonals = self.jacobians.diagonal(dim1=1, dim2=2)
+        flat = (diagonals - diagonals.mean(1, keepdim=True)).norm(dim=1) / diagonals.norm(dim=1)
+        return Part({"error": found, "flat": flat.tolist()})
 
 
 def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
