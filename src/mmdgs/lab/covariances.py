@@ -152,11 +152,9 @@ def likelihoods(
 
 def _section(found: Results, settings: CovarianceSettings, named: dict[str, object], quick: bool) -> Section:
     text = [
-        "The likelihood of held-out images under the posterior of their noisy versions, in nats a number: higher is "
-        "better, and the mean is the same for all. Isotropic and spectral variances are fitted on training images, "
-        f"and so is the floor of the diagonal ({settings.probes} probes). Krylov is the full covariance of the "
-        f"network's Jacobian by {settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of "
-        "the isotropic variance.",
+        "Isotropic and spectral variances are fitted on training images, and so is the floor of the diagonal "
+        f"({settings.probes} probes). Krylov is the full covariance of the network's Jacobian by "
+        f"{settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of the isotropic variance.",
         *(["This is the quick version: so few images say nothing."] if quick else []),
     ]
     note = (

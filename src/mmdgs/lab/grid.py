@@ -54,25 +54,6 @@ class Number(NamedTuple):
         return value if math.isnan(self.half) else f"{value} ± {self.half:,.{digits}f}"
 
 
-def number(
-    values: Mapping[str, Any], key: str, against: Mapping[str, Any] | None = None, *, deviation: bool = False
-) -> Number:
-    """A measured number with its interval, or with the standard deviation of its runs.
-
-    With `against`, it is the difference from another's, pair by pair.
-    """
-    own, left_out = values[key], values.get(f"{key}_left_out", ())
-    if against is not None:
-        other = against[key]
-        own = [a - b for a, b in zip(own, other, strict=False)] if isinstance(own, Sequence) else own - other
-        left_out = [a - b for a, b in zip(left_out, against.get(f"{key}_left_out", ()), strict=False)]
-    if not isinstance(own, Sequence):
-        return Number(own, jackknife_interval(left_out))
-    if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
-        return Number(sum(own))
-    return Number(statistics.mean(own), statistics.stdev(own)) if deviation and len(own) > 1 else Number(*interval(own))
-
-
 @dataclass(frozen=True)
 class Measure:
     """How a number of the cells is shown: its key, its title, digits, and which is best (less, more, zero)."""
@@ -85,8 +66,19 @@ class Measure:
     deviation: bool = False  # show the standard deviation over runs in place of the interval
 
     def of(self, values: Mapping[str, Any], against: Mapping[str, Any] | None = None) -> Number:
-        """The number in the values of a cell; with `against`, its difference from another cell's."""
-        return number(values, self.key, against, deviation=self.deviation)
+        """The number in the values of a cell; with `against`, its difference from another cell's, pair by pair."""
+        own, left_out = values[self.key], values.get(f"{self.key}_left_out", ())
+        if against is not None:
+            other = against[self.key]
+            own = [a - b for a, b in zip(own, other, strict=False)] if isinstance(own, Sequence) else own - other
+            left_out = [a - b for a, b in zip(left_out, against.get(f"{self.key}_left_out", ()), strict=False)]
+        if not isinstance(own, Sequence):
+            return Number(own, jackknife_interval(left_out))
+        if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
+            return Number(sum(own))
+        if self.deviation and len(own) > 1:
+            return Number(statistics.mean(own), statistics.stdev(own))
+        return Number(*interval(own))
 
     def text(self, shown: Number, sign: str = "") -> str:
         """The number for a table."""
@@ -247,10 +239,11 @@ class Results:
                 for i, (row, line) in enumerate(zip(rows, body, strict=True)):
                     sign = "+" if against is not None and row != against else ""
                     line.append(measure.text(shown[i], sign) if i in shown else "")
-                if against is not None:
-                    shown = {i: Number(0.0) if row == against else shown[i] for i, row in enumerate(rows) if i in shown}
-                names = list(rows)
-                judged = {i: one for i, one in shown.items() if compared is None or names[i] in compared}
+                judged = {
+                    i: Number(0.0) if row == against else shown[i]
+                    for i, row in enumerate(rows)
+                    if i in shown and (compared is None or row in compared)
+                }
                 best |= {(i, len(header) - 1) for i in measure.best(judged)}
         return Table(title, header, body, note, best=frozenset(best))
 

@@ -148,6 +148,7 @@ def _draw_numbers(chains: Results, rows: Mapping[str, str], shares: Sequence[flo
         axis.axvline(chains.number(TEST, SIGMA, measure).value, color=GREY, linestyle="--", linewidth=1.2)
     axes[0][1].set(xscale="log", xlim=(QUANTISATION / 2, None))
     class_bars(axes[0][2], {row: chains.values(row, SIGMA)["class_shares"] for row in rows}, [*"0123456789"])
+    axes[0][2].set_xlabel("digit, by the classifier", fontsize=8)
     for c, share in enumerate(shares):
         axes[0][2].plot([c - 0.45, c + 0.45], [share, share], color=GREY, linewidth=1.2, linestyle="--")
     return canvas
