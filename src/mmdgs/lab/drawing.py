@@ -99,18 +99,13 @@ def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | N
         axis.set(xticks=ticks, yticks=ticks)
 
 
-def open_axes(axis: Axes, labels: int) -> None:
-    """Axes without a frame above and to the right, tick labels of this size."""
-    axis.tick_params(labelsize=labels)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> None:
-    """Open axes with a title and the names of both axes."""
+    """A title and the names of both axes, which have no frame above and to the right."""
     axis.set_title(title, fontsize=size + 1)
     axis.set_xlabel(across, fontsize=size)
     axis.set_ylabel(up, fontsize=size)
-    open_axes(axis, size - 1)
+    axis.tick_params(labelsize=size - 1)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def plain_logs(axis: Axes) -> None:
@@ -148,10 +143,10 @@ def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
     return tiled(images, columns, gap=gap, fill=torch.nan)[0]
 
 
-def _bare(axis: Axes, title: str) -> None:
-    """Axes of an image: a title, no ticks and no frame."""
+def _bare(axis: Axes, title: str, size: int = 9) -> None:
+    """Axes of an image: a title of this size, no ticks and no frame."""
     axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=9)
+    axis.set_title(title, fontsize=size)
     axis.spines[:].set_visible(False)
 
 
@@ -180,17 +175,6 @@ def colour_bar(canvas: Figure, drawn: ScalarMappable, axes: Sequence[Axes], titl
     bar.ax.tick_params(labelsize=7)
 
 
-def bars(
-    axis: Axes, names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, colours: Sequence[str]
-) -> None:
-    """Horizontal bars with error bars, first name on top."""
-    position, thin = range(len(names)), {"elinewidth": 1, "ecolor": "#1c2330"}
-    axis.barh(position, values, xerr=errors, color=colours, height=0.65, error_kw=thin)
-    axis.set_yticks(position, names, fontsize=8)
-    axis.invert_yaxis()
-    open_axes(axis, 8)
-
-
 def class_bars(axis: Axes, rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
     """The share of each class (named below), a bar for each row in the row's colour."""
     width = 0.8 / len(rows)
@@ -205,7 +189,7 @@ def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", ga
     """Images uint8 (n, 1 or 3, H, W) as a mosaic without ticks, white between the tiles."""
     canvas = tiled(images.float().expand(-1, 3, -1, -1) / 255, columns, gap=gap, fill=1.0)
     axis.imshow(canvas.movedim(0, -1).numpy(), interpolation="nearest")
-    _bare(axis, title)
+    _bare(axis, title, 8)
 
 
 def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:

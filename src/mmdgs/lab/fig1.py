@@ -10,15 +10,13 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from mmdgs.data import mog_density
 from mmdgs.lab.drawing import GREEN, ORANGE, UNIT_TICKS, density, grid, new_figure, square
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Figure, Section
-from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, toy_settings
+from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, four_gaussians, toy_settings
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import kl_divergence
-from mmdgs.targets import GaussianMixture
 
 POINTS = {f"({x:g}, {y:g})": (x, y) for x, y in ((0.0, 0.0), (0.2, 0.2), (1.0, 0.0), (1.0, 1.0))}
 SHOWN = ("full", "diagonal", "isotropic", "learned", "moments")
@@ -26,11 +24,6 @@ LIMIT = 2.0
 GRID = 241  # cells of 0.017, an eighth of the narrowest standard deviation, 0.14
 KL = Measure("kl", "KL", 3, "less")
 REPAIRED = Measure("repaired", "repaired", 0, percent=True)
-
-
-def mixture() -> GaussianMixture:
-    """The paper's four Gaussians, in float64."""
-    return mog_density().to(dtype=torch.float64)
 
 
 def run(context: Context) -> Outcome:
@@ -92,13 +85,13 @@ def _compared(fitted: Fitted, cell: Cell) -> Part:
 def _true_log_density(point: tuple[float, float]) -> Tensor:
     """log p(x | x_t) on the grid, (GRID^2,)."""
     where, _ = grid(LIMIT, GRID)
-    return mixture().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
+    return four_gaussians().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
 
 
 def _draw_mixture() -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1, 2, 2.6)
-    laws = {"clean p(x)": mixture(), "noisy p(x_t)": mixture().noised(LEVEL)}
+    laws = {"clean p(x)": four_gaussians(), "noisy p(x_t)": four_gaussians().noised(LEVEL)}
     for axis, (title, law) in zip(axes[0], laws.items(), strict=True):
         density(axis, law.log_prob(where).exp(), LIMIT)
         square(axis, LIMIT, title)

@@ -24,7 +24,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import bars, legend_beside, line_style, new_figure, open_axes, plain_logs, style
+from mmdgs.lab.drawing import labelled, legend_beside, line_style, new_figure, plain_logs, style
 from mmdgs.lab.experiment import Context, TimeIsUp
 from mmdgs.lab.report import Claim, Figure
 from mmdgs.lab.workspace import Part
@@ -289,12 +289,11 @@ class Results:
             )
             axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
-        axis.set_xlabel(self.grid.across if x is None else x.title, fontsize=9)
-        axis.set_ylabel(f"{measure.title}, %" if measure.percent else measure.title, fontsize=9)
+        title = f"{measure.title}, %" if measure.percent else measure.title
+        labelled(axis, "", self.grid.across if x is None else x.title, title, 9)
         plain_logs(axis)
         if x is None and len(self.columns) <= FEW and all(isinstance(column, int) for column in self.columns):
             axis.set_xticks(self.columns, [f"{column:,}" for column in self.columns])
-        open_axes(axis, 8)
 
     def curves(
         self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
@@ -309,10 +308,13 @@ class Results:
     def draw_bars(
         self, axis: Axes, column: Column, measure: Measure, rows: Mapping[str, str] | None = None, *, named: bool = True
     ) -> None:
-        """A bar for each row at one column, with intervals."""
+        """A horizontal bar for each row at one column, with its interval; the first row on top."""
         rows = {row: title for row, title in (rows or {r: r for r in self.rows}).items() if self.has(row, column)}
         shown = [self.number(row, column, measure) for row in rows]
         errors = [0.0 if math.isnan(one.half) else one.half for one in shown]
-        names = list(rows.values()) if named else [""] * len(rows)
-        bars(axis, names, [one.value for one in shown], errors, [style(row).colour for row in rows])
-        axis.set_xlabel(measure.title, fontsize=8)
+        colours, thin = [style(row).colour for row in rows], {"elinewidth": 1, "ecolor": "#1c2330"}
+        places = range(len(rows))
+        axis.barh(places, [one.value for one in shown], xerr=errors, color=colours, height=0.65, error_kw=thin)
+        labelled(axis, "", measure.title, "")
+        axis.set_yticks(places, list(rows.values()) if named else [""] * len(rows), fontsize=8)
+        axis.invert_yaxis()

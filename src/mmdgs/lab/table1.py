@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from mmdgs.lab.drawing import GREY, new_figure, open_axes, style
+from mmdgs.lab.drawing import GREY, labelled, new_figure, style
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Measure, Number, Results
 from mmdgs.lab.report import Claim, Figure, Section
@@ -161,15 +161,13 @@ def _draw_single(found: Results, titles: Mapping[str, str]) -> Canvas:
             axis.plot([statistics.mean(values)] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2)
             if method in published:
                 axis.plot(published[method], y, "o", mfc="none", mec="black", markersize=8)
-        named = list(METHODS.values()) if axis is axes[0][0] else [""] * len(METHODS)
-        axis.set_yticks(range(len(METHODS)), named, fontsize=8)
-        axis.invert_yaxis()
         axis.set_xscale("log")
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_xlim(10 ** math.floor(math.log10(min(shown))), 10 ** math.ceil(math.log10(max(shown))))
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("MMD, single chain", fontsize=8)
-        open_axes(axis, 8)
+        labelled(axis, title, "MMD, single chain", "")
+        named = list(METHODS.values()) if axis is axes[0][0] else [""] * len(METHODS)
+        axis.set_yticks(range(len(METHODS)), named, fontsize=8)
+        axis.invert_yaxis()
     return canvas
 
 

@@ -18,12 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.data import mog_density
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.lab.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, labelled, new_figure, square
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.theory_existence import existence, records_table
+from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import kl_divergence
 from mmdgs.moments import FullMoments, IsotropicMoments
 from mmdgs.noise import NoiseLevel
@@ -68,13 +68,9 @@ def skewed_density() -> GaussianMixture:
     return GaussianMixture(weights, weights.new_tensor([[-0.8, -0.5], [0.7, 0.6], [0.4, -1.2]]), covariances)
 
 
-def _four() -> GaussianMixture:
-    return mog_density().to(dtype=torch.float64)
-
-
 def _cases() -> list[Case]:
     return [
-        ("four Gaussians, sigma 0.2", _four(), LEVEL),
+        ("four Gaussians, sigma 0.2", four_gaussians(), LEVEL),
         ("skewed, sigma 0.4", skewed_density(), NoiseLevel(sigma=0.4)),
         ("skewed, alpha 0.8, sigma 0.6", skewed_density(), NoiseLevel(alpha=0.8, sigma=0.6)),
     ]
@@ -150,7 +146,7 @@ def _draw_covariances(records: Records) -> Canvas:
 
 def _kl_optimum(quick: bool) -> tuple[Records, Section]:
     """Theorem 3: the Gaussian closest to the true posterior, found by search, against the analytic moments."""
-    mixture = _four()
+    mixture = four_gaussians()
     where, cell = grid(2.5, 101 if quick else 161)
     q = FullMoments(mixture.denoiser())(POINTS, LEVEL)
     laws = list(zip(q.mean, torch.linalg.cholesky(q.cov.dense()), strict=True))
@@ -235,7 +231,7 @@ def _draw_divergences(truth: list[Tensor], laws: list[tuple[Tensor, Tensor]], wh
 
 def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Section]:
     """Appendix B: E[-grad^2 log p~] = E[s s'], and the isotropic variance three ways."""
-    mixture = _four()
+    mixture = four_gaussians()
     sizes = [100 * 4**k for k in range(4 if quick else 5)]
     repeats = 10 if quick else 40
     records: Records = []
@@ -305,7 +301,7 @@ def _draw_fisher(records: Records) -> Canvas:
         left.loglog(r["sizes"], [r["deviation"] / math.sqrt(n) for n in r["sizes"]], color=colour, linewidth=1)
         right.errorbar(r["sigma"], r["estimate"], 2 * r["standard_error"], fmt="o", color=colour, capsize=3)
     sigmas = torch.logspace(-1.1, 0, 16).tolist()
-    exact = [_expectations(_four(), NoiseLevel(sigma=sigma), 81)["variance_score"] for sigma in sigmas]
+    exact = [_expectations(four_gaussians(), NoiseLevel(sigma=sigma), 81)["variance_score"] for sigma in sigmas]
     right.loglog(sigmas, exact, color=GREY, zorder=0, label="quadrature")
     right.loglog(sigmas, [sigma**2 for sigma in sigmas], ":", color=GREY, zorder=0, label=r"$\sigma^2$, a flat prior's")
     left.legend(fontsize=7, frameon=False)

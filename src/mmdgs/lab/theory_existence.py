@@ -23,9 +23,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.data import mog_density
-from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, density, new_figure, open_axes, square
+from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, density, labelled, new_figure, square
 from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import Deconvolution, deconvolve
 from mmdgs.noise import NoiseLevel
 from mmdgs.tables import Table
@@ -104,7 +104,7 @@ def _cases(dimension: int, points: int) -> list[_Case]:
     line = torch.linspace(-LIMIT, LIMIT, points, dtype=torch.float64)
     x = torch.stack(torch.meshgrid(*[line] * dimension, indexing="ij"), dim=-1)
     square_norm = x.square().sum(-1)
-    mixture = mog_density().to(dtype=torch.float64) if dimension == 2 else _three()
+    mixture = four_gaussians() if dimension == 2 else _three()
     noised = mixture.noised(NoiseLevel(sigma=SIGMA)).log_prob(x).exp()
     ripple = (2 / SIGMA * x[..., 0]).cos()
     densities = [
@@ -144,17 +144,14 @@ def _draw_line(cases: list[_Case]) -> Canvas:
         if case.clean is not None:
             top.plot(x, case.clean, color="black", linewidth=0.9, linestyle=(0, (3, 3)))
         top.set_xlim(-VIEW, VIEW)
+        labelled(top, "", "", "density" if case is cases[0] else "")
         _verdict(top, case)
         w = 2 * math.pi * torch.fft.fftshift(torch.fft.fftfreq(len(x), 2 * LIMIT / (len(x) - 1)))
         inside = w.abs() <= case.result.cutoff
         bottom.semilogy(w[inside], torch.fft.fftshift(case.result.phi).abs()[inside], color=BLUE, linewidth=1)
         bottom.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         bottom.set(ylim=(1e-3, 10))
-        bottom.set_xlabel("frequency", fontsize=8)
-        for axis in (top, bottom):
-            open_axes(axis, 7)
-    axes[0][0].set_ylabel("density", fontsize=8)
-    axes[1][0].set_ylabel(r"$|\phi|$", fontsize=8)
+        labelled(bottom, "", "frequency", r"$|\phi|$" if case is cases[0] else "")
     return canvas
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdgs import losses
-from mmdgs.data import TOYS, Toy, toy
+from mmdgs.data import TOYS, Toy, mog_density, toy
 from mmdgs.denoisers import energy_denoiser
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Cell, Grid, Results, together
@@ -23,6 +23,7 @@ from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, child_seed, seeded
 from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, run, single_level_plan
+from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -207,6 +208,11 @@ def against_truth(
         ],
         "deficit": [expected - density.log_prob(group).mean().item() for group in groups],
     }
+
+
+def four_gaussians() -> GaussianMixture:
+    """The paper's mixture of four Gaussians, in float64."""
+    return mog_density().to(dtype=torch.float64)
 
 
 @cache
