@@ -52,7 +52,7 @@ def test_quick_from_a_zip_and_resumed_without_work(
 
 def test_both_algorithms_walk_the_models_levels_at_the_suggested_rate() -> None:
     model = many_level_model((3, 8, 8))
-    found = celeba.cells(model, celeba.FULL)
+    found = celeba.celeba_cells(model, celeba.FULL)
     assert list(found) == [(celeba.SPECTRAL, 24), (celeba.LANGEVIN, 5), (celeba.GIBBS, 5)]
     langevin, gibbs = found[celeba.LANGEVIN, 5], found[celeba.GIBBS, 5]
     assert langevin.levels == gibbs.levels == model.levels

@@ -104,7 +104,7 @@ def test_failure_is_status_1_and_debug_shows_where(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise NonFiniteError("denoising mean", [3], 7)
 
-    monkeypatch.setattr(toys, "single_level", broken)
+    monkeypatch.setattr(toys, "run", broken)
     words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     result = run(cli.app, words)
     assert result.exit_code == 1
@@ -120,7 +120,7 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(toys, "single_level", interrupted)
+    monkeypatch.setattr(toys, "run", interrupted)
     words = ["reproduce", "table1", "--quick", "--out", str(tmp_path / "out"), "--device", "cpu"]
     result = run(cli.app, words)
     assert result.exit_code == 130

@@ -11,7 +11,7 @@ from sizes import TINY
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, write_atomically
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, TimeIsUp, Workspace, toys
-from mmdgs.lab.grid import Cell, Grid, Measure, Number, Results, number
+from mmdgs.lab.grid import Cell, Grid, Measure, Number, Results
 from mmdgs.lab.report import Claim, Section
 from mmdgs.lab.workspace import Part, axis, described
 
@@ -103,15 +103,15 @@ def results(cells: dict) -> Results:
 
 def test_numbers_have_students_interval_or_the_jackknifes_and_differences_are_paired():
     a, b = {"fid": [1.0, 2.0, 3.0]}, {"fid": [0.5, 1.5, 2.5]}
-    assert number(a, "fid") == pytest.approx((2.0, 4.302653 / 3**0.5), rel=1e-6)
-    assert number(a, "fid", b) == pytest.approx((0.5, 0.0))
-    assert number(a, "fid", deviation=True) == pytest.approx((2.0, 1.0))
+    assert FID.of(a) == pytest.approx((2.0, 4.302653 / 3**0.5), rel=1e-6)
+    assert FID.of(a, b) == pytest.approx((0.5, 0.0))
+    assert replace(FID, deviation=True).of(a) == pytest.approx((2.0, 1.0))
     # Leaving out each of two groups gives 1 and 3: error sqrt(1) * 1, t quantile 12.7062 at 1 degree of freedom.
     whole = {"fid": 2.2, "fid_left_out": [1.0, 3.0]}
-    assert number(whole, "fid") == pytest.approx((2.2, 12.7062), rel=1e-5)
-    assert number(whole, "fid", {"fid": 1.2, "fid_left_out": [0.5, 2.5]}) == pytest.approx((1.0, 0.0))
-    assert math.isnan(number({"fid": 3.0}, "fid").half)
-    assert number({"fid": [1.0, math.inf]}, "fid").value == math.inf  # chains that diverged
+    assert FID.of(whole) == pytest.approx((2.2, 12.7062), rel=1e-5)
+    assert FID.of(whole, {"fid": 1.2, "fid_left_out": [0.5, 2.5]}) == pytest.approx((1.0, 0.0))
+    assert math.isnan(FID.of({"fid": 3.0}).half)
+    assert FID.of({"fid": [1.0, math.inf]}).value == math.inf  # chains that diverged
 
 
 def test_bold_is_the_best_and_what_intervals_do_not_tell_from_it():
@@ -253,7 +253,7 @@ def test_the_demo_is_one_page_with_all_four(tmp_path):
 @pytest.mark.usefixtures("tiny", "unpainted")
 def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tmp_path, monkeypatch):
     whole = perform(EXPERIMENTS["fig2"], tmp_path / "whole", data=("rings",))[1].tables()[0].rows
-    real, done = toys.single_level, []
+    real, done = toys.run, []
 
     def stop_at_the_third(*args, **kwargs):
         if len(done) == 2:
@@ -261,13 +261,13 @@ def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tm
         done.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(toys, "single_level", stop_at_the_third)
+    monkeypatch.setattr(toys, "run", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))
     assert not (tmp_path / "cut" / "records.json").exists()
     kept = {"rings-energy", "rings-learned", "single-learned-rings", "single-isotropic-rings"}
     assert {p.stem for p in (tmp_path / "cut" / "parts").glob("*.json")} == kept
-    monkeypatch.setattr(toys, "single_level", real)
+    monkeypatch.setattr(toys, "run", real)
     monkeypatch.setattr(toys, "train", None)  # a second training would fail: the networks must come from the folder
     assert perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))[1].tables()[0].rows == whole
 

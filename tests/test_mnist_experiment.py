@@ -14,8 +14,10 @@ import torch
 
 from mmdgs.data import load_images
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.lab import EXPERIMENTS, Context, Outcome, Workspace, mnist, mnist_models
+from mmdgs.lab import EXPERIMENTS, Context, Outcome, Workspace, mnist_chains, mnist_models, mnist_yardstick
 from mmdgs.lab.drawing import mosaic
+from mmdgs.lab.mnist_chains import SCORES, TEST
+from mmdgs.lab.mnist_losses import stability_claims
 from mmdgs.lab.mnist_models import ENERGY, LEARNED, QUANTISATION, SIGMAS, MnistSettings
 from mmdgs.metrics import Instability
 from mmdgs.training import TrainingSettings, examples, run as training_run
@@ -49,7 +51,8 @@ TINY = MnistSettings(
 def shrink(patch: pytest.MonkeyPatch) -> None:
     """Make `--quick` tiny, and the test set and the validation on it small."""
     patch.setattr(mnist_models, "QUICK", TINY)
-    patch.setattr(mnist_models, "load_images", partial(load_images, limit=300))
+    for module in (mnist_models, mnist_yardstick):
+        patch.setattr(module, "load_images", partial(load_images, limit=300))
     patch.setattr(examples, "VALIDATION_EXAMPLES", 16)
     patch.setattr(training_run, "ISOTROPIC_EXAMPLES", {"cpu": 16})
 
@@ -121,14 +124,14 @@ def test_it_writes_records_figures_and_a_self_contained_report(finished):
 def test_its_records_hold_every_number(finished):
     records = finished[1]
     chains = {(one["row"], one["sigma"]): one for one in records["chains"]}
-    rows = {(row, 0.5) for row in ("diagonal", "isotropic", "learned", mnist.TEST)}
+    rows = {(row, 0.5) for row in ("diagonal", "isotropic", "learned", TEST)}
     assert chains.keys() == rows | {("diagonal", sigma) for sigma in SIGMAS}
     for one in chains.values():
         assert one["group_size"] == 4
-        assert all(len(one[measure.key]) == 2 for measure in mnist.SCORES if measure.key != "repaired")
+        assert all(len(one[measure.key]) == 2 for measure in SCORES if measure.key != "repaired")
         assert sum(one["class_shares"]) == pytest.approx(1)
     # The background of real digits has the noise of one grey level, and no sampler has less.
-    assert chains[mnist.TEST, 0.5]["background"] == pytest.approx([QUANTISATION] * 2, rel=0.3)
+    assert chains[TEST, 0.5]["background"] == pytest.approx([QUANTISATION] * 2, rel=0.3)
     assert min(chains["isotropic", 0.5]["background"]) > 10 * QUANTISATION
     fitted = "diagonal, 2 probes, fitted floor"
     kinds = {"diagonal, 1 probes", "diagonal, 2 probes", "isotropic", "learned by KL", fitted}
@@ -156,11 +159,11 @@ def test_resuming_reuses_every_part_and_a_lost_model_is_reported(finished, copie
     forbid(
         monkeypatch,
         "mnist_models.train_model",
-        "mnist_models.features_and_classes",
-        "mnist.model_chains",
-        "mnist_posteriors.posterior_of",
-        "mnist_posteriors.DiagonalMoments",
-        "mnist_posteriors.linearised",
+        "mnist_yardstick.features_and_classes",
+        "mnist_chains.generate",
+        "mnist_posteriors.moments_of",
+        "mnist_probes.DiagonalMoments",
+        "mnist_probes.jacobian",
     )
     found = json.loads(json.dumps(run(copied).records))
     assert found["calibration"] == finished[1]["calibration"]
@@ -232,7 +235,7 @@ def test_chains_that_break_off_leave_an_empty_row_and_a_sentence(copied, monkeyp
         raise NonFiniteError("denoising mean", [3], 1)
 
     (copied / "parts" / "chains-learned-0.5.json").unlink()
-    monkeypatch.setattr(mnist, "model_chains", diverges)
+    monkeypatch.setattr(mnist_chains, "generate", diverges)
     found = run(copied)
     failed = {one["row"]: one["failed"] for one in found.records["chains"]}
     assert "not finite" in failed["learned"]
@@ -240,7 +243,7 @@ def test_chains_that_break_off_leave_an_empty_row_and_a_sentence(copied, monkeyp
     table = next(
         table for section in found.sections for table in section.tables if table.title.startswith("Last states")
     )
-    assert next(row for row in table.rows if row[0] == "learned by KL")[1:] == [""] * len(mnist.SCORES)
+    assert next(row for row in table.rows if row[0] == "learned by KL")[1:] == [""] * len(SCORES)
     assert "learned at sigma 0.5 broke off" in text_of(found)
 
 
@@ -258,7 +261,7 @@ def curve(spikes: int, jump: float, failed_at: int | None = None) -> Instability
     ],
 )
 def test_the_claims_on_the_losses_follow_the_numbers(dsm, kl, holds):
-    assert [claim.holds for claim in mnist.stability_claims(dsm, kl)] == holds
+    assert [claim.holds for claim in stability_claims(dsm, kl)] == holds
 
 
 def test_a_mosaic_has_every_image_in_its_place():

@@ -186,7 +186,7 @@ def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
 
 
 def test_cells_come_cheapest_first() -> None:
-    cells = table2.cells(many_level_model(SHAPE), 1.0, table2.Table2Settings())
+    cells = table2.table2_cells(many_level_model(SHAPE), 1.0, table2.Table2Settings())
     last = list(cells)[-4:]
     assert last == [("Langevin", 232), ("Gibbs (paper)", 232), ("Gibbs, spectral", 232), ("Gibbs, down first", 56)]
     assert [len(cells[key].levels or ()) for key in last] == [232, 232, 232, 56]

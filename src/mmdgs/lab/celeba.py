@@ -78,7 +78,7 @@ def run(context: Context) -> Outcome:
     references = References(name, folder, model.shape[1], settings.reference_limit)
     references.load()  # missing data are reported before the work
     sampling = Sampling(context, model, Judge.of(context, settings.metrics, references), settings)
-    found = Grid("celeba", cells(model, settings), sampling, sampling.depends, "levels").run(context)
+    found = Grid("celeba", celeba_cells(model, settings), sampling, sampling.depends, "levels").run(context)
     named = asdict(settings) | {"model": model.source, "data": Path(name).name, "reference": len(references.load())}
     section = _section(found, settings, named, context.quick)
     return Outcome({"settings": named, "samplers": found.records()}, [section])
@@ -94,11 +94,10 @@ def faces(context: Context) -> tuple[str, str | None]:
     return DATA, context.data_dir
 
 
-def cells(model: Model, settings: CelebaSettings) -> dict[tuple[str, int], Method]:
+def celeba_cells(model: Model, settings: CelebaSettings) -> dict[tuple[str, int], Method]:
     """Both algorithms along all levels, and Gibbs with the spectral covariance along few; the cheapest first."""
     levels = exploding_levels(model) if settings.levels is None else path(model, settings.levels)
     few = path(model, settings.few_levels)
-
     rate = suggested_rate(levels, settings.langevin_steps)
     return {
         (SPECTRAL, len(few)): Method("gibbs-down", few, covariance="spectral", sweeps=settings.few_sweeps),
@@ -111,17 +110,14 @@ def cells(model: Model, settings: CelebaSettings) -> dict[tuple[str, int], Metho
 
 def _section(found: Results, settings: CelebaSettings, named: dict[str, object], quick: bool) -> Section:
     text = [
-        "The paper shows faces at 64x64 by multi-level Gibbs sampling and gives no number. Expected: images that look "
-        "like faces at a glance, by Gibbs sampling as by Langevin dynamics. The numbers measure the distance from "
-        "the data.",
+        "The paper shows faces at 64x64 by multi-level Gibbs sampling and gives no number.",
         *([QUICK_NOTE] if quick else []),
         *found.unfinished(),
     ]
     note = (
         f"{settings.images:,} images each of {named['model']}, {settings.precision}, against {named['reference']:,} "
         f"images of {named['data']}. Langevin's rate is what NCSNv2's analysis suggests for these levels. The spectral "
-        f"row has {settings.few_sweeps} sweeps and the spectrum of {settings.fit_images} images. {COST} FIDs of so "
-        "many images and of these faces compare with each other only."
+        f"row has {settings.few_sweeps} sweeps and the spectrum of {settings.fit_images} images. {COST}"
     )
     measures = [EVALUATIONS, *([FID] if settings.measure is FID else []), DIVERSITY, DUPLICATES, MILLISECONDS]
     table = found.listing("Faces by both algorithms", measures, note=note, head="sampler")

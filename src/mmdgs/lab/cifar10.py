@@ -12,7 +12,7 @@ from functools import lru_cache
 from matplotlib.figure import Figure as Canvas
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.cifar10_collapse import chain_section, collapse_grid, collapse_section
+from mmdgs.lab.cifar10_collapse import collapse_grid, collapse_section, long_chain_section
 from mmdgs.lab.cifar10_maps import map_section, maps
 from mmdgs.lab.drawing import legend_beside, new_figure
 from mmdgs.lab.experiment import Context, Outcome
@@ -88,7 +88,7 @@ def run(context: Context) -> Outcome:
     named = asdict(settings) | {"model": model.source, "sigma": model.levels[0].sigma, "many": many and many.source}
     sections = [
         map_section(found_maps, context.quick),
-        chain_section(chains, settings, context.quick),
+        long_chain_section(chains, settings, context.quick),
         _section(curves, settings, f"{model.source}, sigma {model.levels[0].sigma:g}", context.quick),
         collapse_section(collapse, settings, context.quick),
     ]
@@ -176,8 +176,7 @@ def falls_and_rises(row: str, steps: Sequence[int], values: Sequence[float]) -> 
 
 def _draw(curves: dict[str, Results], settings: Cifar10Settings) -> Canvas:
     """A panel for draws and one for means, in one scale."""
-    canvas, axes = new_figure(1, len(curves), 3.4)
-    canvas.set_size_inches(9.6, 3.4)
+    canvas, axes = new_figure(1, len(curves), inches=(9.6, 3.4))
     for panel, (kind, found) in zip(axes[0], curves.items(), strict=True):
         found.draw(panel, settings.measure, log="")
         panel.set_xticks(settings.steps)

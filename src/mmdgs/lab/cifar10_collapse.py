@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import spread
 from mmdgs.generation import Method
-from mmdgs.lab.drawing import colour_picture, image_rows, new_figure, open_axes, style
+from mmdgs.lab.drawing import class_bars, colour_picture, image_rows, new_figure, new_panels, style
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import DIVERSITY, DUPLICATES, QUICK_NOTE, Judge, Sampling, path
@@ -55,23 +54,21 @@ def collapse_grid(chains: Chains, judge: Judge, sampling: Sampling | None, setti
     return Grid("collapse", cells, measure, depends, "steps")
 
 
-def chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Section:
+def long_chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Section:
     """The paper's figures of chains: three of them along their steps, and 25 as they go on."""
     steps = settings.long_steps
     regular = [i for i, t in enumerate(steps) if t <= 100]
     text = [
-        "Gibbs sweeps at one noise level. The paper's figure of three chains every 10 steps shows sharp images. Its "
-        "chains start from standard normal noise (its section 2.1) and draw with the diagonal covariance, here of "
-        f"{settings.probes} probes. For images in [0, 1] such a start is darker than any of them; other rows start "
-        "from uniform noise in the interval. A draw is a mean plus the noise of its covariance, so the means stand "
-        "beside the draws.",
+        "Gibbs sweeps at one noise level. The paper's chains start from standard normal noise (its section 2.1) and "
+        f"draw with the diagonal covariance, here of {settings.probes} probes; other rows start from uniform noise. A "
+        "draw is a mean plus the noise of its covariance, so the means stand beside the draws.",
         *([QUICK_NOTE] if quick else []),
     ]
     figures = []
     for row in settings.long_rows:
         states = chains.states(row, settings.long_chains, steps)
         own = {kind: x[:, : settings.shown] for kind, x in states.items()}
-        count = min(CHAINS_SHOWN, own[DRAWS].shape[1])
+        means, count = own[MEANS], min(CHAINS_SHOWN, own[DRAWS].shape[1])
         strips = {f"chain {c + 1}, {kind}": own[kind][regular, c] for c in range(count) for kind in (DRAWS, MEANS)}
         strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
         ending = "" if row == PAPERS else f"_{row}"
@@ -80,23 +77,18 @@ def chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -> Sec
         figures += [
             Figure(f"cifar10_chains{ending}", f"{what}: {count} chains; the number of Gibbs steps above.", strip),
             Figure(
-                f"cifar10_25_chains{ending}", f"{what}: the means of {own[MEANS].shape[1]} chains.",
-                _draw_many(steps, own[MEANS]),
+                f"cifar10_25_chains{ending}", f"{what}: the means of {means.shape[1]} chains.", _draw_many(steps, means)
             ),
-        ]  # fmt: skip
+        ]
     return Section("Chains from noise", text, (), figures)
 
 
 def _draw_many(steps: tuple[int, ...], x: Tensor) -> Canvas:
     """All chains as a mosaic for each number of steps, without the start."""
     shown = [(t, own) for t, own in zip(steps, x, strict=True) if t > 0]
-    columns = min(PANELS_A_ROW, len(shown))
-    canvas, axes = new_figure(-(-len(shown) // columns), columns, 1.9)
-    places = [axis for row in axes for axis in row]
+    canvas, places = new_panels(len(shown), PANELS_A_ROW, 1.9)
     for axis, (t, own) in zip(places, shown, strict=False):
         colour_picture(axis, own, COLUMNS, f"{t:,} steps")
-    for axis in places[len(shown) :]:
-        axis.set_axis_off()
     return canvas
 
 
@@ -104,9 +96,8 @@ def collapse_section(found: Results, settings: Cifar10Settings, quick: bool) -> 
     """Mode collapse of long chains, measured."""
     counted = "class_entropy" in found.values(TEST, 0)
     text = [
-        "The paper sees fewer and fewer modes as 25 chains go on at this one small noise level, and many levels as the "
-        "cure. Diversity is the mean distance of an image to its nearest other, over that of as many training "
-        "images. It is that of the means: noise in the pixels would add to it.",
+        "The paper sees fewer and fewer modes as 25 chains go on at this one small noise level. Diversity is the mean "
+        "distance of an image to its nearest other, over that of as many training images.",
         *([QUICK_NOTE] if quick else []),
         *([] if found.has(MANY, 0) else ["No model of many levels was named (--many), so that row is left out."]),
         *([] if counted else ["No classifier was named (--classifier), so classes are not counted."]),
@@ -118,8 +109,8 @@ def collapse_section(found: Results, settings: Cifar10Settings, quick: bool) -> 
     claims = [] if quick else [collapses(row, found) for row in settings.long_rows]
     if found.has(MANY, 0) and not quick:
         share = found.values(MANY, 0)["diversity"] / found.values(TEST, 0)["diversity"]
-        text_ = f"images of many levels have at least {COLLAPSED:g} of the data's diversity"
-        claims.append(Claim(text_, share >= COLLAPSED, f"{share:.2f}{_classes(found.values(MANY, 0))}"))
+        claim = f"images of many levels have at least {COLLAPSED:g} of the data's diversity"
+        claims.append(Claim(claim, share >= COLLAPSED, f"{share:.2f}{_classes(found.values(MANY, 0))}"))
     return Section("Mode collapse", text, [table], [figure], claims)
 
 
@@ -144,8 +135,7 @@ def _classes(values: Mapping[str, Any]) -> str:
 
 def _draw(found: Results, counted: bool) -> Canvas:
     """Diversity against steps, those of data and of many levels as lines; shares of the classes beside it."""
-    canvas, axes = new_figure(1, 2 if counted else 1, 3.4)
-    canvas.set_size_inches(11.0 if counted else 6.0, 3.4)
+    canvas, axes = new_figure(1, 2 if counted else 1, inches=(11.0 if counted else 6.0, 3.4))
     axis = axes[0][0]
     moving = {key: part for key, part in found.parts.items() if key[1] > 0}
     replace(found, parts=moving).draw(axis, DIVERSITY, log="x")
@@ -154,26 +144,11 @@ def _draw(found: Results, counted: bool) -> Canvas:
         value = found.values(row, 0)["diversity"]
         axis.axhline(value, color=style(row).colour, linestyle="--", linewidth=1.2, label=row)
     axis.set_ylim(bottom=0)
-    _legend_above(axis)
     if counted:
         last = max(steps for _, steps in moving)
-        shown = {row: found.values(row, 0 if row in still else last) for row in found.rows}
-        _draw_shares(axes[0][1], shown)
+        shown = {row: found.values(row, 0 if row in still else last)["class_shares"] for row in found.rows}
+        class_bars(axes[0][1], shown, found.values(TEST, 0)["class_names"])
+        axes[0][1].tick_params("x", rotation=40)
+    for panel in axes[0]:
+        panel.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return canvas
-
-
-def _draw_shares(axis: Axes, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Bars of the shares of each class, in the colours of the lines beside them."""
-    width = 0.8 / len(rows)
-    for i, (row, values) in enumerate(rows.items()):
-        places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(values["class_shares"]))]
-        axis.bar(places, values["class_shares"], width=width, color=style(row).colour, label=row)
-    names = next(iter(rows.values()))["class_names"]
-    axis.set_xticks(range(len(names)), names, rotation=40, ha="right")
-    axis.set_ylabel("share of the images", fontsize=9)
-    _legend_above(axis)
-    open_axes(axis, 7)
-
-
-def _legend_above(axis: Axes) -> None:
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import dequantised, spread
-from mmdgs.lab.drawing import colour_picture, new_figure
+from mmdgs.lab.drawing import colour_bar, colour_picture, new_figure
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import QUICK_NOTE
 from mmdgs.lab.single_level_chains import Chains
@@ -65,10 +65,8 @@ def map_section(found: Part, quick: bool) -> Section:
     """The errors of each design, and the variances as pictures."""
     errors = found.values["errors"]
     text = [
-        "The paper's figure of posterior variances with 1, 10 and 100 Rademacher probes: the estimate should improve "
-        "with their number. Probes on a lattice are the default for images.",
-        f"{100 * found.values['negative']:.1f}% of the exact variances are negative, which is an error of the network. "
-        "In chains they are lifted to a floor.",
+        "The paper's figure of posterior variances with 1, 10 and 100 Rademacher probes. "
+        f"{100 * found.values['negative']:.1f}% of the exact variances are negative, which is an error of the network.",
         *([QUICK_NOTE] if quick else []),
     ]
     rows = [[name, f"{value:.3f}"] for name, value in errors.items()]
@@ -80,23 +78,21 @@ def map_section(found: Part, quick: bool) -> Section:
     claim = Claim("the error falls with the number of Rademacher probes", falls, numbers)
     caption = "Test images, noisy, and standard deviations of p(x | noisy x), mean over the colours, in one scale."
     shown = [*(name for name in errors if name != ONE), "exact"]
-    figure = Figure("cifar10_maps", caption, draw_maps(found.tensors, shown))
+    figure = Figure("cifar10_maps", caption, _draw(found.tensors, shown))
     return Section("Covariances by probes", text, [table], [figure], [] if quick else [claim])
 
 
-def draw_maps(images: Mapping[str, Tensor], names: Sequence[str]) -> Canvas:
+def _draw(images: Mapping[str, Tensor], names: Sequence[str]) -> Canvas:
     """A row for each image, a column for each of the named estimates, in the scale of the exact ones."""
     deviations = {name: images[name].mean(1, keepdim=True).clamp(min=0).sqrt() for name in names}
     scale = ScalarMappable(Normalize(0.0, torch.quantile(deviations["exact"], 0.999).item()), "magma")
     count, (height, width) = len(images["x"]), images["x"].shape[2:]
-    canvas, axes = new_figure(1, 2 + len(names), 1.0)
-    canvas.set_size_inches(1.15 * (2 + len(names)) + 0.8, 1.05 * count * height / width + 0.3)
+    inches = (1.15 * (2 + len(names)) + 0.8, 1.05 * count * height / width + 0.3)
+    canvas, axes = new_figure(1, 2 + len(names), inches=inches)
     for axis, name, title in zip(axes[0], ("x", "x_t"), ("data x", "noisy $x_t$"), strict=False):
         colour_picture(axis, images[name], 1, title)
     for axis, name in zip(axes[0][2:], names, strict=True):
         coloured = torch.from_numpy(scale.cmap(scale.norm(deviations[name][:, 0].numpy()), bytes=True))[..., :3]
         colour_picture(axis, coloured.movedim(-1, 1), 1, name)
-    bar = canvas.colorbar(scale, ax=axes[0], shrink=0.75, pad=0.01)
-    bar.set_label("standard deviation", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
+    colour_bar(canvas, scale, axes[0], "standard deviation")
     return canvas

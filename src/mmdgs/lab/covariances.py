@@ -18,7 +18,7 @@ from mmdgs.cost import counting
 from mmdgs.errors import UsageError
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
-from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out, over_levels, titles
+from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.linalg.operators import Diagonal
@@ -66,7 +66,7 @@ def run(context: Context) -> Outcome:
     if settings.images < 2:
         raise UsageError(f"--images must be at least 2, for an interval; got {settings.images}")
     counts = {"train": settings.fit_images, "test": settings.images}
-    images = cache(lambda split: held_out(context, model, split, counts[split]))  # read once, where it is needed
+    images = cache(lambda split: held_out_images(context, model, split, counts[split]))  # read once, where it is needed
     at = lru_cache(maxsize=1)(lambda level: Estimators(model, level, settings, context.seed, images))
     levels = chosen_levels(model.levels, settings.levels)
     cells = {(row, ratio): level for ratio, level in levels.items() for row in ROWS}
@@ -152,11 +152,9 @@ def likelihoods(
 
 def _section(found: Results, settings: CovarianceSettings, named: dict[str, object], quick: bool) -> Section:
     text = [
-        "The likelihood of held-out images under the posterior of their noisy versions, in nats a number: higher is "
-        "better, and the mean is the same for all. Isotropic and spectral variances are fitted on training images, "
-        f"and so is the floor of the diagonal ({settings.probes} probes). Krylov is the full covariance of the "
-        f"network's Jacobian by {settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of "
-        "the isotropic variance.",
+        "Isotropic and spectral variances are fitted on training images, and so is the floor of the diagonal "
+        f"({settings.probes} probes). Krylov is the full covariance of the network's Jacobian by "
+        f"{settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of the isotropic variance.",
         *(["This is the quick version: so few images say nothing."] if quick else []),
     ]
     note = (

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from mmdgs.lab.drawing import new_figure, picture
+from mmdgs.generation import generate
+from mmdgs.lab.drawing import pictures
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid
 from mmdgs.lab.report import Figure, Section
-from mmdgs.lab.running import model_chains, posterior_of
 from mmdgs.lab.workspace import Part
 from mmdgs.models import load
-
-KINDS = ("diagonal", "isotropic")
+from mmdgs.samplers import single_level_plan
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,22 @@ def run(context: Context) -> Outcome:
 
     def chains(cell: Cell) -> Part:
         model = load("mnist", device=context.device)
-        moments = posterior_of(model, cell.row, settings.probes)
-        x, repaired = model_chains(
-            model, moments, settings.chains, settings.steps, keep=(settings.steps,), seed=cell.seed, label="digits"
-        )
-        return Part({"repaired": repaired}, {"x": x[0]})
+        plan = single_level_plan(model.posterior(**cell.what), model.level, steps=settings.steps)
+        found = generate(model, plan, settings.chains, seed=cell.seed, progress="digits")
+        assert found.x is not None
+        return Part({"repaired": found.repaired}, {"x": found.x})
 
-    found = Grid("digits", {(kind, 0.5): kind for kind in KINDS}, chains, settings, across="sigma").run(context)
-    canvas, axes = new_figure(1, len(KINDS), 3.2)
-    for axis, kind in zip(axes[0], KINDS, strict=True):
-        picture(axis, found.parts[kind, 0.5].tensors["x"], f"{kind} covariance")
+    kinds: dict[str, dict[str, Any]] = {
+        "diagonal": {"covariance": "rademacher", "probes": settings.probes},
+        "isotropic": {"covariance": "isotropic"},
+    }
+    cells = {(kind, 0.5): options for kind, options in kinds.items()}
+    found = Grid("digits", cells, chains, settings, across="sigma").run(context)
+    shown = {f"{kind} covariance": found.parts[kind, 0.5].tensors["x"] for kind in kinds}
     caption = (
         f"{settings.chains} Gibbs chains of {settings.steps} steps from noise, with the energy model that comes with "
         f"mmdgs: the diagonal of the covariance from {settings.probes} products with the Jacobian, or one variance for "
         "all pixels. The isotropic one leaves its noise on the black background."
     )
-    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, canvas)])
+    section = Section("Digits from one noise level", [], [], [Figure("digits", caption, pictures(shown, 3.2))])
     return Outcome({"settings": asdict(settings), "chains": found.records()}, [section])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, NullLocator
@@ -26,54 +27,29 @@ class Style(NamedTuple):
     line: str = "o-"
 
 
-STYLES = {
-    "data": Style(GREY),
-    "learned": Style(RED),
-    "isotropic": Style(ORANGE),
-    "spectral": Style(PINK),
-    "diagonal": Style(PURPLE),
-    "diagonal, from N(0, I)": Style(PURPLE, "s--"),
-    "many levels, Gibbs": Style(RED),
-    "full": Style(BLUE),
-    "Krylov": Style(BLUE, "s--"),
-    "moments": Style(GREEN),
-    "exact": Style(SLATE),
-    "Langevin": Style(RED),
-    "consistent annealing": Style(RED, "s--"),
-    "Gibbs (paper)": Style(BLUE),
-    "Gibbs, down first": Style(BLUE, "s--"),
-    "Gibbs, isotropic": Style(ORANGE, "s--"),
-    "Gibbs, spectral": Style(PINK, "s--"),
-    "ancestral, small": Style(GREY),
-    "ancestral, large": Style(GREY, "s--"),
-    "ancestral, isotropic": Style(ORANGE),
-    "ancestral, spectral": Style(PINK),
-    "ancestral, diagonal": Style(PURPLE),
-    "ancestral, full": Style(PURPLE, "s--"),
-    "ancestral, Krylov": Style(PURPLE, "s--"),
-    "DDIM": Style(GREEN),
-    "Heun": Style(GREEN, "s--"),
-    "small variance": Style(GREY),
-    "large variance": Style(GREY, "s--"),
-    "diagonal, Rademacher": Style(PURPLE),
-    "diagonal, lattice": Style(PURPLE, "s--"),
-    "diagonal, learned": Style(RED),
-    "Rademacher (paper)": Style(GREY),
-    "Hadamard": Style(GREEN, "^:"),
-    "lattice": Style(PURPLE, "s--"),
-    "lattice, filtered": Style(BLUE),
-    "OCM head": Style(BLUE),
-    "1 product": Style(GREY, "v:"),
-    "3 products": Style(GREY, "s--"),
-    "10 products": Style(GREY),
-    "3 products, lattice": Style(PURPLE, "s--"),
-    "1 sweep": Style(RED),
-    "3 sweeps": Style(BLUE),
-    "10 sweeps": Style(GREEN),
-    "1 sweep, down first": Style(RED, "s--"),
-    "3 sweeps, down first": Style(BLUE, "s--"),
-    "10 sweeps, down first": Style(GREEN, "s--"),
-}
+LOOKS = {
+    Style(GREY): ("data", "ancestral, small", "small variance", "Rademacher (paper)", "10 products"),
+    Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products"),
+    Style(GREY, "v:"): ("1 product",),
+    Style(SLATE): ("exact",),
+    Style(RED): ("learned", "diagonal, learned", "Langevin", "many levels, Gibbs", "1 sweep"),
+    Style(RED, "s--"): ("consistent annealing", "1 sweep, down first"),
+    Style(ORANGE): ("isotropic", "ancestral, isotropic"),
+    Style(ORANGE, "s--"): ("Gibbs, isotropic",),
+    Style(PINK): ("spectral", "ancestral, spectral"),
+    Style(PINK, "s--"): ("Gibbs, spectral",),
+    Style(PURPLE): ("diagonal", "diagonal, Rademacher", "ancestral, diagonal"),
+    Style(PURPLE, "s--"): (
+        "diagonal, from N(0, I)", "diagonal, lattice", "lattice", "3 products, lattice", "ancestral, full",
+        "ancestral, Krylov",
+    ),
+    Style(BLUE): ("full", "lattice, filtered", "OCM head", "Gibbs (paper)", "3 sweeps"),
+    Style(BLUE, "s--"): ("Krylov", "Gibbs, down first", "3 sweeps, down first"),
+    Style(GREEN): ("moments", "DDIM", "10 sweeps"),
+    Style(GREEN, "s--"): ("Heun", "10 sweeps, down first"),
+    Style(GREEN, "^:"): ("Hadamard",),
+}  # fmt: skip
+STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""
 UNIT_TICKS = (-1, 0, 1)
 
@@ -94,11 +70,23 @@ def legend_beside(axis: Axes) -> None:
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def new_figure(rows: int, columns: int, size: float = 2.2) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of axes, each about `size` inches."""
-    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+def new_figure(
+    rows: int, columns: int, size: float = 2.2, *, inches: tuple[float, float] | None = None
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, each about `size` inches; or `inches` wide and high in all."""
+    figure = Figure(figsize=inches or (size * columns, size * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, axes.tolist()
+
+
+def new_panels(count: int, columns: int, size: float) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes in rows of at most so many; the places left in the last row are empty axes."""
+    columns = min(count, columns)
+    figure, axes = new_figure(-(-count // columns), columns, size)
+    places = [axis for row in axes for axis in row]
+    for axis in places[count:]:
+        axis.set_axis_off()
+    return figure, places
 
 
 def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | None = None) -> None:
@@ -106,24 +94,18 @@ def square(axis: Axes, limit: float, title: str = "", ticks: Sequence[float] | N
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7, length=2, color=GREY, labelcolor=GREY)
-    for spine in axis.spines.values():
-        spine.set_color("#cfd6e0")
+    axis.spines[:].set_color("#cfd6e0")
     if ticks is not None:
         axis.set(xticks=ticks, yticks=ticks)
 
 
-def open_axes(axis: Axes, labels: int) -> None:
-    """Axes without a frame above and to the right, tick labels of this size."""
-    axis.tick_params(labelsize=labels)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> None:
-    """Open axes with a title and the names of both axes."""
+    """A title and the names of both axes, which have no frame above and to the right."""
     axis.set_title(title, fontsize=size + 1)
     axis.set_xlabel(across, fontsize=size)
     axis.set_ylabel(up, fontsize=size)
-    open_axes(axis, size - 1)
+    axis.tick_params(labelsize=size - 1)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def plain_logs(axis: Axes) -> None:
@@ -144,17 +126,16 @@ def grid(limit: float, points: int, dtype: torch.dtype = torch.float64) -> tuple
     return torch.stack([x.flatten(), y.flatten()], dim=1), (2 * limit / (points - 1)) ** 2
 
 
-def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues") -> None:
+def density(axis: Axes, values: Tensor, limit: float, cmap: str = "Blues", **look: Any) -> None:
     """A density on a square grid (points^2,) as an image."""
-    side = round(len(values) ** 0.5)
-    axis.imshow(values.reshape(side, side).numpy(), extent=(-limit, limit, -limit, limit), origin="lower", cmap=cmap)
+    side, ends = round(values.numel() ** 0.5), (-limit, limit, -limit, limit)
+    axis.imshow(values.reshape(side, side).numpy(), extent=ends, origin="lower", cmap=cmap, **look)
 
 
 def scatter(axis: Axes, points: Tensor, colour: str, size: float = 1.0, alpha: float = 0.35) -> None:
     """A cloud of points (n, 2)."""
-    axis.scatter(
-        points[:, 0].numpy(), points[:, 1].numpy(), s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True
-    )
+    across, up = points.mT.numpy()
+    axis.scatter(across, up, s=size, c=colour, alpha=alpha, linewidths=0, rasterized=True)
 
 
 def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
@@ -162,53 +143,59 @@ def mosaic(images: Tensor, columns: int = 5, gap: int = 1) -> Tensor:
     return tiled(images, columns, gap=gap, fill=torch.nan)[0]
 
 
+def _bare(axis: Axes, title: str, size: int = 9) -> None:
+    """Axes of an image: a title of this size, no ticks and no frame."""
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=size)
+    axis.spines[:].set_visible(False)
+
+
 def picture(
-    axis: Axes,
-    images: Tensor,
-    title: str = "",
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    cmap: str = "gray",
+    axis: Axes, images: Tensor, title: str = "", *, low: float = 0.0, high: float = 1.0, cmap: str = "gray"
 ) -> AxesImage:
     """A mosaic of images (n, 1, H, W) without ticks, `low` to `high` from one end of the colours to the other."""
     colours = colormaps[cmap].with_extremes(bad="#8d99ab")
     drawn = axis.imshow(mosaic(images).numpy(), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=9)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    _bare(axis, title)
     return drawn
 
 
-def bars(
-    axis: Axes, names: Sequence[str], values: Sequence[float], errors: Sequence[float] | None, colours: Sequence[str]
-) -> None:
-    """Horizontal bars with error bars, first name on top."""
-    position = range(len(names))
-    axis.barh(
-        position, values, xerr=errors, color=colours, height=0.65, error_kw={"elinewidth": 1, "ecolor": "#1c2330"}
-    )
-    axis.set_yticks(position, names, fontsize=8)
-    axis.invert_yaxis()
-    open_axes(axis, 8)
+def pictures(panels: Mapping[str, Tensor], size: float = 2.6, *, low: float = 0.0, high: float = 1.0) -> Figure:
+    """A row of mosaics of images (n, 1, H, W), by title."""
+    canvas, axes = new_figure(1, len(panels), size)
+    for axis, (title, images) in zip(axes[0], panels.items(), strict=True):
+        picture(axis, images, title, low=low, high=high)
+    return canvas
+
+
+def colour_bar(canvas: Figure, drawn: ScalarMappable, axes: Sequence[Axes], title: str) -> None:
+    """The scale of an image beside all these axes."""
+    bar = canvas.colorbar(drawn, ax=axes, shrink=0.75, pad=0.01)
+    bar.set_label(title, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+
+
+def class_bars(axis: Axes, rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
+    """The share of each class (named below), a bar for each row in the row's colour."""
+    width = 0.8 / len(rows)
+    for i, (row, shares) in enumerate(rows.items()):
+        places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(names))]
+        axis.bar(places, shares, width=width, color=style(row).colour, label=row)
+    axis.set_xticks(range(len(names)), names)
+    labelled(axis, "", "", "share of the images")
 
 
 def colour_picture(axis: Axes, images: Tensor, columns: int, title: str = "", gap: int = 1) -> None:
     """Images uint8 (n, 1 or 3, H, W) as a mosaic without ticks, white between the tiles."""
     canvas = tiled(images.float().expand(-1, 3, -1, -1) / 255, columns, gap=gap, fill=1.0)
     axis.imshow(canvas.movedim(0, -1).numpy(), interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=8)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    _bare(axis, title, 8)
 
 
 def image_rows(rows: Mapping[str, Tensor], tile: float = 0.62, titles: Sequence[str] = ()) -> Figure:
     """A strip of images uint8 (n, C, H, W) for each label, one under the other; titles stand above the columns."""
-    canvas, axes = new_figure(len(rows), 1, 1.0)
     most = max(len(images) for images in rows.values())
-    canvas.set_size_inches(1.9 + tile * most, tile * len(rows))
+    canvas, axes = new_figure(len(rows), 1, inches=(1.9 + tile * most, tile * len(rows)))
     for (axis,), (label, images) in zip(axes, rows.items(), strict=True):
         colour_picture(axis, images, len(images))
         axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")

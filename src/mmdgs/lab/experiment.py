@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -87,13 +88,10 @@ class Experiment:
 
     def perform(self, context: Context) -> tuple[Path, Report]:
         """Run it and write records.json, the figures and report.html; returns the report's path, and the report."""
-        try:
-            return self._perform(context)
-        finally:
-            context.workspace.close()
+        with contextlib.closing(context.workspace):
+            return self._written(context, self.run(context))
 
-    def _perform(self, context: Context) -> tuple[Path, Report]:
-        outcome = self.run(context)
+    def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
         report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)

@@ -89,10 +89,9 @@ def at(row: str, method: Method, steps: int) -> Method:
 def _section(found: Results, settings: FewStepSettings, source: str, quick: bool) -> Section:
     measure = settings.measure
     text = [
-        "Ancestral sampling in few steps, with DDPM's two fixed variances, with the best isotropic variance or one "
-        "variance for each frequency (estimated once), and with the covariance of the network's own Jacobian: its "
-        "diagonal by 3 probes (the paper's, or on lattices) or by a head that has learned it, or whole by Krylov "
-        "products. DDIM and Heun add no noise.",
+        "Ancestral sampling in few steps with DDPM's two fixed variances, with fitted ones (isotropic, or one for each "
+        "frequency), and with the covariance of the network's own Jacobian: its diagonal by 3 probes or by a head, or "
+        "whole by Krylov products.",
         *([QUICK_NOTE] if quick else []),
     ]
     note = (

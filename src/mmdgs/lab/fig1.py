@@ -10,15 +10,13 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from mmdgs.data import mog_density
 from mmdgs.lab.drawing import GREEN, ORANGE, UNIT_TICKS, density, grid, new_figure, square
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Figure, Section
-from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, settings_for
+from mmdgs.lab.toys import LEVEL, METHODS, TRAINED, Fitted, fit, four_gaussians, toy_settings
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import kl_divergence
-from mmdgs.targets import GaussianMixture
 
 POINTS = {f"({x:g}, {y:g})": (x, y) for x, y in ((0.0, 0.0), (0.2, 0.2), (1.0, 0.0), (1.0, 1.0))}
 SHOWN = ("full", "diagonal", "isotropic", "learned", "moments")
@@ -28,21 +26,15 @@ KL = Measure("kl", "KL", 3, "less")
 REPAIRED = Measure("repaired", "repaired", 0, percent=True)
 
 
-def mixture() -> GaussianMixture:
-    """The paper's four Gaussians, in float64."""
-    return mog_density().to(dtype=torch.float64)
-
-
 def run(context: Context) -> Outcome:
     """Train on the mixture, then compare each posterior with the true one at POINTS."""
-    settings = settings_for(context)
+    settings = toy_settings(context)
     fitted = fit(context, settings, ["mog"])["mog"]
     cells = {(method, name): point for method in SHOWN for name, point in POINTS.items()}
     found = Grid("posterior", cells, partial(_compared, fitted), depends=settings, across="x_t").run(context)
     text = [
-        "The mixture of four Gaussians (standard deviation 0.2) is noised with sigma = 0.2. An energy network trained "
-        "by denoising score matching gives the full, diagonal and isotropic approximations; a second network, trained "
-        "by KL minimisation, predicts a mean and a diagonal covariance.",
+        "The mixture of four Gaussians (standard deviation 0.2) is noised with sigma = 0.2. Analytic approximations "
+        "come from an energy network trained by score matching, the learned one from a network trained by KL.",
     ]
     table = found.table(
         "KL divergence from the true posterior to each approximation (nats), and share of the covariance repaired",
@@ -60,10 +52,7 @@ def run(context: Context) -> Outcome:
     sums = ", ".join(f"{METHODS[m]} {total[m]:.3f}" for m in (*order, "moments"))
     claims = [
         Claim("the full covariance is closest, summed over the four points", order[0] == "full", sums),
-        Claim(
-            "no approximation is closer than the Gaussian with the true moments",
-            min(total.values()) == total["moments"],
-        ),
+        Claim("none is closer than the Gaussian with the true moments", min(total.values()) == total["moments"]),
     ]
     caption = (
         "Top row: the true posterior p(x | x_t) at four noisy points x_t (green crosses). Below: contours of each "
@@ -96,15 +85,14 @@ def _compared(fitted: Fitted, cell: Cell) -> Part:
 def _true_log_density(point: tuple[float, float]) -> Tensor:
     """log p(x | x_t) on the grid, (GRID^2,)."""
     where, _ = grid(LIMIT, GRID)
-    return mixture().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
+    return four_gaussians().posterior(where.new_tensor([point]).expand(len(where), -1), LEVEL).log_prob(where)
 
 
 def _draw_mixture() -> Canvas:
     where, _ = grid(LIMIT, GRID)
     canvas, axes = new_figure(1, 2, 2.6)
-    for axis, law, title in zip(
-        axes[0], (mixture(), mixture().noised(LEVEL)), ("clean p(x)", "noisy p(x_t)"), strict=True
-    ):
+    laws = {"clean p(x)": four_gaussians(), "noisy p(x_t)": four_gaussians().noised(LEVEL)}
+    for axis, (title, law) in zip(axes[0], laws.items(), strict=True):
         density(axis, law.log_prob(where).exp(), LIMIT)
         square(axis, LIMIT, title)
     return canvas

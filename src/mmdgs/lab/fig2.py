@@ -11,7 +11,7 @@ from mmdgs.lab.drawing import UNIT_TICKS, new_figure, scatter, square, style
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Measure, Results
 from mmdgs.lab.report import Figure, Section
-from mmdgs.lab.toys import LEVEL, METHODS, Fitted, fit, settings_for, single_chains
+from mmdgs.lab.toys import LEVEL, METHODS, Fitted, fit, single_chains, toy_settings
 
 SHOWN = ("learned", "isotropic", "diagonal", "full", "exact")
 LIMITS = {"mog": 2.0, "rings": 1.9, "roll": 1.9}
@@ -20,7 +20,7 @@ DRAWN = 5_000  # points a panel: enough to show the shape without a solid block
 
 def run(context: Context) -> Outcome:
     """Run (or take from the folder) the single chains of each method and data set, and draw the first."""
-    settings = settings_for(context)
+    settings = toy_settings(context)
     sets = fit(context, settings)
     chains = single_chains(context, sets, settings, SHOWN)
     text = [

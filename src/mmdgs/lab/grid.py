@@ -24,7 +24,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import bars, legend_beside, line_style, new_figure, open_axes, plain_logs, style
+from mmdgs.lab.drawing import labelled, legend_beside, line_style, new_figure, plain_logs, style
 from mmdgs.lab.experiment import Context, TimeIsUp
 from mmdgs.lab.report import Claim, Figure
 from mmdgs.lab.workspace import Part
@@ -54,25 +54,6 @@ class Number(NamedTuple):
         return value if math.isnan(self.half) else f"{value} ± {self.half:,.{digits}f}"
 
 
-def number(
-    values: Mapping[str, Any], key: str, against: Mapping[str, Any] | None = None, *, deviation: bool = False
-) -> Number:
-    """A measured number with its interval, or with the standard deviation of its runs.
-
-    With `against`, it is the difference from another's, pair by pair.
-    """
-    own, left_out = values[key], values.get(f"{key}_left_out", ())
-    if against is not None:
-        other = against[key]
-        own = [a - b for a, b in zip(own, other, strict=False)] if isinstance(own, Sequence) else own - other
-        left_out = [a - b for a, b in zip(left_out, against.get(f"{key}_left_out", ()), strict=False)]
-    if not isinstance(own, Sequence):
-        return Number(own, jackknife_interval(left_out))
-    if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
-        return Number(sum(own))
-    return Number(statistics.mean(own), statistics.stdev(own)) if deviation and len(own) > 1 else Number(*interval(own))
-
-
 @dataclass(frozen=True)
 class Measure:
     """How a number of the cells is shown: its key, its title, digits, and which is best (less, more, zero)."""
@@ -85,8 +66,19 @@ class Measure:
     deviation: bool = False  # show the standard deviation over runs in place of the interval
 
     def of(self, values: Mapping[str, Any], against: Mapping[str, Any] | None = None) -> Number:
-        """The number in the values of a cell; with `against`, its difference from another cell's."""
-        return number(values, self.key, against, deviation=self.deviation)
+        """The number in the values of a cell; with `against`, its difference from another cell's, pair by pair."""
+        own, left_out = values[self.key], values.get(f"{self.key}_left_out", ())
+        if against is not None:
+            other = against[self.key]
+            own = [a - b for a, b in zip(own, other, strict=False)] if isinstance(own, Sequence) else own - other
+            left_out = [a - b for a, b in zip(left_out, against.get(f"{self.key}_left_out", ()), strict=False)]
+        if not isinstance(own, Sequence):
+            return Number(own, jackknife_interval(left_out))
+        if not all(map(math.isfinite, own)):  # chains that diverged: no mean, and no interval
+            return Number(sum(own))
+        if self.deviation and len(own) > 1:
+            return Number(statistics.mean(own), statistics.stdev(own))
+        return Number(*interval(own))
 
     def text(self, shown: Number, sign: str = "") -> str:
         """The number for a table."""
@@ -247,10 +239,11 @@ class Results:
                 for i, (row, line) in enumerate(zip(rows, body, strict=True)):
                     sign = "+" if against is not None and row != against else ""
                     line.append(measure.text(shown[i], sign) if i in shown else "")
-                if against is not None:
-                    shown = {i: Number(0.0) if row == against else shown[i] for i, row in enumerate(rows) if i in shown}
-                names = list(rows)
-                judged = {i: one for i, one in shown.items() if compared is None or names[i] in compared}
+                judged = {
+                    i: Number(0.0) if row == against else shown[i]
+                    for i, row in enumerate(rows)
+                    if i in shown and (compared is None or row in compared)
+                }
                 best |= {(i, len(header) - 1) for i in measure.best(judged)}
         return Table(title, header, body, note, best=frozenset(best))
 
@@ -296,19 +289,17 @@ class Results:
             )
             axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
-        axis.set_xlabel(self.grid.across if x is None else x.title, fontsize=9)
-        axis.set_ylabel(f"{measure.title}, %" if measure.percent else measure.title, fontsize=9)
+        title = f"{measure.title}, %" if measure.percent else measure.title
+        labelled(axis, "", self.grid.across if x is None else x.title, title, 9)
         plain_logs(axis)
         if x is None and len(self.columns) <= FEW and all(isinstance(column, int) for column in self.columns):
             axis.set_xticks(self.columns, [f"{column:,}" for column in self.columns])
-        open_axes(axis, 8)
 
     def curves(
         self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
     ) -> Figure:
         """The figure of `draw`: a panel for each x (None: the column), the legend beside them."""
-        canvas, axes = new_figure(1, len(x), 4.0)
-        canvas.set_size_inches(2.2 + 4.8 * len(x), 4.0)
+        canvas, axes = new_figure(1, len(x), inches=(2.2 + 4.8 * len(x), 4.0))
         for panel, one in zip(axes[0], x, strict=True):
             self.draw(panel, measure, one, log)
         legend_beside(axes[0][-1])
@@ -317,10 +308,13 @@ class Results:
     def draw_bars(
         self, axis: Axes, column: Column, measure: Measure, rows: Mapping[str, str] | None = None, *, named: bool = True
     ) -> None:
-        """A bar for each row at one column, with intervals."""
+        """A horizontal bar for each row at one column, with its interval; the first row on top."""
         rows = {row: title for row, title in (rows or {r: r for r in self.rows}).items() if self.has(row, column)}
         shown = [self.number(row, column, measure) for row in rows]
         errors = [0.0 if math.isnan(one.half) else one.half for one in shown]
-        names = list(rows.values()) if named else [""] * len(rows)
-        bars(axis, names, [one.value for one in shown], errors, [style(row).colour for row in rows])
-        axis.set_xlabel(measure.title, fontsize=8)
+        colours, thin = [style(row).colour for row in rows], {"elinewidth": 1, "ecolor": "#1c2330"}
+        places = range(len(rows))
+        axis.barh(places, [one.value for one in shown], xerr=errors, color=colours, height=0.65, error_kw=thin)
+        labelled(axis, "", measure.title, "")
+        axis.set_yticks(places, list(rows.values()) if named else [""] * len(rows), fontsize=8)
+        axis.invert_yaxis()

@@ -30,7 +30,7 @@ def data_of(model: Model) -> str:
     return DATA[model.shape]
 
 
-def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
+def held_out_images(context: Context, model: Model, split: str, count: int) -> Tensor:
     """Images spread over a set, dequantised, as the model has them."""
     channels, height, _ = model.shape
     stored = load_images(data_of(model), split, data_dir=context.data_dir, size=height, channels=channels).images
@@ -62,8 +62,7 @@ def costs(found: Results) -> dict[str, str]:
 def over_levels(found: Results, name: str, caption: str, measures: Sequence[tuple[Measure, str]]) -> Figure:
     """A panel for each measure and its logarithmic axes: curves over levels, or bars where there is one level."""
     one = len(found.columns) == 1
-    canvas, axes = new_figure(1, len(measures), 3.4)
-    canvas.set_size_inches(2.2 + 3.6 * len(measures), 2.4 if one else 3.4)
+    canvas, axes = new_figure(1, len(measures), inches=(2.2 + 3.6 * len(measures), 2.4 if one else 3.4))
     for i, (panel, (measure, log)) in enumerate(zip(axes[0], measures, strict=True)):
         if one:
             found.draw_bars(panel, found.columns[0], measure, named=i == 0)

@@ -1,4 +1,4 @@
-"""The networks of the MNIST experiment: its sizes, its recipes, its training runs, and what samples are judged by.
+"""The networks of the MNIST experiment: its sizes, its recipes, its training runs, and their posteriors.
 
 A run lives in models/NAME (a model's folder, which `mmdgs.load` reads) and, once it is over, in a part with its losses.
 A run that was stopped goes on from its checkpoint; one that ended in a loss that is not finite stays ended.
@@ -7,6 +7,7 @@ A run that was stopped goes on from its checkpoint; one that ended in a loss tha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdgs.data import dequantised, load_images, midpoints, to_uint8
+from mmdgs.data import dequantised, load_images, spread
 from mmdgs.data.transforms import LEVELS
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import together
-from mmdgs.lab.running import features_and_classes
 from mmdgs.lab.workspace import Part, described
-from mmdgs.metrics import FeatureMoments, class_shares, entropy, frechet_distance, total_variation
 from mmdgs.models import CONFIG, Model, load
+from mmdgs.moments import Moments
+from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Streams
 from mmdgs.training import Recipe, TrainingSettings, metrics, train_model
 
@@ -30,13 +31,10 @@ SIGMA = 0.5
 SIGMAS = (0.3, 0.5, 0.8)
 ENERGY, LEARNED = f"energy-{SIGMA:g}", f"kl-{SIGMA:g}"
 CURVES = {"loss-dsm": "energy", "loss-kl": "mean-std"}
-CLASSIFIER = "mnist-classifier"
-BLACK_SHARE = 0.99
-"""A background pixel is black in at least this share of the training images."""
+METHODS = {"diagonal": "diagonal", "isotropic": "isotropic", "learned": "learned by KL"}
+"""The posteriors compared: two from the energy trained by DSM, and a network trained by KL."""
 QUANTISATION = 1 / math.sqrt(12) / LEVELS
 """The standard deviation within one grey level: the noise of a pixel that is always black."""
-
-
 TRAINING = TrainingSettings(
     steps=6_000, batch_size=128, learning_rate=1e-3, warmup=500, decay=True, ema=0.999, precision="tf32"
 )
@@ -81,7 +79,7 @@ QUICK = MnistSettings(
 )
 
 
-def settings_for(context: Context) -> MnistSettings:
+def mnist_settings(context: Context) -> MnistSettings:
     """The sizes a run asks for."""
     settings = QUICK if context.quick else FULL
     training, curves = (replace(one, seed=context.seed) for one in (settings.training, settings.curves))
@@ -162,91 +160,18 @@ def trained(context: Context, name: str, recipe: Recipe) -> Training:
     return Training(name, recipe, part.tensors["losses"], model=found, **part.values)
 
 
-@dataclass(frozen=True)
-class Yardstick:
-    """What samples are judged by: a classifier with what it says of the test images, and the mask of background pixels.
-
-    Samples are judged as stored images would be, in 256 grey levels; only the background's noise is measured on the
-    samples as they are.
-    """
-
-    classifier: Model
-    digest: str
-    accuracy: float
-    reference: FeatureMoments
-    shares: Tensor
-    background: Tensor  # (1, H, W)
-
-    def record(self) -> dict[str, Any]:
-        """The numbers for records.json."""
-        return {
-            "classifier_accuracy": self.accuracy,
-            "classifier_sha256": self.digest,
-            "reference_images": self.reference.count,
-            "test_class_shares": self.shares.tolist(),
-            "background_pixels": int(self.background.sum()),
-        }
-
-    def score(self, x: Tensor, groups: int) -> dict[str, Any]:
-        """The numbers of samples (n, 1, H, W): one of each for every group, and of all together."""
-        features, probabilities = features_and_classes(self.classifier, midpoints(to_uint8(x)))
-        labels = probabilities.argmax(1)
-        size = len(x) // groups
-        cuts = [slice(i * size, (i + 1) * size) for i in range(groups)]
-        shares = [class_shares(labels[cut], len(self.shares)) for cut in cuts]
-        return {
-            "count": len(x),
-            "group_size": size,
-            "frechet": [frechet_distance(features[cut], self.reference) for cut in cuts],
-            "class_distance": [total_variation(one, self.shares) for one in shares],
-            "entropy": [entropy(one) for one in shares],
-            "confidence": [probabilities[cut].max(1).values.double().mean().item() for cut in cuts],
-            "background": [background_noise(x[cut], self.background) for cut in cuts],
-            "frechet_all": frechet_distance(features, self.reference),
-            "background_pooled": x[:, self.background].double().std().item(),
-            "class_shares": class_shares(labels, len(self.shares)).tolist(),
-        }
+def source(runs: Mapping[str, Training], method: str) -> Training:
+    """The run that a posterior comes from."""
+    return runs[LEARNED if method == "learned" else ENERGY]
 
 
-def background_noise(x: Tensor, background: Tensor) -> float:
-    """The standard deviation of a background pixel over images, the median over these pixels: strokes do not count."""
-    return x[:, background].double().std(0).median().item()
+def moments_of(model: Model, method: str, probes: int) -> Moments:
+    """The estimator of one of METHODS; the diagonal by the paper's probes."""
+    return model.posterior("rademacher", probes=probes) if method == "diagonal" else model.posterior(method)
 
 
-def scored_test_images(context: Context, settings: MnistSettings) -> Tensor:
-    """Test images to be scored like samples, dequantised: of the half that nothing is compared with."""
-    images = load_images("mnist", "test", data_dir=context.data_dir).images[0::2][: settings.chains]
-    return dequantised(images, Streams(context.seed, len(images), purpose="scored test images"))
-
-
-def yardstick(context: Context) -> Yardstick:
-    """The classifier that ships, or one trained here, with its accuracy; half of the test images is the reference."""
-    try:
-        model = load(CLASSIFIER, device=context.device)
-    except UsageError:
-        training = TrainingSettings(
-            steps=None, epochs=5, batch_size=64, learning_rate=2e-3, warmup=20, decay=True, ema=0.98, seed=context.seed
-        )
-        recipe = Recipe(data_dir=context.data_dir, model="classifier", param="classes", training=training)
-        model = trained(context, CLASSIFIER, recipe).left
-    digest = model.digest
-
-    def compute() -> Part:
-        test, train = (load_images("mnist", split, data_dir=context.data_dir) for split in ("test", "train"))
-        assert test.labels is not None
-        features, probabilities = features_and_classes(model, midpoints(test.images))
-        half = FeatureMoments.of(features[1::2])
-        black = (train.images == 0).sum(0, dtype=torch.float64) / len(train)
-        tensors = {
-            "mean": half.mean,
-            "scatter": half.scatter,
-            "shares": class_shares(test.labels, len(test.classes)),
-            "background": (black >= BLACK_SHARE).to(torch.uint8),
-        }
-        accuracy = (probabilities.argmax(1) == test.labels).double().mean().item()
-        return Part({"accuracy": accuracy, "count": half.count}, tensors)
-
-    part = context.workspace.part("yardstick", digest, compute)
-    found = part.tensors
-    reference = FeatureMoments(part.values["count"], found["mean"], found["scatter"])
-    return Yardstick(model, digest, part.values["accuracy"], reference, found["shares"], found["background"].bool())
+def noisy_digits(context: Context, level: NoiseLevel, count: int) -> tuple[Tensor, Tensor]:
+    """Test digits, spread over the test set, dequantised, and noised at a level."""
+    test = load_images("mnist", "test", data_dir=context.data_dir).images
+    x = dequantised(test[spread(len(test), count)], Streams(context.seed, count, purpose="held out"))
+    return x, add_noise(x, level, generator=Streams(context.seed, count, purpose="noise"))

@@ -9,7 +9,7 @@ from typing import Any
 from mmdgs.lab.drawing import GREEN
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
-from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out, over_levels, titles
+from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.small_models import trained_here
 from mmdgs.lab.workspace import Part, axis
@@ -108,14 +108,14 @@ def at_level(
     context: Context, model: Model, head: Model, level: NoiseLevel, settings: OcmSettings
 ) -> dict[str, dict[str, Any]]:
     """Every row at one level: error, likelihood with and without a fitted floor, calibration and cost."""
-    fit = held_out(context, model, "train", settings.fit_images)
+    fit = held_out_images(context, model, "train", settings.fit_images)
     streams = Streams(context.seed, len(fit), purpose="fit")
     estimators: dict[str, Moments] = {
         HEAD: OcmMoments(model, load_head(head, model)),
         **{row: DiagonalMoments(model, probes=n, design=design) for row, (n, design) in PROBED.items()},
         ISOTROPIC: IsotropicMoments.fit(model, fit, level, generator=streams),
     }
-    x = held_out(context, model, "test", settings.images)
+    x = held_out_images(context, model, "test", settings.images)
     compared = compare_diagonals(
         estimators, model, x, level, seed=context.seed, reference_probes=settings.reference_probes
     )
@@ -136,12 +136,10 @@ def _section(found: Results, records: dict[str, Any], quick: bool) -> Section:
         f"The denoiser is {settings['model']} ({sizes['denoiser'] / 1e6:.2f} million parameters), the head has "
         f"{sizes['head'] / 1e6:.2f} million. In brackets: evaluations of one posterior. A head counts as one "
         "evaluation whatever its size, a product as two.",
-        "The error is that of the variances against the diagonal of the network's own Jacobian, by two independent "
-        f"estimates of {settings['reference_probes']} products each; errors below the last row cannot be told from "
-        "none.",
-        "The likelihood is that of held-out images under the posterior of their noisy versions. The error of the mean "
-        "is part of it, and dominates where variances are tiny: so a floor is fitted on half of the images, and the "
-        "others are judged with it.",
+        "The error is that against the diagonal of the network's own Jacobian, by two independent estimates of "
+        f"{settings['reference_probes']} products each; errors below the last row cannot be told from none. The "
+        "likelihood is that of held-out images under the posterior of their noisy versions, a floor of the variances "
+        "fitted on half of them and judged on the others.",
         *(["This is the quick version: so few images say nothing."] if quick else []),
     ]
     note = f"{settings['images']} held-out images; likelihoods in nats a number; z^2 is 1 where calibrated."

@@ -11,16 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.generation import Method, generate, make_plan
+from mmdgs.generation import Method, generate
 from mmdgs.jacobians import linearised
-from mmdgs.lab.drawing import ORANGE, new_figure
+from mmdgs.lab.drawing import ORANGE, new_panels
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.few_steps import MODEL
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -114,59 +113,49 @@ class Place:
     def title(self) -> str:
         return f"{self.name}, sigma/alpha {self.level.sigma / self.level.alpha:g}"
 
-    def images(self) -> Tensor:
-        """Samples of the model itself (count, C, H, W), so that no data are needed."""
-        context, model, single = self.context, self.model, len(self.model.levels) == 1
-        count = self.settings.digits if single else self.settings.images
-        method = Method("gibbs" if single else "ddim", steps=self.settings.sampling_steps)
-        seed = child_seed(context.seed, "images")
-
-        def compute() -> Part:
-            made = generate(model, make_plan(method, model), count, seed=seed, progress=f"samples of {self.name}")
-            assert made.x is not None
-            return Part({}, {"x": model.scaled(made.x)})
-
-        part = context.workspace.part(f"{self.name}-samples", (model, method, seed, count), compute)
-        return part.tensors["x"].to(context.device)
+    @property
+    def count(self) -> int:
+        """How many images."""
+        return self.settings.digits if len(self.model.levels) == 1 else self.settings.images
 
     @cached_property
-    def jacobians(self) -> list[Tensor]:
-        """One for each image."""
+    def jacobians(self) -> Tensor:
+        """One matrix for each image."""
         context, settings = self.context, self.settings
-        images, found = self.images(), []
-        for i in range(len(images)):
+        depends = (self.model, self.level, self.count, context.seed, settings.sampling_steps, settings.window)
+        part = context.workspace.part(f"{self.title}-jacobians", depends, self._jacobians)
+        return part.tensors["jacobians"].to(context.device)
 
-            def compute(i: int = i) -> Part:
-                stream = Streams(context.seed, 1, i, purpose="noise")
-                x_t = add_noise(images[i : i + 1], self.level, generator=stream)
-                label = f"{self.title}, image {i + 1}"
-                return Part({}, {"jacobian": jacobian(self.model, x_t, self.level, settings.window, label)})
-
-            depends = (self.model, self.level, i, context.seed, settings.sampling_steps, settings.window)
-            part = context.workspace.part(f"{self.title}-{i}-jacobian", depends, compute)
-            found.append(part.tensors["jacobian"].to(context.device))
-        return found
+    def _jacobians(self) -> Part:
+        """At noisy samples of the model itself, so that no data are needed."""
+        model, seed = self.model, self.context.seed
+        method = Method("gibbs" if len(model.levels) == 1 else "ddim", steps=self.settings.sampling_steps)
+        made = generate(model, method, self.count, seed=child_seed(seed, "images"), progress=f"samples of {self.name}")
+        assert made.x is not None
+        x = model.scaled(made.x).to(self.context.device)
+        x_t = add_noise(x, self.level, generator=Streams(seed, len(x), purpose="noise"))
+        found = [jacobian(model, one[None], self.level, self.settings.window, self.title) for one in x_t]
+        return Part({}, {"jacobians": torch.stack(found)})
 
     def measure(self, cell: Cell) -> Part:
         """The error of a design with so many products for each image, and that of the mean in place of every entry."""
-        channels, height, width = self.model.shape
-        window = self.settings.window
-        shape = (channels, min(height, window or height), min(width, window or width))
+        channels, *sides = self.model.shape
+        shape = (channels, *(min(side, self.settings.window or side) for side in sides))
         draws = (self.settings.draws, cell.seed)
         found = [error_of(matrix, shape, cell.what, cell.column, *draws) for matrix in self.jacobians]
-        diagonals = [matrix.diagonal() for matrix in self.jacobians]
-        flat = [((one - one.mean()).norm() / one.norm()).item() for one in diagonals]
-        return Part({"error": found, "flat": flat})
+        diagonals = self.jacobians.diagonal(dim1=1, dim2=2)
+        flat = (diagonals - diagonals.mean(1, keepdim=True)).norm(dim=1) / diagonals.norm(dim=1)
+        return Part({"error": found, "flat": flat.tolist()})
 
 
 def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str) -> Tensor:
     """dD/dx_t at one image (1, C, H, W) as a matrix, or only how its middle window depends on itself."""
-    inner = torch.zeros(x_t.shape[1:], dtype=torch.bool)
-    cuts = [(side - min(side, window or side)) // 2 for side in x_t.shape[2:]]
-    inner[
-        (slice(None), *(slice(cut, cut + (window or side)) for cut, side in zip(cuts, x_t.shape[2:], strict=True)))
-    ] = 1
-    places = inner.flatten().nonzero()[:, 0].to(x_t.device)
+    numbers = torch.arange(x_t[0].numel(), device=x_t.device).reshape(x_t.shape[1:])
+    for dimension in (1, 2):
+        side = numbers.shape[dimension]
+        kept = min(side, window or side)
+        numbers = numbers.narrow(dimension, (side - kept) // 2, kept)
+    places = numbers.flatten()
     size = min(len(places), ROWS_AT_ONCE.get(x_t.device.type, ROWS_AT_ONCE["cuda"]))
     at = linearised(model, x_t.expand(size, -1, -1, -1), level)
     found = []
@@ -212,15 +201,12 @@ def needed(counts: Sequence[int], found: Sequence[float], target: float) -> floa
 def _section(found: dict[str, Results], settings: ProbeSettings, note: str) -> Section:
     text = [
         "Relative error of the diagonal of a denoiser's Jacobian, |estimate - exact| / |exact|, by the number of "
-        "products with the Jacobian. Rademacher probes are the paper's. Hadamard probes and those on a lattice keep "
-        "near pixels apart, and the filter takes the lattice's own noise out of its estimate.",
+        "products with the Jacobian. Rademacher probes are the paper's.",
         note,
     ]
     if settings.window is not None:
-        text.append(
-            f"This is the quick version: only the {settings.window} x {settings.window} pixels in the middle are "
-            "looked at, which couple to fewer others than a whole image's do."
-        )
+        side = settings.window
+        text.append(f"This is the quick version: only the {side} x {side} pixels in the middle are looked at.")
     columns = {n: f"{n}" for n in settings.counts}
     tables = [_needed_table(found, settings.counts)]
     tables += [
@@ -229,8 +215,7 @@ def _section(found: dict[str, Results], settings: ProbeSettings, note: str) -> S
     ]
     caption = (
         f"Error against products ({settings.draws} draws of the signs for each of {settings.digits} digits, and "
-        f"{settings.images} image a level of the diffusion model). Dotted: the exact mean of the diagonal in place of "
-        "every entry, which no estimate of one variance for all pixels can beat."
+        f"{settings.images} image a level of the diffusion model). Dotted: the exact mean in place of every entry."
     )
     return Section("How near so many products come", text, tables, [Figure("probes", caption, _draw(found))])
 
@@ -250,15 +235,12 @@ def _needed_table(found: dict[str, Results], counts: Sequence[int]) -> Table:
 
 
 def _draw(found: dict[str, Results]) -> Canvas:
-    columns = min(len(found) + 1, PANELS_A_ROW)
-    canvas, axes = new_figure(-(-(len(found) + 1) // columns), columns, 3.2)  # a place for the legend
-    places: list[Any] = [panel for row in axes for panel in row]
+    canvas, places = new_panels(len(found) + 1, PANELS_A_ROW, 3.2)  # one more, for the legend
     for panel, (where, own) in zip(places, found.items(), strict=False):
         own.draw(panel, ERROR)
         flat = own.number(YARDSTICK, COMPARED, "flat").value
         panel.axhline(flat, color=ORANGE, linestyle=":", linewidth=1.2, label="one variance, the right one")
         panel.set_title(where, fontsize=9)
-    for panel in places[len(found) :]:
-        panel.set_axis_off()
+    places[len(found)].set_axis_off()
     places[len(found)].legend(*places[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center left")
     return canvas

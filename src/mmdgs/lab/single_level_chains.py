@@ -20,17 +20,17 @@ from mmdgs.lab.experiment import Context
 from mmdgs.lab.sampler_cells import References, SamplingSettings
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model
-from mmdgs.moments import DiagonalMoments, Moments
+from mmdgs.moments import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams, randn, uniforms
-from mmdgs.samplers.plans import single_level_plan
+from mmdgs.samplers import Info, State, single_level_plan
 
 DRAWS, MEANS = "draws", "means"
 
 
-class Row(NamedTuple):
-    """How chains go: the covariance that they draw with, and what they start from."""
+class ChainKind(NamedTuple):
+    """The covariance that chains draw with, and what they start from."""
 
     covariance: str
     start: str
@@ -38,10 +38,10 @@ class Row(NamedTuple):
 
 PAPERS, DIAGONAL, ISOTROPIC, SPECTRAL = "diagonal, from N(0, I)", "diagonal", "isotropic", "spectral"
 ROWS = {
-    PAPERS: Row("diagonal", "normal"),
-    DIAGONAL: Row("diagonal", "uniform"),
-    ISOTROPIC: Row("isotropic", "uniform"),
-    SPECTRAL: Row("spectral", "uniform"),
+    PAPERS: ChainKind("diagonal", "normal"),
+    DIAGONAL: ChainKind("diagonal", "uniform"),
+    ISOTROPIC: ChainKind("isotropic", "uniform"),
+    SPECTRAL: ChainKind("spectral", "uniform"),
 }
 """The paper's own (its section 2.1 starts from a standard normal), and others from uniform noise in the data's
 interval: for images in [0, 1] a standard normal is darker than any of them."""
@@ -49,31 +49,19 @@ interval: for images in [0, 1] a standard normal is darker than any of them."""
 
 @dataclass(eq=False)
 class NotedMoments:
-    """Moments that keep the means of some steps of chains, batch by batch; `begin` is called before each batch."""
+    """Moments that hold the mean of their last call."""
 
     moments: Moments
-    keep: Sequence[int]
-    means: dict[int, list[Tensor]] = field(default_factory=dict)  # by the number of the batch's first chain
-    first: int = 0
-    taken: int = 0  # steps of the batch so far
+    mean: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
     def denoiser(self) -> Denoiser:
         return self.moments.denoiser
 
-    def begin(self, x0: Tensor, first: int) -> None:
-        self.first, self.taken, self.means[first] = first, 0, [x0] if 0 in self.keep else []
-
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian:
         q = self.moments(x_t, level, generator=generator)
-        self.taken += 1
-        if self.taken in self.keep:
-            self.means[self.first].append(q.mean.float().cpu())
+        self.mean = q.mean
         return q
-
-    def states(self) -> Tensor:
-        """The means of all chains, (kept, chains, ...)."""
-        return torch.cat([torch.stack(self.means[first]) for first in sorted(self.means)], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,23 +99,29 @@ class Chains:
         return {kind: torch.cat([block[kind] for block in blocks], 1) for kind in (DRAWS, MEANS)}
 
     def _run(self, row: str, count: int, keep: Sequence[int], seed: int) -> dict[str, Tensor]:
-        noted = NotedMoments(self._moments(ROWS[row].covariance), keep)
+        noted = NotedMoments(self._moments(ROWS[row].covariance))
         plan = single_level_plan(noted, self.model.levels[0], steps=keep[-1])
+        means: dict[tuple[int, int], Tensor] = {}  # by step, and the first chain of the batch
 
         def start(chains: int, first: int) -> Tensor:
             draw = uniforms if ROWS[row].start == "uniform" else randn
             streams = Streams(seed, chains, first, purpose="start")
-            x0 = self.model.scaled(draw((chains, *self.model.shape), torch.empty(0), streams))
-            noted.begin(x0, first)
-            return x0
+            return self.model.scaled(draw((chains, *self.model.shape), torch.empty(0), streams))
+
+        def note(step: int, state: State, info: Info, first: int) -> None:
+            if step + 1 in keep:
+                means[step + 1, first] = self.stored(noted.mean)
 
         found = generate(
             self.model, plan, count, keep=keep, seed=seed, start=start, batch_size=self.settings.batch_size,
             precision=self.settings.precision, fast=False if self.context.quick else None,
-            progress=f"{row}, {keep[-1]} steps",
+            callback=note, progress=f"{row}, {keep[-1]} steps",
         )  # fmt: skip
         assert found.states is not None, "states were asked for"
-        return {DRAWS: to_uint8(found.states.clamp(0, 1)), MEANS: self.stored(noted.states())}
+        draws = to_uint8(found.states.clamp(0, 1))
+        firsts = sorted({first for _, first in means})
+        kept = [torch.cat([means[step, first] for first in firsts]) if step else draws[0] for step in keep]
+        return {DRAWS: draws, MEANS: torch.stack(kept)}
 
     def stored(self, x: Tensor) -> Tensor:
         """States as images, uint8."""
@@ -136,6 +130,5 @@ class Chains:
 
     def _moments(self, covariance: str) -> Moments:
         if covariance == "diagonal":
-            return DiagonalMoments(self.model, probes=self.probes)
-        data = self.references.fit_data(self.settings.fit_images)
-        return self.model.posterior(covariance, data=data)
+            return self.model.posterior(covariance, probes=self.probes)
+        return self.model.posterior(covariance, data=self.references.fit_data(self.settings.fit_images))

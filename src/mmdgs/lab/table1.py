@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from mmdgs.lab.drawing import GREY, new_figure, open_axes, style
+from mmdgs.lab.drawing import GREY, labelled, new_figure, style
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Measure, Number, Results
 from mmdgs.lab.report import Claim, Figure, Section
@@ -23,8 +23,8 @@ from mmdgs.lab.toys import (
     ToySettings,
     fit,
     many_chains,
-    settings_for,
     single_chains,
+    toy_settings,
 )
 from mmdgs.tables import Table
 
@@ -50,7 +50,7 @@ MODES = [Measure(f"mode_{k}", where, 3) for k, where in enumerate(("(-1,-1)", "(
 
 def run(context: Context) -> Outcome:
     """All rows of both protocols, for each data set asked for."""
-    settings = settings_for(context)
+    settings = toy_settings(context)
     sets = fit(context, settings)
     titles = {name: one.toy.title for name, one in sets.items()}
     single = single_chains(context, sets, settings)
@@ -76,9 +76,8 @@ def _single_section(found: Results, titles: Mapping[str, str], settings: ToySett
         rows=METHODS,
         columns=titles,
         compared=TRAINED,
-        note="Bandwidths: the mean pairwise squared distance times {1/4, 1/2, 1, 2, 4}. Bold: the smallest mean among "
-        "the posteriors that come from a network. The runs share one trained network. The last two rows know the "
-        "density.",
+        note="Bandwidths: the mean pairwise squared distance times {1/4, 1/2, 1, 2, 4}. Bold: the smallest mean of "
+        "the posteriors that come from a network, which all runs share. The last two rows know the density.",
     )
     rows = [[METHODS[m], *(Number(*PUBLISHED[name][m]).text(3) for name in titles)] for m in reversed(PAPERS)]
     published = Table("The paper's Table 1", ["posterior", *titles.values()], rows)
@@ -86,22 +85,19 @@ def _single_section(found: Results, titles: Mapping[str, str], settings: ToySett
         "Single chains: mixing and repairs",
         MIXING,
         head="posterior",
-        note="Effective samples of one chain, worst coordinate (Geyer's estimate; where a chain rarely changes mode "
-        "it is itself uncertain). Repaired: the fraction of covariance eigenvalues or variances lifted to the floor.",
+        note="Effective samples of one chain, worst coordinate (Geyer's estimate). Repaired: the fraction of "
+        "covariance eigenvalues or variances lifted to the floor.",
     )
     text = [
-        "On MoG every chain starts inside one mode, and exact Gibbs, which samples the true posterior, seldom leaves "
-        "it: compare the mode switches below. A difference between methods that is smaller than the spread between "
-        "runs of exact Gibbs says nothing about the methods, and more switches than exact Gibbs makes are an error "
-        "between the modes, of the network or of the Gaussian."
+        "On MoG every chain starts inside one mode, and exact Gibbs seldom leaves it. A difference between methods "
+        "that is smaller than the spread between runs of exact Gibbs says nothing about the methods."
     ]
     claims = []
     for name, title in titles.items():
         means = [found.number(method, name, MMD).value for method in PAPERS]
         numbers = ", ".join(f"{method} {value:.4f}" for method, value in zip(PAPERS, means, strict=True))
-        claims.append(
-            Claim(f"{title}: the paper's order of means, {' < '.join(PAPERS)}", means == sorted(means), numbers)
-        )
+        text_of_claim = f"{title}: the paper's order of means, {' < '.join(PAPERS)}"
+        claims.append(Claim(text_of_claim, means == sorted(means), numbers))
     caption = "Every run of the authors' protocol (dots), their mean (bar) and the paper's mean (open circle)."
     figure = Figure("table1_single", caption, _draw_single(found, titles))
     return Section("Table 1, the authors' protocol", text, [table, published, mixing], [figure], claims)
@@ -125,8 +121,7 @@ def _many_section(many: Mapping[str, Results], titles: Mapping[str, str], settin
             columns=titles,
             head="posterior",
             against="full",
-            note="Differences within groups, which share their starts and their noise, so the intervals are narrower "
-            "than those of the values.",
+            note="Differences within groups, which share their starts and their noise.",
         ),
         density.table(
             f"Many chains from the true density: log-density deficit in nats {steps}",
@@ -143,26 +138,19 @@ def _many_section(many: Mapping[str, Results], titles: Mapping[str, str], settin
             title = f"MoG: share of the many chains from {where} in each mode at the end (true: 0.25 each)"
             tables.append(found.table(title, MODES, head="posterior", rows=METHODS, columns={"mog": ""}))
     text = [
-        "Started from the true density, a kernel that leaves it alone stays at the data floor, and how far it rises is "
-        "the kernel's own error, free of mixing luck. MMD at these bandwidths hardly sees how sharp a curve is drawn; "
-        "the log-density deficit does.",
-        "From one starting point the MMD also holds how far a chain gets in this many steps: it measures "
-        "mixing, and exact Gibbs is the row to compare with.",
-        "What this does not show: how the methods rank on other noise levels, larger networks or images.",
+        "Started from the true density, how far the MMD rises above the data floor is the kernel's own error, free of "
+        "mixing luck; the log-density deficit also sees how sharp a curve is drawn. From one starting point the MMD "
+        "also measures mixing, and exact Gibbs is the row to compare with.",
     ]
     pairs = (("full", "isotropic"), ("full", "diagonal"), ("isotropic", "learned"))
     claims = [density.below(*pair, measure) for measure in (MMD, DEFICIT) for pair in pairs]
-    caption = (
-        "Many chains from the true density, with 95% intervals: MMD, and how much less likely the samples are under "
-        "the true density than data are. Dashed: the data floor, what independent draws from the true density score."
-    )
+    caption = "Many chains from the true density, with 95% intervals. Dashed: the data floor."
     figure = Figure("table1_many", caption, _draw_many(density, titles))
     return Section("A protocol that can tell methods apart", text, tables, [figure], claims)
 
 
 def _draw_single(found: Results, titles: Mapping[str, str]) -> Canvas:
-    canvas, axes = new_figure(1, len(titles), 3.0)
-    canvas.set_size_inches(3.6 * len(titles) + 1.2, 2.9)
+    canvas, axes = new_figure(1, len(titles), inches=(3.6 * len(titles) + 1.2, 2.9))
     for axis, (name, title) in zip(axes[0], titles.items(), strict=True):
         published = {method: mean for method, (mean, _) in PUBLISHED[name].items()}
         shown = list(published.values())
@@ -173,21 +161,18 @@ def _draw_single(found: Results, titles: Mapping[str, str]) -> Canvas:
             axis.plot([statistics.mean(values)] * 2, [y - 0.3, y + 0.3], color=colour, linewidth=2)
             if method in published:
                 axis.plot(published[method], y, "o", mfc="none", mec="black", markersize=8)
-        named = list(METHODS.values()) if axis is axes[0][0] else [""] * len(METHODS)
-        axis.set_yticks(range(len(METHODS)), named, fontsize=8)
-        axis.invert_yaxis()
         axis.set_xscale("log")
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_xlim(10 ** math.floor(math.log10(min(shown))), 10 ** math.ceil(math.log10(max(shown))))
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("MMD, single chain", fontsize=8)
-        open_axes(axis, 8)
+        labelled(axis, title, "MMD, single chain", "")
+        named = list(METHODS.values()) if axis is axes[0][0] else [""] * len(METHODS)
+        axis.set_yticks(range(len(METHODS)), named, fontsize=8)
+        axis.invert_yaxis()
     return canvas
 
 
 def _draw_many(found: Results, titles: Mapping[str, str]) -> Canvas:
-    canvas, axes = new_figure(2, len(titles), 3.0)
-    canvas.set_size_inches(3.6 * len(titles) + 1.2, 5.2)
+    canvas, axes = new_figure(2, len(titles), inches=(3.6 * len(titles) + 1.2, 5.2))
     for row, measure in zip(axes, (MMD, DEFICIT), strict=True):
         for axis, (name, title) in zip(row, titles.items(), strict=True):
             found.draw_bars(axis, name, measure, METHODS, named=axis is row[0])

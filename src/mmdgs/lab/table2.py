@@ -35,6 +35,7 @@ from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model
 from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate
+from mmdgs.schedules import Levels
 from mmdgs.tables import Table
 from mmdgs.training import Recipe
 
@@ -56,8 +57,11 @@ SHOWN = (
     EVALUATIONS, FID, Measure("is", "IS", 2), Measure("precision", "precision", 3), Measure("recall", "recall", 3),
     DIVERSITY, MILLISECONDS,
 )  # fmt: skip
-PAPER = {LANGEVIN: ("8.40 ± 0.07", "10.87"), GIBBS: ("8.28 ± 0.07", "10.75")}
-"""Inception score and FID of the paper's Table 2: NCSNv2, 50,000 images."""
+PAPER = {
+    LANGEVIN: {"evaluations": "1,161", "fid": "10.87", "is": "8.40 ± 0.07"},
+    GIBBS: {"evaluations": "4,852", "fid": "10.75", "is": "8.28 ± 0.07"},
+}
+"""The paper's Table 2: NCSNv2, 50,000 images."""
 FURTHER = 3
 """Rates of Langevin dynamics that are tried at most beyond those of the settings."""
 
@@ -106,7 +110,7 @@ def run(context: Context) -> Outcome:
     tuning = tuned(sampling, settings) if LANGEVIN in (context.only or ROWS) else None
     factor = 1.0 if tuning is None else best_rate(tuning)[0]
     found = Grid(
-        "table2", cells(model, factor, settings), lambda cell: measured(sampling, settings, cell),
+        "table2", table2_cells(model, factor, settings), lambda cell: measured(sampling, settings, cell),
         depends={**sampling.depends, "seeds_of_the_table": settings.seeds}, across="levels or steps",
         seeds=settings.seeds, more_seeds={(row, settings.levels): settings.papers_seeds for row in PAPER},
     ).run(context)  # fmt: skip
@@ -163,14 +167,13 @@ def equal_cost_levels(settings: Table2Settings) -> int:
     return min(range(2, settings.levels + 2), key=lambda n: abs(gibbs_evaluations(n, settings) - budget))
 
 
-def langevin(model: Model, count: int, factor: float, settings: Table2Settings) -> Method:
-    """Langevin dynamics along so many levels, at a multiple of the rate suggested for them."""
-    levels = path(model, count)
+def langevin(levels: Levels, factor: float, settings: Table2Settings) -> Method:
+    """Langevin dynamics along levels, at a multiple of the rate suggested for them."""
     rate = min(LARGEST, factor * suggested_rate(levels, settings.langevin_steps))
     return Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate)
 
 
-def cells(model: Model, factor: float, settings: Table2Settings) -> dict[tuple[str, int], Method]:
+def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[tuple[str, int], Method]:
     """All cells, the cheapest first; but those beyond the paper that cost as much as its own come after them."""
     equal, every = equal_cost_levels(settings), settings.levels
     probed = Method("gibbs", covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps)
@@ -198,8 +201,8 @@ def cells(model: Model, factor: float, settings: Table2Settings) -> dict[tuple[s
     found = {("Heun", n): Method("heun", steps=n) for n in settings.heun}
     found |= {(row, min(n, own)): replace(method, steps=min(n, own)) for row, method, counts in stepped for n in counts}
     for row, n in (*few, (CONSISTENT, every), *last):
-        along = langevin(model, n, factor, settings) if row == LANGEVIN else replace(swept[row], levels=path(model, n))
-        found[row, n] = along
+        levels = path(model, n)
+        found[row, n] = langevin(levels, factor, settings) if row == LANGEVIN else replace(swept[row], levels=levels)
     return found
 
 
@@ -219,11 +222,13 @@ def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
         badness = value if settings.measure is FID else abs(value - 1)  # quick runs: as diverse as data
         return Part({**part.values, "rate": cell.what.rate, "badness": badness})
 
+    levels = path(sampling.model, settings.levels)
+
     def tried(factors: Sequence[float]) -> Results:
-        every = {(LANGEVIN, f): langevin(sampling.model, settings.levels, f, settings) for f in sorted(factors)}
+        every = {(LANGEVIN, f): langevin(levels, f, settings) for f in sorted(factors)}
         return Grid("tuning", every, measure, tuning.depends, "times the suggested rate").run(context)
 
-    largest = LARGEST / suggested_rate(path(sampling.model, settings.levels), settings.langevin_steps)
+    largest = LARGEST / suggested_rate(levels, settings.langevin_steps)
     return searched(tried, settings.rate_factors, largest)
 
 
@@ -252,9 +257,8 @@ def _tuning_section(found: Results, model: Model, settings: Table2Settings, quic
     best, inside = best_rate(found)
     suggested = suggested_rate(path(model, settings.levels), settings.langevin_steps)
     text = (
-        f"NCSNv2's analysis suggests a rate of {suggested:.4f} for these levels (0.062 for theirs, 50 to 0.01). "
-        f"Multiples of it were tried with {settings.tuning_images:,} images, and {best:g} times it was taken. With "
-        "other numbers of levels Langevin has the same multiple of the rate suggested there."
+        f"NCSNv2's analysis suggests a rate of {suggested:.4f} for these levels. Multiples of it were tried with "
+        f"{settings.tuning_images:,} images, and {best:g} times it was taken, for other numbers of levels too."
     )
     table = found.listing("Langevin's step size", [Measure("rate", "rate", 4), settings.measure])
     claim = Claim("the best rate lies inside those that were tried", inside, f"{best:g} of {found.columns}")
@@ -268,8 +272,7 @@ def _section(found: Results, settings: Table2Settings, source: str, quick: bool)
     """The table, FID against evaluations, the first images of every row, and the paper's claims."""
     text = [
         "The paper's Table 2 finds multi-level Gibbs sampling (Algorithm 2: 3 sweeps, 3 probes, 232 levels) as good as "
-        "annealed Langevin dynamics (Algorithm 1: 5 steps a level) on the same network, 10.75 against 10.87 at 50,000 "
-        "images. Here both run on one network with the same noise, beside other samplers of it; Gibbs also with so few "
+        "annealed Langevin dynamics (Algorithm 1: 5 steps a level) on the same network. Gibbs also runs with so few "
         "levels that it costs what Langevin costs.",
         *([QUICK_NOTE] if quick else []),
         *found.unfinished(),
@@ -299,12 +302,10 @@ def _table(found: Results, settings: Table2Settings, source: str, quick: bool) -
     table = found.listing("Samplers of one network", shown, note=note, head="sampler", rows=ROWS)
     if quick:
         return table
-    paper = Table2Settings()
-    costs = {LANGEVIN: langevin_evaluations(paper.levels, paper), GIBBS: gibbs_evaluations(paper.levels, paper)}
-    rows = []
-    for row, (score, fid) in PAPER.items():
-        known = {"evaluations": f"{costs[row]:,.0f}", "fid": fid, "is": score}
-        rows.append([f"paper: {row}, NCSNv2, 50,000 images", "232", *(known.get(one.key, "") for one in shown)])
+    rows = [
+        [f"paper: {row}, NCSNv2, 50,000 images", "232", *(known.get(one.key, "") for one in shown)]
+        for row, known in PAPER.items()
+    ]
     return replace(table, rows=[*table.rows, *rows])
 
 
@@ -322,7 +323,7 @@ def _claims(found: Results, settings: Table2Settings) -> list[Claim]:
             claims.append(no_worse(f"{row} is no worse than Langevin {where}", *both))
     own = {key: part.values["fid"] for key, part in found.parts.items() if key[0].startswith("Gibbs")}
     if own:
-        (row, count), theirs = min(own, key=own.__getitem__), float(PAPER[GIBBS][1])
+        (row, count), theirs = min(own, key=own.__getitem__), float(PAPER[GIBBS]["fid"])
         numbers = f"{own[row, count]:.2f} of {settings.images:,} images: {row}, {count} levels"
         text = f"the best Gibbs row has a FID below the paper's {theirs} (of 50,000 images)"
         claims.append(Claim(text, own[row, count] < theirs, numbers))

@@ -18,18 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.data import mog_density
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.lab.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, labelled, new_figure, square
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.report import Claim, Figure, Section
-from mmdgs.lab.theory_existence import existence
+from mmdgs.lab.theory_existence import existence, records_table
+from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import kl_divergence
 from mmdgs.moments import FullMoments, IsotropicMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, seeded
 from mmdgs.runtime import threads
-from mmdgs.tables import Table
 from mmdgs.targets import GaussianMixture
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -69,13 +68,9 @@ def skewed_density() -> GaussianMixture:
     return GaussianMixture(weights, weights.new_tensor([[-0.8, -0.5], [0.7, 0.6], [0.4, -1.2]]), covariances)
 
 
-def _four() -> GaussianMixture:
-    return mog_density().to(dtype=torch.float64)
-
-
 def _cases() -> list[Case]:
     return [
-        ("four Gaussians, sigma 0.2", _four(), LEVEL),
+        ("four Gaussians, sigma 0.2", four_gaussians(), LEVEL),
         ("skewed, sigma 0.4", skewed_density(), NoiseLevel(sigma=0.4)),
         ("skewed, alpha 0.8, sigma 0.6", skewed_density(), NoiseLevel(alpha=0.8, sigma=0.6)),
     ]
@@ -101,20 +96,19 @@ def _covariance_identity(quick: bool, generator: Generator) -> tuple[Records, Se
             }
         )
     text = (
-        f"At {len(where):,} points x_t the exact covariance of p(x | x_t) is compared with (sigma^2 / alpha) dD/dx_t, "
-        f"by automatic differentiation of the denoiser. As a check with an error of its own, so is the covariance of "
-        f"{count:,} draws from the exact posterior, at {len(SHOWN)} points."
+        f"The exact covariance of p(x | x_t) at {len(where):,} points x_t, and that of {count:,} draws from the exact "
+        f"posterior at {len(SHOWN)} points, against (sigma^2 / alpha) dD/dx_t."
     )
     claims = [
         _claim("the exact covariance is that of the Jacobian", records, "largest_error", ROUNDING),
         _claim("draws deviate from it by no more standard errors than chance", records, "largest_score", UNLIKELY),
     ]
     caption = (
-        "Noised densities and, at some points x_t (crosses), the exact posterior's one-standard-deviation ellipse "
-        "(green) and that of the Jacobian (dashed), a line leading from x_t to its mean. Right: draws against the "
-        "Jacobian."
+        "At some points x_t (crosses) the exact posterior's one-standard-deviation ellipse (green) and that of the "
+        "Jacobian (dashed), a line leading from x_t to its mean. Right: draws against the Jacobian."
     )
-    table = _table("Posterior covariances; scores are deviations of draws from the Jacobian / standard error", records)
+    title = "Posterior covariances; scores are deviations of draws from the Jacobian / standard error"
+    table = records_table(title, records, without=("points", "draws"))
     figure = Figure("theory_covariance", caption, _draw_covariances(records))
     return records, Section("Theorem 2: the covariance is the denoiser's Jacobian", [text], [table], [figure], claims)
 
@@ -152,7 +146,7 @@ def _draw_covariances(records: Records) -> Canvas:
 
 def _kl_optimum(quick: bool) -> tuple[Records, Section]:
     """Theorem 3: the Gaussian closest to the true posterior, found by search, against the analytic moments."""
-    mixture = _four()
+    mixture = four_gaussians()
     where, cell = grid(2.5, 101 if quick else 161)
     q = FullMoments(mixture.denoiser())(POINTS, LEVEL)
     laws = list(zip(q.mean, torch.linalg.cholesky(q.cov.dense()), strict=True))
@@ -171,16 +165,15 @@ def _kl_optimum(quick: bool) -> tuple[Records, Section]:
             }
         )
     text = (
-        "The true posterior of the four Gaussians is computed on a grid by Bayes' rule, and KL(p(x | x_t) || N(m, C)) "
-        "minimised by L-BFGS over m and a Cholesky factor of C, from a start that is wrong in both. What is found is "
-        "compared with the analytic moments D and sigma^2 dD/dx_t."
+        "KL(p(x | x_t) || N(m, C)) is minimised by L-BFGS over m and a Cholesky factor of C, on a grid and from a "
+        "wrong start, and what is found compared with the analytic moments D and sigma^2 dD/dx_t."
     )
     claims = [
         _claim("the mean that is found is D", records, "mean_distance", SEARCHED),
         _claim("the covariance that is found is that of Theorem 2", records, "covariance_distance", SEARCHED),
     ]
     caption = "KL from the true posterior to the analytic Gaussian, changed in one way: least where it is not changed."
-    table = _table("The closest Gaussian at sigma 0.2; distances are the largest over entries", records)
+    table = records_table("The closest Gaussian at sigma 0.2; distances are the largest over entries", records)
     figure = Figure("theory_kl", caption, _draw_divergences(truth, laws, where, cell))
     return records, Section("Theorem 3: no Gaussian is closer than the analytic one", [text], [table], [figure], claims)
 
@@ -238,7 +231,7 @@ def _draw_divergences(truth: list[Tensor], laws: list[tuple[Tensor, Tensor]], wh
 
 def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Section]:
     """Appendix B: E[-grad^2 log p~] = E[s s'], and the isotropic variance three ways."""
-    mixture = _four()
+    mixture = four_gaussians()
     sizes = [100 * 4**k for k in range(4 if quick else 5)]
     repeats = 10 if quick else 40
     records: Records = []
@@ -250,9 +243,8 @@ def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Sectio
         record["estimate"], record["standard_error"] = estimates[0].item(), record["deviation"] / math.sqrt(sizes[-1])
         records.append(record | {"sizes": sizes, "repeats": repeats})
     text = (
-        "E[-hess log p~] and E[s s'] by quadrature under the noised density of the four Gaussians. If these matrices "
-        "are the same, so are the mean of tr Cov[x | x_t] / d and sigma^2 - sigma^4 / d E ||s||^2, the isotropic "
-        f"variance, which is also estimated from {sizes[-1]:,} data."
+        "E[-hess log p~] and E[s s'] by quadrature. Where these are the same, so are the mean of tr Cov[x | x_t] / d "
+        f"and sigma^2 - sigma^4 / d E ||s||^2, the isotropic variance, which is also estimated from {sizes[-1]:,} data."
     )
     off = max(abs(r["estimate"] - r["variance_score"]) / r["standard_error"] for r in records)
     claims = [
@@ -260,11 +252,11 @@ def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Sectio
         Claim(f"estimates are within {UNLIKELY} standard errors", off < UNLIKELY, f"{off:.1f}, the farthest"),
     ]
     caption = (
-        f"Left: root mean square error of {repeats} Monte Carlo estimates from n data (points), and the standard error "
-        "that quadrature predicts, falling as 1 / sqrt(n) (lines). Right: the variance by quadrature, and one "
-        "estimate. Bars are two standard errors."
+        f"Left: root mean square error of {repeats} estimates from n data (points), and the standard error that "
+        "quadrature predicts (lines). Right: the variance by quadrature, and one estimate. Bars: two standard errors."
     )
-    table = _table(f"The isotropic variance; estimates from {sizes[-1]:,} data", records)
+    title = f"The isotropic variance; estimates from {sizes[-1]:,} data"
+    table = records_table(title, records, without=("repeats", "deviation"))
     figure = Figure("theory_fisher", caption, _draw_fisher(records))
     return records, Section("Appendix B: the Fisher identity", [text], [table], [figure], claims)
 
@@ -309,7 +301,7 @@ def _draw_fisher(records: Records) -> Canvas:
         left.loglog(r["sizes"], [r["deviation"] / math.sqrt(n) for n in r["sizes"]], color=colour, linewidth=1)
         right.errorbar(r["sigma"], r["estimate"], 2 * r["standard_error"], fmt="o", color=colour, capsize=3)
     sigmas = torch.logspace(-1.1, 0, 16).tolist()
-    exact = [_expectations(_four(), NoiseLevel(sigma=sigma), 81)["variance_score"] for sigma in sigmas]
+    exact = [_expectations(four_gaussians(), NoiseLevel(sigma=sigma), 81)["variance_score"] for sigma in sigmas]
     right.loglog(sigmas, exact, color=GREY, zorder=0, label="quadrature")
     right.loglog(sigmas, [sigma**2 for sigma in sigmas], ":", color=GREY, zorder=0, label=r"$\sigma^2$, a flat prior's")
     left.legend(fontsize=7, frameon=False)
@@ -323,22 +315,6 @@ def _claim(text: str, records: Records, name: str, limit: float) -> Claim:
     """The claim that a number is below a limit in all records."""
     largest = max(record[name] for record in records)
     return Claim(text, largest < limit, f"at most {largest:.2g}")
-
-
-UNTABLED = ("points", "draws", "repeats", "deviation")  # in the records and in the text, but no columns
-
-
-def _table(title: str, records: Records) -> Table:
-    """The numbers of records, lists of them left out but for points."""
-    names = [k for k, v in records[0].items() if (not isinstance(v, list) or k == "x_t") and k not in UNTABLED]
-    rows = [[_cell(r[name]) for name in names] for r in records]
-    return Table(title, [name if name == "x_t" else name.replace("_", " ") for name in names], rows)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.1e}" if 0 < abs(value) < 1e-6 else f"{value:.4g}"
-    return f"({value[0]:g}, {value[1]:g})" if isinstance(value, list) else str(value)
 
 
 def _ellipse(axis: Axes, mean: Tensor, covariance: Tensor, **style: Any) -> None:

@@ -14,6 +14,7 @@ cos(2 x / sigma) is the component times exp(4) cos(4 x / sigma - c), so the clea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.data import mog_density
-from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, new_figure, open_axes, square
+from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, density, labelled, new_figure, square
 from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import Deconvolution, deconvolve
 from mmdgs.noise import NoiseLevel
 from mmdgs.tables import Table
@@ -36,6 +37,7 @@ NARROW = 0.95  # standard deviation of the narrow Gaussian, relative to the nois
 FLAT_SIGMA = 0.25  # noise for exp(-|x|^4), whose standard deviation in one dimension is 0.58
 LIMIT = 3.6  # of the grid: nine standard deviations beyond the outer means
 VIEW = 2.0  # of the pictures
+FOUND = ("exists", "least_eigenvalue", "tolerance", "frequencies", "cutoff", "threshold", "negative_mass")
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,24 @@ class _Case:
     clean: Tensor | None = None
 
     def record(self) -> dict[str, Any]:
-        return {
-            "dimension": self.noisy.ndim,
-            "density": self.title,
-            "sigma": self.sigma,
-            "exists": self.result.exists,
-            "least_eigenvalue": self.result.least_eigenvalue,
-            "tolerance": self.result.tolerance,
-            "frequencies": self.result.frequencies,
-            "cutoff": self.result.cutoff,
-            "threshold": self.result.threshold,
-            "negative_mass": self.result.negative_mass,
-            "distance": None if self.clean is None else self.result.distance(self.clean),
-        }
+        known = {"density": self.title, "dimension": self.noisy.ndim, "sigma": self.sigma}
+        found = {name: getattr(self.result, name) for name in FOUND}
+        return known | found | {"distance": None if self.clean is None else self.result.distance(self.clean)}
 
-    def row(self) -> list[str]:
-        r = self.record()
-        numbers = [r[name] for name in ("least_eigenvalue", "tolerance", "negative_mass", "distance")]
-        names = [self.title, str(r["dimension"]), f"{self.sigma:g}", "yes" if r["exists"] else "no"]
-        return names + ["" if number is None else f"{number:.1e}" for number in numbers]
+
+def records_table(title: str, records: Sequence[Mapping[str, Any]], without: Sequence[str] = ()) -> Table:
+    """The numbers of records; lists of them are left out, but for points."""
+    names = [k for k, v in records[0].items() if (not isinstance(v, list) or k == "x_t") and k not in without]
+    rows = [[_text(record[name]) for name in names] for record in records]
+    return Table(title, [name if name == "x_t" else name.replace("_", " ") for name in names], rows)
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 1e-6 else f"{value:.4g}"
+    return f"({value[0]:g}, {value[1]:g})" if isinstance(value, list) else str(value)
 
 
 def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
@@ -74,13 +75,10 @@ def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
     records = [case.record() for case in (*line, *plane)]
     text = [
         "A noisy density q~ has a clean model if and only if phi = F(q~) / F(k) is positive semi-definite. phi is used "
-        f"where F(k) is at least {records[0]['threshold']:.0e}, so that rounding is not blown up beyond that number, "
-        "and tested by the least eigenvalue of the matrix phi(w_i - w_j) / phi(0). Where the clean density p is known, "
-        "the recovered q is compared with it.",
+        f"where F(k) is at least {records[0]['threshold']:.0e}, and tested by the least eigenvalue of the matrix "
+        "phi(w_i - w_j) / phi(0). Distance: int |q - p| of the recovered q from the clean density p where it is known.",
         "A ripple of 1% on the noisy density is one of 55% on the clean one, which it leaves a density; one of 5% "
-        "leaves none, though the noisy density hardly shows it. In the densities that fail q is negative in places; "
-        "how much so depends on the frequencies used. The small negative mass under the ripple of 1% comes from the "
-        "cut-off in frequency, and is why the eigenvalue decides.",
+        "leaves none. The negative mass under the ripple of 1% comes from the cut-off in frequency.",
     ]
     far = max(r["distance"] for r in records if r["distance"] is not None)
     right = [case.result.exists for case in (*line, *plane)] == 2 * [True, True, False, False, False]
@@ -88,20 +86,15 @@ def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
         Claim("the first two densities have a clean model, the other three have none, in both dimensions", right),
         Claim("the clean density is recovered where it is known", far < 1e-6, f"int |q - p| {far:.1e}"),
     ]
-    header = ["density", "d", "sigma", "clean model", "least eigenvalue", "tolerance", "negative mass", "int |q - p|"]
-    table = Table("Is there a clean model?", header, [case.row() for case in (*line, *plane)])
+    table = records_table("Is there a clean model?", records, without=("frequencies", "cutoff", "threshold"))
+    on_line = (
+        "Top: the noisy density (grey), the recovered q (blue, its negative part red) and the true clean density "
+        "(dashed). Bottom: |phi|, which nowhere exceeds phi(0) = 1 (dotted) if there is a clean model."
+    )
+    on_plane = "Top: the noisy density. Bottom: the recovered q, blue where positive and red where negative."
     figures = [
-        Figure(
-            "theory_existence_line",
-            "Top: the noisy density (grey), the recovered q (blue, its negative part red) and the true clean density "
-            "(dashed). Bottom: |phi|, which nowhere exceeds phi(0) = 1 (dotted) if there is a clean model.",
-            _draw_line(line),
-        ),
-        Figure(
-            "theory_existence_plane",
-            "Top: the noisy density. Bottom: the recovered q, blue where positive and red where negative.",
-            _draw_plane(plane),
-        ),
+        Figure("theory_existence_line", on_line, _draw_line(line)),
+        Figure("theory_existence_plane", on_plane, _draw_plane(plane)),
     ]
     return records, Section("Appendix A.2: does a clean model exist?", text, [table], figures, claims)
 
@@ -111,7 +104,7 @@ def _cases(dimension: int, points: int) -> list[_Case]:
     line = torch.linspace(-LIMIT, LIMIT, points, dtype=torch.float64)
     x = torch.stack(torch.meshgrid(*[line] * dimension, indexing="ij"), dim=-1)
     square_norm = x.square().sum(-1)
-    mixture = mog_density().to(dtype=torch.float64) if dimension == 2 else _three()
+    mixture = four_gaussians() if dimension == 2 else _three()
     noised = mixture.noised(NoiseLevel(sigma=SIGMA)).log_prob(x).exp()
     ripple = (2 / SIGMA * x[..., 0]).cos()
     densities = [
@@ -151,17 +144,14 @@ def _draw_line(cases: list[_Case]) -> Canvas:
         if case.clean is not None:
             top.plot(x, case.clean, color="black", linewidth=0.9, linestyle=(0, (3, 3)))
         top.set_xlim(-VIEW, VIEW)
+        labelled(top, "", "", "density" if case is cases[0] else "")
         _verdict(top, case)
         w = 2 * math.pi * torch.fft.fftshift(torch.fft.fftfreq(len(x), 2 * LIMIT / (len(x) - 1)))
         inside = w.abs() <= case.result.cutoff
         bottom.semilogy(w[inside], torch.fft.fftshift(case.result.phi).abs()[inside], color=BLUE, linewidth=1)
         bottom.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         bottom.set(ylim=(1e-3, 10))
-        bottom.set_xlabel("frequency", fontsize=8)
-        for axis in (top, bottom):
-            open_axes(axis, 7)
-    axes[0][0].set_ylabel("density", fontsize=8)
-    axes[1][0].set_ylabel(r"$|\phi|$", fontsize=8)
+        labelled(bottom, "", "frequency", r"$|\phi|$" if case is cases[0] else "")
     return canvas
 
 
@@ -169,13 +159,8 @@ def _draw_plane(cases: list[_Case]) -> Canvas:
     canvas, axes = new_figure(2, len(cases), 2.2)
     for top, bottom, case in zip(axes[0], axes[1], cases, strict=True):
         largest = case.result.clean.abs().max().item()
-        style: dict[str, Any] = {
-            "extent": (-LIMIT, LIMIT, -LIMIT, LIMIT),
-            "origin": "lower",
-            "interpolation": "bilinear",
-        }
-        top.imshow(case.noisy.mT.numpy(), cmap="Blues", **style)
-        bottom.imshow(case.result.clean.mT.numpy(), cmap="RdBu", vmin=-largest, vmax=largest, **style)
+        density(top, case.noisy.mT, LIMIT, interpolation="bilinear")
+        density(bottom, case.result.clean.mT, LIMIT, "RdBu", vmin=-largest, vmax=largest, interpolation="bilinear")
         for axis in (top, bottom):
             square(axis, VIEW, ticks=range(-2, 3))
         _verdict(top, case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -11,18 +12,18 @@ import torch
 from torch import Tensor
 
 from mmdgs import losses
-from mmdgs.data import TOYS, Toy, toy
+from mmdgs.data import TOYS, Toy, mog_density, toy
 from mmdgs.denoisers import energy_denoiser
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Cell, Grid, Results, together
-from mmdgs.lab.running import single_level
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, child_seed, seeded
-from mmdgs.samplers import ExactGibbs, Gibbs, Kernel
+from mmdgs.samplers import ExactGibbs, Gibbs, Kernel, run, single_level_plan
+from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
 LEVEL = NoiseLevel(sigma=0.2)
@@ -67,7 +68,7 @@ QUICK = ToySettings(
 )
 
 
-def settings_for(context: Context) -> ToySettings:
+def toy_settings(context: Context) -> ToySettings:
     """The sizes a run asks for."""
     settings = QUICK if context.quick else FULL
     training = replace(settings.training, seed=context.seed)
@@ -99,11 +100,10 @@ def fit(context: Context, settings: ToySettings, names: Sequence[str] | None = N
     for one in toys:
         data = _data(context, one, settings)
         denoiser = energy_denoiser(_trained(context, one, settings, "energy"))
+        noise = seeded(context.seed, "isotropic")
         moments: dict[str, Moments] = {
             "learned": LearnedMoments(_trained(context, one, settings, "learned")),
-            "isotropic": IsotropicMoments.fit_by_score(
-                denoiser, data, LEVEL, generator=seeded(context.seed, "isotropic")
-            ),
+            "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=noise),
             "diagonal": DiagonalMoments(denoiser, probes=None),
             "full": FullMoments(denoiser),
             "moments": ExactMoments(one.density().to(device=context.device)),
@@ -146,9 +146,9 @@ def single_chains(
 def _single(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part:
     fitted = sets[cell.column]
     x0 = _start(fitted, settings.seeds, seeded(cell.seed, "single start"))
-    result = single_level(
-        fitted.kernel(cell.row), LEVEL, x0, settings.chain_steps, seed=cell.seed, label=f"{cell.column}: {cell.row}"
-    )
+    plan = single_level_plan(fitted.kernel(cell.row), LEVEL, steps=settings.chain_steps)
+    every = range(1, settings.chain_steps + 1)
+    result = run(plan, x0, seed=cell.seed, keep=every, progress=cell.name)
     chains = result.samples.split(1, dim=1)
     values: dict[str, Any] = {
         "mmd": [mmd(chain[:, 0], fitted.data) for chain in chains],
@@ -176,13 +176,13 @@ def _many(sets: Mapping[str, Fitted], settings: ToySettings, cell: Cell) -> Part
     else:
         begin = seeded(cell.seed, "many start")
         x0 = draws(one, count, begin).to(fitted.data) if cell.what == "density" else _start(fitted, count, begin)
-        seed, label = child_seed(cell.seed, "many"), f"{cell.column}: {cell.row}"
-        result = single_level(
-            fitted.kernel(cell.row), LEVEL, x0, settings.many_steps, seed=seed, last=True, label=label
-        )
-        x, values["repaired"] = result.samples[-1], result.repaired
+        plan = single_level_plan(fitted.kernel(cell.row), LEVEL, steps=settings.many_steps)
+        result = run(plan, x0, seed=child_seed(cell.seed, "many"), progress=cell.name)
+        x, values["repaired"] = result.x, result.repaired
     groups = x.split(settings.many_chains)
-    values |= against_truth(one, groups, fresh_data(one, settings, cell.seed), mean_log_density(one.name, cell.seed))
+    # scikit-learn takes seeds of 32 bits.
+    fresh = one.sample(settings.points, child_seed(cell.seed, "fresh data") % 2**32).to(x)
+    values |= against_truth(fitted.density(), groups, [fresh] * len(groups), mean_log_density(one.name, cell.seed))
     if one.modes is not None:
         weights = [mode_statistics(group[None], one.modes).weights for group in groups]
         values |= {f"mode_{k}": list(shares) for k, shares in enumerate(zip(*weights, strict=True))}
@@ -193,17 +193,26 @@ def _start(fitted: Fitted, chains: int, generator: torch.Generator) -> Tensor:
     return (torch.tensor(fitted.toy.start) + START_STD * torch.randn(chains, 2, generator=generator)).to(fitted.data)
 
 
-def against_truth(one: Toy, groups: Sequence[Tensor], reference: Tensor, expected: float) -> dict[str, list[float]]:
-    """For each group of samples (n, 2): its MMD to the reference, and its log-density deficit.
+def against_truth(
+    density: Any, groups: Sequence[Tensor], references: Sequence[Tensor], expected: float
+) -> dict[str, list[float]]:
+    """For each group of samples (n, d): its MMD to its reference, and its log-density deficit.
 
-    The deficit is E_p[log p(x)] - mean log p(sample), p the true density, in nats: how much less likely the
-    samples are than data. It sees blur that is finer than the kernels of the MMD.
+    The deficit is E_p[log p(x)] (`expected`) - mean log p(sample), p the true density, in nats: how much less likely
+    the samples are than data. It sees blur that is finer than the kernels of the MMD.
     """
-    reference, density = reference.to(groups[0]), one.density().to(groups[0].device)
     return {
-        "mmd": [mmd(group, reference) for group in groups],
+        "mmd": [
+            mmd(group, reference) if torch.isfinite(group).all() else math.inf
+            for group, reference in zip(groups, references, strict=True)
+        ],
         "deficit": [expected - density.log_prob(group).mean().item() for group in groups],
     }
+
+
+def four_gaussians() -> GaussianMixture:
+    """The paper's mixture of four Gaussians, in float64."""
+    return mog_density().to(dtype=torch.float64)
 
 
 @cache
@@ -215,8 +224,3 @@ def mean_log_density(name: str, seed: int) -> float:
 def draws(one: Toy, n: int, generator: torch.Generator) -> Tensor:
     """Independent draws from the set's density (scikit-learn's rings are evenly spaced, not independent)."""
     return one.density().sample((n,), generator=generator)
-
-
-def fresh_data(one: Toy, settings: ToySettings, seed: int) -> Tensor:
-    """Data that no network was trained on; scikit-learn takes seeds of 32 bits."""
-    return one.sample(settings.points, child_seed(seed, "fresh data") % 2**32)
