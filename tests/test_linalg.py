@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.linalg.operators import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
+from mmdgs.linalg.operators import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, raise_non_finite
+from mmdgs.linalg.repair import error_floor, lifted
 from mmdgs.linalg.spectral import Spectral
 
 B, D = 4, 12  # IMAGE holds 12 numbers

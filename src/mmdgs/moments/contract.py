@@ -6,7 +6,8 @@ By Tweedie's formulas the mean of p(x | x_t) is the denoiser D and its covarianc
 
 so every estimator needs one forward pass, shared by the mean and all products with the Jacobian. Products
 are vector-Jacobian products, batched: fused attention has no forward-mode derivative. A network's Jacobian
-need not be symmetric or positive, so what is repaired is counted in `Gaussian.repaired`.
+need not be symmetric or positive: small values are lifted to a floor (linalg/repair.py), counted in
+`Gaussian.repaired`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
+from mmdgs.linalg.repair import SHARE
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -27,6 +29,15 @@ logger = logging.getLogger("mmdgs")
 
 FLOOR = 1e-6
 """Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
+
+
+def floor_at(level: NoiseLevel, floor: float | None) -> tuple[float, float]:
+    """`least` and `share` of linalg/repair.py for an estimator's `floor`: a number is relative to (sigma / alpha)^2.
+
+    None is the rule: what the network's own negative values say of its error.
+    """
+    return (FLOOR * level.variance, SHARE) if floor is None else (floor * level.variance, 0.0)
+
 
 FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 """Rows per forward pass where an estimator is fitted on data, and numbers in them: on a GPU 500 images of CIFAR-10."""

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
 from mmdgs.jacobians import mean_and_jacobian
-from mmdgs.linalg.operators import Dense, floored, raise_non_finite, require_room_for_dense
-from mmdgs.moments.contract import FLOOR, require_batch
+from mmdgs.linalg.operators import Dense, raise_non_finite, require_room_for_dense
+from mmdgs.linalg.repair import lifted
+from mmdgs.moments.contract import FLOOR, floor_at, require_batch
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 from mmdgs.targets import GaussianMixture
 
 
-def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
-    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to floor (sigma / alpha)^2."""
+def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float | None) -> Gaussian:
+    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to a floor."""
     raise_non_finite("denoising mean", mean)
     cov = Dense.from_matrix(covariance, mean.shape[1:])
-    values, repaired = floored(cov.values, floor * level.variance)
+    values, repaired = lifted(cov.values, *floor_at(level, floor))
     return Gaussian(mean, Dense(values, cov.vectors, cov.event_shape), repaired)
 
 
@@ -30,11 +31,12 @@ def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: 
 class FullMoments:
     """The full covariance, by d products with the Jacobian (the paper's eq. optimaldenoising).
 
-    The Jacobian is symmetrised, and eigenvalues below floor (sigma / alpha)^2 are lifted to it.
+    The Jacobian is symmetrised, and eigenvalues below floor (sigma / alpha)^2 are lifted to it; None takes the floor
+    from the network's own error (linalg/repair.py).
     """
 
     denoiser: Denoiser
-    floor: float = FLOOR
+    floor: float | None = None
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
