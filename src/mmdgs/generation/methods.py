@@ -66,6 +66,9 @@ class Method:
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
+    floor: float | None = option(
+        None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
+    )
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")
@@ -192,7 +195,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
 }
 """Samplers by the names they have on the command line."""
-OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "floor", "head")
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
 
@@ -296,7 +299,8 @@ def _moments(method: Method, model: Model, data: FitData | None) -> Moments | No
     given = {key: getattr(method, key) for key in COVARIANCES[method.covariance][0]}
     fitting = {"data": data, "levels": method.levels}
     given |= {key: fitting[key] for key in FITTED.get(method.covariance, ())}
-    return model.posterior(method.covariance, **given)
+    # Variances that were fitted are right as they are: a calibration only adds the reach of their intervals.
+    return model.posterior(method.covariance, calibrated=method.covariance not in FITTED, **given)
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:
