@@ -214,9 +214,9 @@ def test_variances_are_floored_and_counted(level: NoiseLevel) -> None:
     ratios = torch.tensor([[0.5, -1.0], [0.0, 1e-9]], dtype=torch.float64)
     x_t = torch.zeros(2, 2, dtype=torch.float64)
     q = OcmMoments(linear_denoiser(torch.eye(2, dtype=torch.float64)), lambda x_t, mean, level: ratios)(x_t, level)
-    expected = torch.tensor([[0.5, 1e-6], [1e-6, 1e-6]], dtype=torch.float64) * level.variance
+    expected = torch.tensor([[0.75, 0.75], [1e-6, 1e-6]], dtype=torch.float64) * level.variance
     torch.testing.assert_close(q.cov.diagonal(), expected)
-    assert q.repaired.tolist() == [0.5, 1.0]
+    assert q.repaired.tolist() == [1.0, 1.0]
 
 
 def test_heads_that_cannot_be() -> None:

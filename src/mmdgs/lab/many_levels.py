@@ -21,7 +21,7 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.toys import against_truth, four_gaussians
 from mmdgs.lab.workspace import Part, axis
-from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
+from mmdgs.moments import FLOOR, DiagonalMoments, FullMoments, IsotropicMoments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel, transition
 from mmdgs.randomness import seeded
@@ -83,7 +83,7 @@ TARGETS: dict[str, Callable[[], GaussianMixture]] = {
 
 
 def _diagonal(target: GaussianMixture) -> DiagonalMoments:
-    return DiagonalMoments(target.denoiser(), probes=PROBES, design=Rademacher())
+    return DiagonalMoments(target.denoiser(), probes=PROBES, floor=FLOOR, design=Rademacher())
 
 
 def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:

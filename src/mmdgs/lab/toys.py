@@ -18,7 +18,15 @@ from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Cell, Grid, Results, together
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
-from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.moments import (
+    FLOOR as PAPER_FLOOR,
+    DiagonalMoments,
+    ExactMoments,
+    FullMoments,
+    IsotropicMoments,
+    LearnedMoments,
+    Moments,
+)
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, child_seed, seeded
@@ -104,8 +112,8 @@ def fit(context: Context, settings: ToySettings, names: Sequence[str] | None = N
         moments: dict[str, Moments] = {
             "learned": LearnedMoments(_trained(context, one, settings, "learned")),
             "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=noise),
-            "diagonal": DiagonalMoments(denoiser, probes=None),
-            "full": FullMoments(denoiser),
+            "diagonal": DiagonalMoments(denoiser, probes=None, floor=PAPER_FLOOR),
+            "full": FullMoments(denoiser, floor=PAPER_FLOOR),
             "moments": ExactMoments(one.density().to(device=context.device)),
         }
         found[one.name] = Fitted(one, data, moments)

@@ -94,6 +94,13 @@ def calibration_report(
     """
     check_examples(moments, data)
     check_level(moments.denoiser, level)
+    return report_on(moments, data, level, seed=seed)
+
+
+def report_on(
+    moments: Moments, data: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int = 0
+) -> CalibrationReport:
+    """The same of data that were checked, however few."""
     sums: dict[str, float] = dict.fromkeys(("z", "distance", "nats", "repaired", "square"), 0.0)
     parts: dict[str, list[Tensor]] = {"z": [], "error": [], "variance": []}
     reach = 1.0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
 from mmdgs.metrics.coverage import standardised
-from mmdgs.metrics.reports import CalibrationReport, calibration_report, check_examples, check_level
+from mmdgs.metrics.reports import CalibrationReport, check_examples, check_level, report_on
 from mmdgs.models.fits import CALIBRATION, FitData, FitStore
 from mmdgs.models.weights import weights_digest
 from mmdgs.moments import (
@@ -106,7 +106,7 @@ def _fitted(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[
     z = torch.cat([standardised(clean, q).cpu() for clean, q in posteriors(narrow, fitted, level, seed=seed)])
     found = [floor, scale, fit_reach(z)]
     whole = CalibratedMoments(moments, LevelTable.of({level: found}))
-    return found, calibration_report(whole, judged, level, seed=seed)
+    return found, report_on(whole, judged, level, seed=seed)
 
 
 def kept_calibration(model: Model, moments: Moments) -> Moments:

@@ -10,7 +10,7 @@ left: the 0.9 quantile of |r| / std over that of a Gaussian, for intervals that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -94,28 +94,36 @@ def posteriors(
 def fit_floor_and_scale(
     moments: Moments, x: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int
 ) -> tuple[float, float]:
-    """The floor, in units of (sigma / alpha)^2, and the scale under which clean x are likeliest.
+    """The floor, in units of (sigma / alpha)^2, and the scale under which clean x are likeliest."""
+    pairs = posteriors(with_floor(moments, FLOOR), x, level, seed=seed)
+    return likeliest_lift(pairs, level.variance, floors=FLOORS if _has_floor(moments) else 1)
+
+
+def likeliest_lift(
+    pairs: Iterable[tuple[Tensor, Gaussian]], unit: float, *, floors: int = FLOORS
+) -> tuple[float, float]:
+    """The floor, in units of `unit`, and the scale under which x are likeliest, from batches of x and posteriors.
 
     Minus twice the log-likelihood of N rows is  sum log det max(C_0, f) + N d log a + sum r' max(C_0, f)^-1 r / a,
-    whose best a is the last sum over N d.
+    whose best a is the last sum over N d. With one floor only the scale is fitted.
     """
-    share = torch.linspace(0, 1, FLOORS if _has_floor(moments) else 1, dtype=torch.float64)
-    floors = FLOOR * (HIGHEST / FLOOR) ** share
-    logdets, distances = torch.zeros_like(floors), torch.zeros_like(floors)
-    for clean, q in posteriors(with_floor(moments, FLOOR), x, level, seed=seed):
+    grid = FLOOR * (HIGHEST / FLOOR) ** torch.linspace(0, 1, floors, dtype=torch.float64)
+    logdets, distances, numbers = torch.zeros_like(grid), torch.zeros_like(grid), 0
+    for clean, q in pairs:
         r = clean - q.mean
         raise_non_finite("error of the mean", r)
-        if len(floors) == 1:
+        numbers += r.numel()
+        if floors == 1:
             distances += q.cov.mahalanobis(r).double().sum().cpu()
             continue
         values, counts = (one.double() for one in q.cov.spectrum())
         own, squares = (one.double() for one in q.cov.coordinates(r))
-        for i, floor in enumerate((floors * level.variance).tolist()):
+        for i, floor in enumerate((grid * unit).tolist()):
             logdets[i] += (counts * values.clamp(min=floor).log()).sum().cpu()
             distances[i] += (squares / own.clamp(min=floor)).sum().cpu()
-    scales = distances / x.numel()
-    best = (logdets + x.numel() * scales.log()).argmin()
-    return floors[best].item(), scales[best].item()
+    scales = distances / numbers
+    best = (logdets + numbers * scales.log()).argmin()
+    return grid[best].item(), scales[best].item()
 
 
 def fit_reach(standardised: Float[Tensor, "..."]) -> float:
