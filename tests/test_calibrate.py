@@ -73,7 +73,7 @@ def estimators(denoiser: mmdgs.Denoiser) -> dict[str, mmdgs.Moments]:
     return {
         "full": mmdgs.FullMoments(denoiser),
         "diagonal": mmdgs.DiagonalMoments(denoiser, probes=None),
-        "probes": mmdgs.DiagonalMoments(denoiser, probes=4),
+        "probes": mmdgs.DiagonalMoments(denoiser, probes=10),
         "krylov": mmdgs.KrylovMoments(denoiser, steps=8),
         "isotropic": mmdgs.IsotropicMoments(denoiser, variances),
         "spectral": mmdgs.SpectralMoments(denoiser, LevelTable.of({level: torch.full((D,), 0.1) for level in LEVELS})),

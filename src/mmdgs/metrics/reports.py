@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -19,6 +19,7 @@ from mmdgs.metrics.coverage import Reliability, reliability_of, standardised
 from mmdgs.moments import Moments, require_batch
 from mmdgs.moments.calibrated import COVERED, posteriors
 from mmdgs.noise import SAME_LEVEL, NoiseLevel
+from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 
 LEAST = 8
@@ -94,17 +95,16 @@ def calibration_report(
     """
     check_examples(moments, data)
     check_level(moments.denoiser, level)
-    return report_on(moments, data, level, seed=seed)
+    return report_of(posteriors(moments, data, level, seed=seed), level, seed=seed)
 
 
-def report_on(
-    moments: Moments, data: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int = 0
-) -> CalibrationReport:
-    """The same of data that were checked, however few."""
+def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, seed: int = 0) -> CalibrationReport:
+    """The same from batches of clean data and the posteriors of noisy versions of them."""
     sums: dict[str, float] = dict.fromkeys(("z", "distance", "nats", "repaired", "square"), 0.0)
     parts: dict[str, list[Tensor]] = {"z": [], "error": [], "variance": []}
-    reach = 1.0
-    for clean, q in posteriors(moments, data, level, seed=seed):
+    reach, rows = 1.0, 0
+    for clean, q in pairs:
+        rows += len(clean)
         z, reach = standardised(clean, q), q.reach
         error = (clean - q.mean).double()
         sums["z"] += z.square().sum().item()
@@ -118,19 +118,19 @@ def report_on(
         for name, one in {"z": z, "error": error.square(), "variance": q.cov.diagonal().double()}.items():
             parts[name].append(one.expand_as(clean).flatten().float().cpu())
     z = torch.cat(parts["z"]).abs()
-    numbers = data.numel()
+    numbers = len(z)
     isotropic = -0.5 * (math.log(2 * math.pi * sums["square"] / numbers) + 1)
     within = {p: _share_within(z, reach * _half(p)) for p in NOMINAL}
     return CalibrationReport(
         level,
-        len(data),
+        rows,
         sums["z"] / numbers,
         sums["distance"] / numbers,
         _share_within(z, _half(COVERED)),
         within[COVERED],
         sums["nats"] / numbers,
         sums["nats"] / numbers - isotropic,
-        sums["repaired"] / len(data),
+        sums["repaired"] / rows,
         within,
         reliability_of(torch.cat(parts["error"]), torch.cat(parts["variance"])),
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
 from mmdgs.metrics.coverage import standardised
-from mmdgs.metrics.reports import CalibrationReport, check_examples, check_level, report_on
+from mmdgs.metrics.reports import CalibrationReport, check_examples, check_level, report_of
 from mmdgs.models.fits import CALIBRATION, FitData, FitStore
 from mmdgs.models.weights import weights_digest
 from mmdgs.moments import (
@@ -67,11 +67,11 @@ def calibrate(
     else:
         x, key = data, {"data": _digest_of(data), "images": len(data), "seed": seed, "of": CALIBRATION}
     check_examples(moments, x)
-    chosen = _levels(model, levels)
+    chosen = levels_of(model, levels)
     found, reports = {}, {}
     with progress_bar(len(chosen), progress, unit="level") as bar:
         for level in chosen:
-            found[level], reports[level.ratio] = _fitted(moments, x, level, seed)
+            found[level], reports[level.ratio] = fit_at(moments, x, level, seed)
             bar.update()
     table = LevelTable.of(found)
     if model is not None:
@@ -79,7 +79,7 @@ def calibrate(
     return CalibratedMoments(moments, table, reports)
 
 
-def _levels(model: Model | None, levels: NoiseLevel | Sequence[NoiseLevel] | None) -> list[NoiseLevel]:
+def levels_of(model: Model | None, levels: NoiseLevel | Sequence[NoiseLevel] | None) -> list[NoiseLevel]:
     """The levels to fit at, the cleanest last."""
     if levels is not None:
         chosen = [levels] if isinstance(levels, NoiseLevel) else list(levels)
@@ -98,7 +98,7 @@ def _levels(model: Model | None, levels: NoiseLevel | Sequence[NoiseLevel] | Non
     return sorted(dict.fromkeys(chosen), key=lambda level: -level.ratio)
 
 
-def _fitted(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[list[float], CalibrationReport]:
+def fit_at(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[list[float], CalibrationReport]:
     """Floor, scale and reach at a level by every second example, and the report on the others."""
     fitted, judged = x[::2], x[1::2]
     floor, scale = fit_floor_and_scale(moments, fitted, level, seed=seed)
@@ -106,7 +106,7 @@ def _fitted(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[
     z = torch.cat([standardised(clean, q).cpu() for clean, q in posteriors(narrow, fitted, level, seed=seed)])
     found = [floor, scale, fit_reach(z)]
     whole = CalibratedMoments(moments, LevelTable.of({level: found}))
-    return found, report_on(whole, judged, level, seed=seed)
+    return found, report_of(posteriors(whole, judged, level, seed=seed), level, seed=seed)
 
 
 def kept_calibration(model: Model, moments: Moments) -> Moments:

@@ -186,7 +186,7 @@ class FitStore:
         """Write a table that was fitted on the data of this key; where it went."""
         place = self._destination(key, taken={file for file, other, _ in self._kept() if other != key})
         if place is not None:
-            self._write(place, key, table)
+            self.write(place, key, table)
         return place
 
     def fitted(self, data: FitData, levels: Sequence[NoiseLevel], fit: Fit, progress: str | None) -> LevelTable:
@@ -205,7 +205,7 @@ class FitStore:
                     found = fit(x, level, Streams(data.seed, len(x), purpose="noise"))
                     table = self._added(table, level, torch.as_tensor(found, dtype=torch.float64))
                     if place is not None:
-                        self._write(place, data.key, table)
+                        self.write(place, data.key, table)
                     bar.update()
         assert table is not None, "there are levels"
         return table
@@ -266,7 +266,8 @@ class FitStore:
         logger.warning(said, self.kind)
         return None
 
-    def _write(self, file: Path, key: dict[str, Any], table: LevelTable) -> None:
+    def write(self, file: Path, key: dict[str, Any], table: LevelTable) -> None:
+        """Write a table to a file; where that cannot be, the log says so."""
         notes = {"digest": self.digest, "key": json.dumps(key)}
         content = save({"ratios": table.ratios, "log_variances": table.values.log().float()}, notes)
         try:

@@ -37,7 +37,7 @@ FLOORS, HIGHEST = 76, 30.0
 """Floors that are tried, from 1e-6 to this many (sigma / alpha)^2: each a quarter above the last."""
 COVERED = 0.9
 """The probability whose interval the reach makes right."""
-NUMBERS_AT_ONCE = {"cuda": 1 << 21, "cpu": 1 << 15}
+NUMBERS_AT_ONCE = {"cuda": 1 << 20, "cpu": 1 << 15}
 """Numbers of x that go through an estimator at once."""
 
 
