@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant("linalg/repair.py", "(values < least).flatten(1)", "(values > least).flatten(1)", "test_moments.py"),
     Mutant("linalg/repair.py", "(values < floor).flatten(1)", "(values > floor).flatten(1)", "test_linalg.py"),
     Mutant("linalg/repair.py", "rows.clamp(max=0).square()", "rows.square()", "test_linalg.py"),
-    Mutant("linalg/krylov.py", "found.double() + lift,", "found.double(),", "test_krylov.py -k diagonal"),
+    Mutant("linalg/krylov.py", "found.double() + lift", "found.double()", "test_krylov.py -k diagonal"),
     Mutant(
         "moments/calibrated.py", "scales = distances / numbers", "scales = numbers / distances", "test_calibrate.py"
     ),
@@ -140,8 +140,8 @@ MUTANTS = [
     Mutant("moments/full.py", "(jacobian + jacobian.mT)", "(jacobian + jacobian)", "test_moments.py"),
     Mutant(
         "moments/diagonal.py",
-        "lifted(level.tweedie * diagonal",
-        "lifted(level.variance * diagonal",
+        "variances = level.tweedie * diagonal",
+        "variances = level.variance * diagonal",
         "test_moments.py",
     ),
     Mutant("moments/learned.py", "(2 * log_std).exp()", "log_std.exp()", "test_moments.py"),

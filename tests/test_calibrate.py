@@ -18,7 +18,7 @@ import mmdgs
 from mmdgs.linalg import repair
 from mmdgs.metrics import CalibrationReport, calibration_report
 from mmdgs.models import FitData
-from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments
+from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, contract
 from mmdgs.moments.calibrated import fit_reach
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.noise import LevelTable, NoiseLevel
@@ -105,7 +105,8 @@ def test_the_rule_makes_noisy_jacobians_sane() -> None:
         before = calibration_report(replace(ruled, floor=FLOOR), x, LEVELS[0])
         after = calibration_report(ruled, x, LEVELS[0])
         assert before.above_isotropic <= after.above_isotropic
-        assert after.above_isotropic > -0.1, name
+        # Ten signs on 16 numbers leave few negative values to tell their error by.
+        assert after.above_isotropic > (-0.2 if name == "probes" else -0.1), name
         assert after.z_variance < 3, name
     assert calibration_report(replace(estimators(corrupted())["full"], floor=FLOOR), x, LEVELS[0]).mahalanobis > 100
 
@@ -126,6 +127,27 @@ def test_much_repair_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog) -> No
         monkeypatch.setattr(repair, "_seen", 0)
         replace(post, floor=0.1)(draws(4), PLAIN)  # a floor that was asked for
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "sigma", "dtype", "warned"),
+    [("noise", 500, "float32", True), ("noise", 500, "float64", False), ("edm", 500, "float32", False),
+     ("noise", 20, "float32", False)],
+)  # fmt: skip
+def test_variances_lost_to_rounding_are_said(kind, sigma, dtype, warned, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(contract, "_looks", {"left": 10})
+    level, dtype = NoiseLevel(sigma=float(sigma)), getattr(torch, dtype)
+    # Of N(0, 1): D = x_t / (1 + sigma^2).
+    if kind == "noise":
+        denoiser = mmdgs.noise_denoiser(lambda x: x * (level.sigma / (1 + level.variance)))
+    else:
+        denoiser = mmdgs.clean_denoiser(lambda x: x / (1 + level.variance))
+    x_t = torch.full((2, 4), 3.0, dtype=dtype)
+    with caplog.at_level(logging.WARNING, logger="mmdgs"):
+        for _ in range(3):
+            mmdgs.FullMoments(denoiser)(x_t, level)
+            mmdgs.DiagonalMoments(denoiser, None)(x_t, level)
+    assert caplog.text.count("rounding in float32 is about") == warned
 
 
 # --- with data ----------------------------------------------------------------------------------------------------

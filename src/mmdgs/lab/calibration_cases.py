@@ -1,4 +1,4 @@
-"""What `reproduce calibration` is judged on: networks with clean data to fit on and others to judge by, at one level."""
+"""The cases of `reproduce calibration`: networks at one level, with clean data to fit on and others to judge by."""
 
 from __future__ import annotations
 

@@ -200,7 +200,10 @@ class Krylov(Covariance):
         floor = self._floor
         lift = (weights * (values.clamp(min=floor) - values)).sum(1, keepdim=True)
         found = self._probed_diagonal() if self.estimate is None else self.estimate().flatten(1)
-        variances = torch.maximum(found.double() + lift, torch.as_tensor(floor).to(lift))
+        variances = found.double() + lift
+        if self.share:  # an estimate has errors of its own
+            floor = torch.maximum(floor, error_floor(variances, self.floor, self.share))  # type: ignore[arg-type]
+        variances = variances.clamp(min=floor)  # type: ignore[arg-type]
         return (self.scale * variances + self.shift).to(self.like.dtype).reshape(self.like.shape)
 
     def _probed_diagonal(self) -> Tensor:

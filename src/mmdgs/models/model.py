@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian
+from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
 from mmdgs.files import to_json, write_atomically
 from mmdgs.models.calibration import kept_calibration
@@ -100,6 +100,11 @@ class Model:
     def symmetric_jacobian(self) -> bool:
         """Whether the denoiser's Jacobian is symmetric, as an energy's is."""
         return self._denoiser is not None and has_symmetric_jacobian(self._denoiser)
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether the denoiser takes the noise off x_t (`denoisers.subtracts_noise`)."""
+        return self._denoiser is not None and subtracts_noise(self._denoiser)
 
     def require_denoiser(self) -> Denoiser:
         """The denoiser itself; a classifier or a head of variance ratios has none, and raises UsageError."""

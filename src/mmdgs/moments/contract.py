@@ -16,9 +16,10 @@ import logging
 import math
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, subtracts_noise
 from mmdgs.linalg.repair import SHARE
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
@@ -37,6 +38,33 @@ def floor_at(level: NoiseLevel, floor: float | None) -> tuple[float, float]:
     None is the rule: what the network's own negative values say of its error.
     """
     return (FLOOR * level.variance, SHARE) if floor is None else (floor * level.variance, 0.0)
+
+
+STRONG_NOISE, ROUNDING = 10.0, 0.01
+"""From this sigma / alpha on rounding is looked at, and the relative error of variances that is worth a warning."""
+_looks = {"left": 10}
+"""Posteriors of a process that are still looked at: looking makes a GPU wait."""
+
+
+def watch_rounding(denoiser: Denoiser, variances: Tensor, level: NoiseLevel) -> None:
+    """Warn once where variances (B, ...) are lost to rounding: differences of numbers that are nearly equal.
+
+    Score, energy and noise networks give alpha J = 1 - (nearly 1) at strong noise, known to one rounding of 1.
+    """
+    if level.ratio < STRONG_NOISE or not _looks["left"] or not subtracts_noise(denoiser):
+        return
+    _looks["left"] -= 1
+    mean = variances.mean().abs().item() / level.variance
+    error = torch.finfo(variances.dtype).eps / max(mean, 1e-300)
+    if error > ROUNDING:
+        _looks["left"] = 0
+        logger.warning(
+            "at sigma / alpha %.3g rounding in %s is about %.2g of the posterior's variances: take the network and x_t "
+            "in float64, or a network that predicts clean data (edm_denoiser, clean_denoiser)",
+            level.ratio,
+            str(variances.dtype).removeprefix("torch."),
+            error,
+        )
 
 
 FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}

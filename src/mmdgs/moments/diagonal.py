@@ -12,7 +12,7 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import floor_at, require_batch
+from mmdgs.moments.contract import floor_at, require_batch, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -52,5 +52,7 @@ class DiagonalMoments:
             mean = at.mean
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
-        values, repaired = lifted(level.tweedie * diagonal, *floor_at(level, self.floor))
+        variances = level.tweedie * diagonal
+        watch_rounding(self.denoiser, variances, level)
+        values, repaired = lifted(variances, *floor_at(level, self.floor))
         return Gaussian(mean, Diagonal(values), repaired)

@@ -12,7 +12,7 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.linalg.operators import Dense, raise_non_finite, require_room_for_dense
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, floor_at, require_batch
+from mmdgs.moments.contract import FLOOR, floor_at, require_batch, watch_rounding
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -45,7 +45,9 @@ class FullMoments:
         rows, d = len(x_t), math.prod(x_t.shape[1:])
         require_room_for_dense(rows, d, x_t.dtype, x_t.device)
         mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
-        return _repaired_dense(mean, (0.5 * level.tweedie) * (jacobian + jacobian.mT), level, self.floor)
+        covariance = (0.5 * level.tweedie) * (jacobian + jacobian.mT)
+        watch_rounding(self.denoiser, covariance.diagonal(dim1=1, dim2=2), level)
+        return _repaired_dense(mean, covariance, level, self.floor)
 
 
 @dataclass(frozen=True)
