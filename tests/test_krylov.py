@@ -263,7 +263,9 @@ def test_the_diagonal_is_that_of_the_repaired_matrix(floor: float | None) -> Non
     found, dense = q.cov.diagonal(), q.cov.as_dense().diagonal()
     plain = mmdgs.FullMoments(denoiser, floor=1e-6)(x_t, PLAIN).cov.diagonal()
     assert (dense.sum() / plain.sum()).item() > 1.05, "much was lifted"
-    torch.testing.assert_close(found.flatten(1).sum(1), dense.flatten(1).sum(1), rtol=0.03, atol=0)
+    # The floor by the rule is that of two probes: some percent off.
+    rtol = 0.06 if floor is None else 0.03
+    torch.testing.assert_close(found.flatten(1).sum(1), dense.flatten(1).sum(1), rtol=rtol, atol=0)
     least = mmdgs.FullMoments(denoiser, floor)(x_t, PLAIN).cov.values.min()
     assert found.min() >= 0.9 * least
     assert ((found < 1.2 * least).double().mean() - (dense < 1.2 * least).double().mean()).abs() < 0.05, "no speckle"

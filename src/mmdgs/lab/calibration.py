@@ -144,12 +144,13 @@ def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Con
         return SpectralMoments.fit(case.denoiser, case.fit, [case.level], generator=streams)
     if row == HEAD:
         return OcmMoments(case.denoiser, load_head(context.head, case.denoiser))  # type: ignore[arg-type]
-    return {
+    found: dict[str, Moments] = {
         PROBED: DiagonalMoments(case.denoiser, probes=3),
         EXACT: DiagonalMoments(case.denoiser, probes=None),
         KRYLOV: KrylovMoments(case.denoiser, settings.krylov_steps, probes=settings.krylov_probes),
         FULL_ROW: FullMoments(case.denoiser),
-    }[row]
+    }
+    return found[row]
 
 
 def _calibrated(

@@ -83,13 +83,13 @@ def _rings(context: Context, points: int, training: TrainingSettings) -> Case:
 
 def _digits(context: Context, points: int, training: TrainingSettings) -> Case:
     """A small noise-predicting network on few data, as a newcomer has it."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     x = torch.from_numpy(load_digits().data / 16).float()
     x = x[torch.randperm(len(x), generator=seeded(context.seed))].to(context.device)
     level = NoiseLevel(sigma=DIGITS_SIGMA)
-    network = MLP(64, 64, width=256, depth=3, seed=context.seed)
-    network = _trained(context, "digits MLP", network, noise_denoiser, x[:DIGITS_TRAINING], level, training)
+    start = MLP(64, 64, width=256, depth=3, seed=context.seed)
+    network = _trained(context, "digits MLP", start, noise_denoiser, x[:DIGITS_TRAINING], level, training)
     return Case(noise_denoiser(network), level, x[:points], x[DIGITS_TRAINING:][:points])
 
 

@@ -203,7 +203,7 @@ class Krylov(Covariance):
         variances = found.double() + lift
         if self.share:  # an estimate has errors of its own
             floor = torch.maximum(floor, error_floor(variances, self.floor, self.share))  # type: ignore[arg-type]
-        variances = variances.clamp(min=floor)  # type: ignore[arg-type]
+        variances = variances.clamp(min=floor)
         return (self.scale * variances + self.shift).to(self.like.dtype).reshape(self.like.shape)
 
     def _probed_diagonal(self) -> Tensor:
@@ -348,7 +348,7 @@ class Krylov(Covariance):
         return space, floor
 
     def _of(self, f: Function, floor: float | Tensor) -> Function:
-        return lambda x: f(self.scale * x.clamp(min=floor) + self.shift)  # type: ignore[arg-type]
+        return lambda x: f(self.scale * x.clamp(min=floor) + self.shift)
 
     def _space(self, start: Tensor) -> KrylovSpace:
         n, rows, d = start.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -72,5 +72,5 @@ class KrylovMoments:
             return level.tweedie * probed_diagonal(at, design_for(mean), self.probes, mean, streams)
 
         least, share = floor_at(level, self.floor)
-        drawn = (None, None) if seeds is None else (probes, estimate)
-        return Gaussian(mean, Krylov(product, mean, self.steps, least, *drawn, share))
+        cov = Krylov(product, mean, self.steps, least, share=share)
+        return Gaussian(mean, cov if seeds is None else replace(cov, probes=probes, estimate=estimate))
