@@ -5,7 +5,7 @@
 
 The first writes mnist.npz, cifar10.npz and celeba.npz (`arr_0`, uint8, (N, H, W, C)); FOLDER holds a folder of each
 set, that of celeba with CelebA or a faces*.zip. The second writes calibration-ESTIMATOR.safetensors into OUT/MODEL for
-every model that ships, and OUT/MODEL/calibration.json with the reports of the half of the images that judges.
+every model that ships, and MODEL.json into --records with the reports of the half of the images that judges.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def estimators(model: Model) -> list[Moments]:
     return [*found, FullMoments(model)] if model.shape == (1, 28, 28) else found
 
 
-def fit(data: Path, out: Path, models: Sequence[str], device: str, seed: int = 0) -> None:
+def fit(data: Path, out: Path, records: Path, models: Sequence[str], device: str, seed: int = 0) -> None:
     """Calibrate every model at its levels, and write the files."""
+    records.mkdir(parents=True, exist_ok=True)
     for name in models:
         model = from_pretrained(name, device=device)
         x = _images(data, model)
@@ -85,7 +86,7 @@ def fit(data: Path, out: Path, models: Sequence[str], device: str, seed: int = 0
                     f"{name} {called}: {report}; floor, scale, reach {' '.join(f'{v:.4g}' for v in values)}", flush=True
                 )
             print(f"{name} {called}: {time.perf_counter() - started:.0f} s", flush=True)
-        write_atomically(folder / f"{CALIBRATION}.json", to_json(reports))
+        write_atomically(records / f"{name}.json", to_json(reports))
 
 
 def _images(data: Path, model: Model) -> Tensor:
@@ -104,13 +105,14 @@ def main() -> None:
     two = commands.add_parser("fit")
     two.add_argument("--data", type=Path, required=True)
     two.add_argument("--out", type=Path, default=Path("weights"))
+    two.add_argument("--records", type=Path, default=Path("runs/calibration-records"))
     two.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     two.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     given = parser.parse_args()
     if given.command == "export":
         export(given.data_dir, given.images, given.out)
     else:
-        fit(given.data, given.out, given.models, given.device)
+        fit(given.data, given.out, given.records, given.models, given.device)
 
 
 if __name__ == "__main__":
