@@ -223,7 +223,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(how: str, content: Content, t
     ("source", "options", "parts"),
     [
         ("nowhere.pth", {}, ["there is no checkpoint nowhere.pth"]),
-        ("nowhere", {}, ["there is no model folder 'nowhere'"]),
+        ("nowhere", {}, ["no model 'nowhere'", "no folder of this name here"]),
         ("mnist", {"ema": False}, ["ema=False is for NCSNv2", "'mnist'"]),
         ("mnist", {"size": 0}, ["size must be", "got 0"]),
         (3, {}, ["cannot make a model of a int"]),
