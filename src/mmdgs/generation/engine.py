@@ -211,17 +211,17 @@ def generate(
     batches = Batches(size, "samples", ADVICE)
     engine = _Engine(model, plan, checked_seed(seed), begin, keep, callback, precision, path, batches)
     if out is not None:
-        chosen = {} if precision == "float32" else {"precision": precision}
+        chosen: dict[str, Any] = {} if precision == "float32" else {"precision": precision}
         chosen |= {"floating": True} if floating else {}
         wanted = _settings(engine, count, {**chosen, **(settings or {})})
         place = destination(Path(out), pixels=_are_images(model) and not floating)
         return _written(engine, place, count, size, wanted, resume, overwrite, accelerator, progress)
     stop = first + count
     with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
-        batches = [engine.batch(at, min(at + size, stop), bar.update) for at in range(first, stop, size)]
-    kept = [batch.states for batch in batches if batch.states is not None]
-    x, states = torch.cat([batch.x for batch in batches]), torch.cat(kept, 1) if kept else None
-    return _summed([batch.note() for batch in batches], count, x=x, states=states)
+        made = [engine.batch(at, min(at + size, stop), bar.update) for at in range(first, stop, size)]
+    kept = [batch.states for batch in made if batch.states is not None]
+    x, states = torch.cat([batch.x for batch in made]), torch.cat(kept, 1) if kept else None
+    return _summed([batch.note() for batch in made], count, x=x, states=states)
 
 
 def _starting(start: Start | Tensor | None, shape: tuple[int, ...], first: int) -> Start | None:

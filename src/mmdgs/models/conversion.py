@@ -59,7 +59,8 @@ def _convert_pipeline(source: Path, out: Path) -> Path:
     if source.resolve() == out.resolve():
         raise UsageError(f"the output {out} is the source itself; give another folder")
     network = diffusers.network_folder(source)
-    found = [*(network or source).glob("*.safetensors")]
+    patterns = (WEIGHTS, SHARDS) if network is None else (f"{diffusers.WEIGHTS}*.safetensors",)
+    found = [file for pattern in patterns for file in (network or source).glob(pattern)]
     if found:
         raise UsageError(
             f"nothing needs converting: the weights in {source} are safetensors already ({found[0].name}); use the "

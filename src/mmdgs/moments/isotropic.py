@@ -91,8 +91,12 @@ class IsotropicMoments:
         variances = {}
         for one in [level] if isinstance(level, NoiseLevel) else level:
             x_t = add_noise(x, one, generator=generator)
+
+            def total(clean: Tensor, noisy: Tensor, at: NoiseLevel = one) -> Tensor:
+                return variance_of(clean, noisy, at).sum()
+
             with torch.no_grad():
-                sums = list(fitted_in_parts(lambda clean, noisy, at=one: variance_of(clean, noisy, at).sum(), x, x_t))
+                sums = list(fitted_in_parts(total, x, x_t))
             variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
