@@ -65,11 +65,6 @@ def line_style(row: str) -> dict[str, Any]:
     return {"color": colour, "marker": line[0], "linestyle": line[1:], "markersize": 4, "linewidth": 1.3}
 
 
-def legend_beside(axis: Axes) -> None:
-    """A legend to the right of the axes."""
-    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
 def new_figure(
     rows: int, columns: int, size: float = 2.2, *, inches: tuple[float, float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.report import Report, Section
+from mmdgs.lab.report import Report, Section, Step
 from mmdgs.lab.workspace import Workspace
 from mmdgs.options import option
 from mmdgs.runtime import environment
@@ -66,10 +66,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: JSON-ready numbers, and the sections that show them."""
+    """What an experiment found: JSON-ready numbers, the sections that show them, the takeaway, and what to try next."""
 
     records: dict[str, Any]
     sections: list[Section]
+    takeaway: str = ""
+    following: Sequence[Step] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Experiment:
     def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
-        report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
+        settings = environment(context.device) | asked
+        report = Report(self.title, self.summary, outcome.sections, settings, outcome.takeaway, outcome.following)
         whole = {
             "title": self.title,
             "environment": report.settings,

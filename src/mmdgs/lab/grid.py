@@ -24,8 +24,9 @@ import torch
 from matplotlib.axes import Axes
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import labelled, legend_beside, line_style, new_figure, plain_logs, style
+from mmdgs.lab.drawing import labelled, line_style, new_figure, plain_logs, style
 from mmdgs.lab.experiment import Context, TimeIsUp
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Claim, Figure
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import interval, jackknife_interval
@@ -298,11 +299,12 @@ class Results:
     def curves(
         self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
     ) -> Figure:
-        """The figure of `draw`: a panel for each x (None: the column), the legend beside them."""
-        canvas, axes = new_figure(1, len(x), inches=(2.2 + 4.8 * len(x), 4.0))
+        """The figure of `draw`: a panel for each x (None: the column), every curve labelled in each."""
+        canvas, axes = new_figure(1, len(x), inches=(7.2 * len(x), 4.6))
         for panel, one in zip(axes[0], x, strict=True):
+            panel.margins(x=0.27)  # room for labels
             self.draw(panel, measure, one, log)
-        legend_beside(axes[0][-1])
+        label_curves(canvas)
         return Figure(name, caption, canvas)
 
     def draw_bars(
