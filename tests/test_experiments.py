@@ -265,7 +265,7 @@ def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tm
     with pytest.raises(KeyboardInterrupt):
         perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))
     assert not (tmp_path / "cut" / "records.json").exists()
-    kept = {"rings-energy", "rings-learned", "single-learned-rings", "single-isotropic-rings"}
+    kept = {"rings-energy-0", "rings-learned-0", "single-learned-rings", "single-isotropic-rings"}
     assert {p.stem for p in (tmp_path / "cut" / "parts").glob("*.json")} == kept
     monkeypatch.setattr(toys, "run", real)
     monkeypatch.setattr(toys, "train", None)  # a second training would fail: the networks must come from the folder

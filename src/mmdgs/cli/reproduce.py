@@ -60,7 +60,7 @@ def reproduce(
             if option not in chosen.options:
                 *rest, last = _takers(option)
                 names = f"{', '.join(rest)} and {last}" if rest else last
-                raise UsageError(f"--{option} is for {names}, not for {name}")
+                raise UsageError(f"--{option.replace('_', '-')} is for {names}, not for {name}")
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         files = None if data_dir is None else str(data_dir)

@@ -16,7 +16,7 @@ EXPERIMENTS = {
             "table1",
             "Table 1: MMD of Gibbs chains on 2-D data",
             "Learned, isotropic, diagonal and full posteriors, and exact Gibbs, on three 2-D data sets.",
-            options=("data", "seeds"),
+            options=("data", "seeds", "short_training"),
         ),
         Experiment(
             "fig2",

@@ -32,6 +32,7 @@ LOOKS = {
     Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products"),
     Style(GREY, "v:"): ("1 product",),
     Style(SLATE): ("exact",),
+    Style(PINK, "^:"): ("second",),
     Style(RED): ("learned", "diagonal, learned", "Langevin", "many levels, Gibbs", "1 sweep"),
     Style(RED, "s--"): ("consistent annealing", "1 sweep, down first"),
     Style(ORANGE): ("isotropic", "ancestral, isotropic"),

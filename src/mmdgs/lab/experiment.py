@@ -35,6 +35,7 @@ class Context:
     quick: bool = False
     data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
     seeds: int | None = option(None, "Independent runs a row.", min=1)
+    short_training: bool | None = option(None, "Networks trained as --quick trains them.", flag="--short-training")
     data: tuple[str, ...] | None = option(None, "Only this data set (mog, rings, roll); may be given again.")
     model: str | None = option(None, "A pretrained model in place of the experiment's own.")
     head: str | None = option(None, "The model's head, a folder that `mmdgs train --loss ocm` made.")
