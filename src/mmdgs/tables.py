@@ -13,11 +13,28 @@ if TYPE_CHECKING:
 
 MATHEMATICS = r"\$[^$]+\$"
 """TeX between dollar signs."""
+SIGNS = {
+    r"\mid": "|",
+    r"\|": "||",
+    r"\partial ": "d",
+    r"\,": "",
+    r"\tilde{p}": "p~",
+    r"\tilde{q}": "q~",
+    r"\nabla^2": "hess",
+}
+"""TeX that is not read as its letters."""
 
 
 def plain(text: str) -> str:
     r"""A text with its mathematics in letters, for a terminal: $\sigma^2$ becomes sigma^2."""
-    return re.sub(MATHEMATICS, lambda found: re.sub(r"\\,|[$\\{}]", "", found.group()), text)
+
+    def letters(found: re.Match[str]) -> str:
+        tex = found.group()
+        for command, sign in SIGNS.items():
+            tex = tex.replace(command, sign)
+        return re.sub(r"[$\\{}]", "", tex)
+
+    return re.sub(MATHEMATICS, letters, text)
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,8 @@ class Table:
         for i, name in enumerate(self.header):
             table.add_column(plain(name), justify="left" if i < self.left else "right", overflow="fold")
         for i, row in enumerate(self.rows):
-            table.add_row(*(Text(plain(cell), style="bold" if (i, j) in self.best else "") for j, cell in enumerate(row)))
+            table.add_row(
+                *(Text(plain(cell), style="bold" if (i, j) in self.best else "") for j, cell in enumerate(row))
+            )
         note = [Text(plain(self.note), style="dim")] if self.note else []
         return Group(Text(plain(self.title), style="bold"), table, *note)

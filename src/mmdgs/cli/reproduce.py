@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +29,7 @@ from mmdgs.cli.app import (
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
+from mmdgs.tables import plain
 
 
 def _takers(option: str) -> list[str]:
@@ -76,7 +80,7 @@ def demo(
     resume: Resume = False,
     debug: Debug = False,
 ) -> None:
-    """Figure 1, Table 1 on the rings, Figure 2 and digits, in two minutes on a laptop."""
+    """Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, in two minutes on a laptop."""
     with plain_errors(debug):
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)
@@ -100,4 +104,17 @@ def _perform(chosen: Experiment, context: Context) -> None:
     for table in report.tables():
         output.print(table.to_rich())
         output.print()
+    if report.takeaway:
+        output.print(f"{escape(plain(report.takeaway))}\n")
     output.print(f"report: [bold]{escape(str(path.resolve()))}[/bold]", soft_wrap=True)
+    if report.following:
+        first = report.following[0]
+        output.print(f"next: [bold]{escape(f'{called()} {first.command}')}[/bold]  ({first.purpose})", soft_wrap=True)
+
+
+def called() -> str:
+    """How to call mmdgs from the user's shell: its path where the environment is not active."""
+    script = Path(sys.executable).with_name("mmdgs")
+    if shutil.which("mmdgs") or not script.exists():
+        return "mmdgs"
+    return os.path.relpath(script)

@@ -104,14 +104,14 @@ def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> Non
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def plain_logs(axis: Axes) -> None:
-    """Ticks of logarithmic axes at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
+def plain_logs(axis: Axes, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Ticks of logarithmic axes at these of each decade, or more of them on a short one, written as plain numbers."""
     for line in (axis.xaxis, axis.yaxis):
         if line.get_scale() != "log":
             continue
         low, high = line.get_view_interval()
-        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-        line.set_major_formatter(lambda value, _: f"{value:,g}")
+        line.set_major_locator(LogLocator(subs=ticks if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        line.set_major_formatter(lambda value, _: f"{value:,.9f}".rstrip("0").rstrip("."))
         line.set_minor_locator(NullLocator())
 
 

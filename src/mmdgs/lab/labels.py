@@ -1,14 +1,15 @@
 """Direct labels: the name of every curve of a panel beside one of its points, in the curve's colour.
 
 Each label takes the place with the least cost among PLACES around each point of its curve. A place costs where it
-covers another label, a marker or a curve, or leaves the panel, and where its point lies on points of other curves. Labels
-are placed one after the other, then again, now that all others are known, until none moves. A label that lies further
-off has a thin line to its point.
+covers another label, a marker or a curve, or leaves the panel, and where its point lies on points of other curves.
+Labels are placed one after the other, then again, now that all others are known, until none moves. A label that lies
+further off has a thin line to its point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy
@@ -26,7 +27,7 @@ GAP, STEP = 5.0, 7.0
 """Points of the page from a marker to its label's nearer edge, across, and to the label's middle, upwards."""
 PLACES = (
     (1.0, 0.0), (-1.0, 0.0), (1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0), (0.0, 1.5), (0.0, -1.5),
-    *((across, up) for up in (2.2, -2.2, 3.4, -3.4) for across in (1.5, -1.5)),
+    *((across, up) for up in (2.2, -2.2, 3.4, -3.4) for across in (1.0, -1.0)),
 )  # fmt: skip
 """Where a label may lie from its point, in GAP across and in STEP upwards: to the right first, far off last."""
 NEAR = 2.0
@@ -34,8 +35,8 @@ NEAR = 2.0
 COVERS_LABEL, LEAVES_PANEL, COVERS_MARKER, COVERS_CURVE = 50.0, 50.0, 10.0, 1.5
 SHARED_POINT, INNER_POINT, LATER_PLACE = 3.0, 1.0, 0.15
 """Costs: of an overlap with another label, of leaving the panel, of each marker that is covered, of each PIXELS of a
-curve; of each point of another curve within SHARED of its own, of one that is not an end of its curve, and of each place that comes
-later in PLACES. What the line to a label crosses costs as what the label covers."""
+curve; of each point of another curve within SHARED of its own, of one that is not an end of its curve, and of each
+place that comes later in PLACES. What the line to a label crosses costs as what the label covers."""
 SHARED, MARKER = 5.0, 3.0
 """Points of the page; and half the width of a marker, in pixels."""
 PIXELS = 6.0
@@ -97,7 +98,7 @@ def _curves(axis: Axes) -> Iterator[_Curve]:
 def _followed(points: NDArray[numpy.float64], every: float = PIXELS) -> NDArray[numpy.float64]:
     """Points every so many pixels along a path."""
     pieces = [points[:1]]
-    for start, end in zip(points[:-1], points[1:], strict=True):
+    for start, end in pairwise(points):
         count = max(2, int(numpy.hypot(*(end - start)) / every))
         pieces.append(start + (end - start) * numpy.linspace(0, 1, count)[1:, None])
     return numpy.concatenate(pieces)
@@ -143,11 +144,12 @@ def _extent(axis: Axes, name: str, size: float) -> tuple[float, float]:
 
 
 def _write(axis: Axes, curve: _Curve, place: _Place, size: float) -> None:
-    far = abs(place.offset[1]) > NEAR * STEP
+    corner = (float(place.side < 0), float(place.offset[1] < 0))  # of the label: the one nearest to the point
+    line = {"arrowstyle": "-", "color": curve.colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3, "relpos": corner}
     label = axis.annotate(
         curve.name, curve.data[place.point], place.offset, textcoords="offset points", fontsize=size,
         color=curve.colour, va="center", ha="center" if place.side == 0 else "left" if place.side > 0 else "right",
         path_effects=[withStroke(linewidth=2, foreground="white")],
-        arrowprops={"arrowstyle": "-", "color": curve.colour, "linewidth": 0.6, "shrinkB": 3} if far else None,
+        arrowprops=line if abs(place.offset[1]) > NEAR * STEP else None,
     )  # fmt: skip
     label.set_in_layout(False)  # the panel stays where the places were looked for
