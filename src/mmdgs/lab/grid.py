@@ -314,7 +314,7 @@ class Results:
         """The figure of `draw`: a panel for each x (None: the column), every curve labelled in each."""
         canvas, axes = new_figure(1, len(x), inches=(7.2 * len(x), 4.6))
         for panel, one in zip(axes[0], x, strict=True):
-            panel.margins(x=0.27)  # room for labels
+            panel.margins(x=0.29)  # room for labels
             self.draw(panel, measure, one, log)
         label_curves(canvas)
         return Figure(name, caption, canvas)

@@ -33,9 +33,9 @@ PLACES = (
 NEAR = 2.0
 """A label higher or lower than this, in STEP, has a line to its point."""
 COVERS_LABEL, LEAVES_PANEL, COVERS_MARKER, COVERS_CURVE = 50.0, 50.0, 10.0, 1.5
-SHARED_POINT, INNER_POINT, LATER_PLACE = 3.0, 1.0, 0.15
+SHARED_POINT, NEAR_OTHER, INNER_POINT, LATER_PLACE = 3.0, 0.7, 1.0, 0.15
 """Costs: of an overlap with another label, of leaving the panel, of each marker that is covered, of each PIXELS of a
-curve; of each point of another curve within SHARED of its own, of one that is not an end of its curve, and of each
+curve; of each point of another curve within SHARED of its own or as near to the label, of one that is not an end of its curve, and of each
 place that comes later in PLACES. What the line to a label crosses costs as what the label covers."""
 SHARED, MARKER = 5.0, 3.0
 """Points of the page; and half the width of a marker, in pixels."""
@@ -111,6 +111,7 @@ def _places(axis: Axes, curve: _Curve, curves: list[_Curve], size: float) -> Ite
     others = numpy.concatenate([numpy.full((1, 2), numpy.inf), *(one.points for one in curves if one is not curve)])
     everything = [(one.points, COVERS_MARKER, MARKER) for one in curves]
     everything += [(one.path, COVERS_CURVE, 0.0) for one in curves]
+    everything += [(others, NEAR_OTHER, 1.2 * GAP * pixels)]
     for i, (x, y) in enumerate(curve.points):
         shared = int((numpy.hypot(*(others - (x, y)).T) < SHARED * pixels).sum())
         for later, (across, up) in enumerate(PLACES):
@@ -121,7 +122,9 @@ def _places(axis: Axes, curve: _Curve, curves: list[_Curve], size: float) -> Ite
             cost = LATER_PLACE * later + INNER_POINT * (0 < i < last) + SHARED_POINT * shared
             cost += LEAVES_PANEL * (box.x0 < panel.x0 or box.x1 > panel.x1 or box.y0 < panel.y0 or box.y1 > panel.y1)
             cost += sum(each * _inside(points, box.padded(by)) for points, each, by in everything)
-            cost += sum(each * _inside(points, part) for points, each, _ in everything for part in line)
+            cost += sum(
+                each * _inside(points, part.padded(by)) for points, each, by in everything[:-1] for part in line
+            )
             yield _Place(i, (box, *line), offset, across, cost)
 
 
