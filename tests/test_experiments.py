@@ -123,7 +123,8 @@ def test_bold_is_the_best_where_intervals_tell_it_from_all_others():
     assert replace(FID, better="more").best(found) == set()  # b and c are alike
     assert FID.best(found | {"e": Number(1.3, 0.3)}) == set()
     assert replace(FID, better="zero").best({"a": Number(-0.1), "b": Number(0.2)}) == {"a"}
-    assert FID.best({"a": Number(1.0), "b": Number(1.0)}) == set()
+    assert FID.best({"a": Number(1.0), "b": Number(1.004)}) == set()  # both are shown as 1.00
+    assert FID.best({"a": Number(1.0), "b": Number(1.01)}) == {"a"}
     assert replace(FID, better=None).best(found) == set()
     # The interval decides where the table shows the standard deviation: t = 4.3 / sqrt(3) of these makes 2.5 of 1.
     far = results({("DDIM", 10): {"fid": [1.0, 2.0, 3.0]}, ("Heun", 10): {"fid": [4.0, 5.0, 6.0]}})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MATHEMATICS = r"\$[^$]+\$"
 """TeX between dollar signs."""
 SIGNS = {
+    r"\mathrm": "",
     r"\mid": "|",
     r"\|": "||",
     r"\partial ": "d",

@@ -31,6 +31,9 @@ from mmdgs.errors import UsageError
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
 from mmdgs.tables import plain
 
+TABLES = "tables"
+"""Not an experiment: writes the tables of the docs from what experiments found."""
+
 
 def _takers(option: str) -> list[str]:
     """The experiments that take an option."""
@@ -40,10 +43,11 @@ def _takers(option: str) -> list[str]:
 @app.command(
     help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
     + "\n".join(f"- **{one.name}**: {one.summary}" for one in EXPERIMENTS.values())
+    + f"\n- **{TABLES}**: Write the tables of README.md and docs/ from docs/records (--out: the source tree)."
 )
 @options_of(Context, told=lambda name, text: f"{text} ({', '.join(_takers(name))})")
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join(EXPERIMENTS)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join((*EXPERIMENTS, TABLES))}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
@@ -58,6 +62,9 @@ def reproduce(
     **given: Any,
 ) -> None:
     with plain_errors(debug):
+        if name == TABLES:
+            _write_tables(out or Path())
+            return
         chosen = experiment(name)
         given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
@@ -69,6 +76,14 @@ def reproduce(
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         files = None if data_dir is None else str(data_dir)
         _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
+
+
+def _write_tables(root: Path) -> None:
+    with needs_lab():
+        from mmdgs.lab.documents import write_tables
+
+        changed = write_tables(root)
+    output.print("\n".join(f"written: {escape(str(page))}" for page in changed) or "every table is as its record says")
 
 
 @app.command()

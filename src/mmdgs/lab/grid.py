@@ -97,11 +97,15 @@ class Measure:
         if self.better is None or not finite:
             return set()
         first = min(finite, key=lambda key: self.badness(finite[key].value))
-        least, half = self.badness(finite[first].value), finite[first].half
-        gaps = {key: self.badness(one.value) - least for key, one in finite.items() if key != first}
-        # Where there is no interval, any difference counts: a comparison with NaN is false.
-        alike = [key for key, gap in gaps.items() if gap == 0 or gap <= math.hypot(half, finite[key].half)]
-        return set() if alike else {first}
+        value, half = finite[first]
+        # Where there is no interval, any difference that is shown counts: a comparison with NaN is false.
+        alike = (
+            self.badness(one.value) - self.badness(value) <= math.hypot(half, one.half)
+            or self.text(Number(one.value)) == self.text(Number(value))
+            for key, one in finite.items()
+            if key != first
+        )
+        return set() if any(alike) else {first}
 
 
 @dataclass(frozen=True)
