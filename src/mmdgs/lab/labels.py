@@ -75,7 +75,8 @@ def _label_panel(axis: Axes, size: float) -> None:
         before = dict(chosen)
         for name, own in places.items():
             taken = [box for other, place in chosen.items() if other != name for box in place.shape]
-            chosen[name] = min(own, key=lambda place, taken=taken: place.cost + COVERS_LABEL * _covered(place, taken))
+            costs = [place.cost + COVERS_LABEL * _covered(place, taken) for place in own]
+            chosen[name] = own[costs.index(min(costs))]
         if chosen == before:
             break
     for name, place in chosen.items():
