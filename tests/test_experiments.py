@@ -306,7 +306,7 @@ def test_the_demo_says_that_the_full_covariance_is_nearest_only_where_intervals_
     clear = {"full": [1.8, 1.9], "isotropic": [3.0, 3.1], "learned": [4.0, 4.1], "exact": [0.0, 0.01]}
     assert demo.takeaway(many_of(clear)).startswith("The full covariance")
     open_ = clear | {"isotropic": [1.7, 3.0]}
-    assert "do not tell the covariances apart" in demo.takeaway(many_of(open_))
+    assert "do not show that the full covariance is nearest" in demo.takeaway(many_of(open_))
 
 
 def test_mathematics_is_set_in_the_page_and_spelt_out_elsewhere():

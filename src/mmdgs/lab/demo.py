@@ -49,7 +49,7 @@ def takeaway(many: Results) -> str:
     first = (
         "The full covariance, which needs no network of its own, keeps Gibbs chains nearest to the data."
         if decided
-        else "At this size the chains do not tell the covariances apart."
+        else "At this size the chains do not show that the full covariance is nearest to the data."
     )
     return (
         f"{first} On two rings its samples are {said['full']:.1f} nats less likely than data, with one variance for "
