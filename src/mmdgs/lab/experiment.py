@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.report import Report, Section
+from mmdgs.lab.report import Report, Section, Step
 from mmdgs.lab.workspace import Workspace
 from mmdgs.options import option
 from mmdgs.runtime import environment
@@ -35,6 +35,7 @@ class Context:
     quick: bool = False
     data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
     seeds: int | None = option(None, "Independent runs a row.", min=1)
+    short_training: bool | None = option(None, "Networks trained as --quick trains them.", flag="--short-training")
     data: tuple[str, ...] | None = option(None, "Only this data set (mog, rings, roll); may be given again.")
     model: str | None = option(None, "A pretrained model in place of the experiment's own.")
     head: str | None = option(None, "The model's head, a folder that `mmdgs train --loss ocm` made.")
@@ -66,10 +67,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: JSON-ready numbers, and the sections that show them."""
+    """What an experiment found: JSON-ready numbers, the sections that show them, the takeaway, and what to try next."""
 
     records: dict[str, Any]
     sections: list[Section]
+    takeaway: str = ""
+    following: Sequence[Step] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Experiment:
     def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
-        report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
+        settings = environment(context.device) | asked
+        report = Report(self.title, self.summary, outcome.sections, settings, outcome.takeaway, outcome.following)
         whole = {
             "title": self.title,
             "environment": report.settings,

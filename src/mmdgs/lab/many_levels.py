@@ -18,6 +18,7 @@ from mmdgs import samplers
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.toys import against_truth, four_gaussians
 from mmdgs.lab.workspace import Part, axis
@@ -173,10 +174,11 @@ def _convergence(found: Mapping[str, Results], floors: Mapping[str, float], sett
         )
         name = f"{title[0].upper()}{title[1:]}"
         tables.append(one.table(name, [MMD, DEFICIT], head="sampler", columns=shown, note=note))
+        panel.margins(x=0.15)  # room for labels
         one.draw(panel, MMD, EVALUATIONS, intervals=False)
         panel.axhline(floors[title], color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set_title(title, fontsize=10)
-    axes[0][0].legend(fontsize=7, frameon=False, loc="upper right")
+    label_curves(canvas, 7)
     caption = "MMD from the target against evaluations of the denoiser a sample; dashed: draws from draws."
     return Section("Laws of the samplers", text, tables, [Figure("many_levels", caption, canvas)])
 
