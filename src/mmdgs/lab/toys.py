@@ -19,6 +19,7 @@ from mmdgs.lab.grid import Cell, Grid, Results, together
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, child_seed, seeded
@@ -103,7 +104,7 @@ def fit(context: Context, settings: ToySettings, names: Sequence[str] | None = N
         noise = seeded(context.seed, "isotropic")
         moments: dict[str, Moments] = {
             "learned": LearnedMoments(_trained(context, one, settings, "learned")),
-            "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=noise),
+            "isotropic": IsotropicMoments.fit(denoiser, data, LEVEL, generator=noise, variance_of=by_score),
             "diagonal": DiagonalMoments(denoiser, probes=None),
             "full": FullMoments(denoiser),
             "moments": ExactMoments(one.density().to(device=context.device)),

@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -138,7 +139,10 @@ class Trainer:
         self.network.train()
         bar = progress_bar(end or 0, progress if self.main else None)
         bar.update(first)
-        stops = stop_requests(announce=self.main) if self.folder else contextlib.nullcontext([])
+        none: list[int] = []
+        stops: AbstractContextManager[list[int]] = (
+            stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
+        )
         with bar, matmul_precision(settings.precision), stops as asked:
             while done.ended_by == "steps" and (end is None or self.step < end):
                 self._stop_with_companions()
