@@ -13,13 +13,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser, score
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.moments.contract import (
-    FLOOR,
-    fit_rows,
-    require_batch,
-    require_fitted,
-    require_input,
-)
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -79,13 +73,15 @@ class IsotropicMoments:
         require_batch(x)
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
-        rows = fit_rows(x)
         variances = {}
         for one in [level] if isinstance(level, NoiseLevel) else level:
             x_t = add_noise(x, one, generator=generator)
+
+            def total(clean: Tensor, noisy: Tensor, at: NoiseLevel = one) -> Tensor:
+                return variance_of(denoiser, clean, noisy, at).sum()
+
             with torch.no_grad():
-                parts = zip(x.split(rows), x_t.split(rows), strict=True)
-                sums = [variance_of(denoiser, clean, noisy, one).sum() for clean, noisy in parts]
+                sums = list(fitted_in_parts(total, x, x_t))
             variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
