@@ -65,6 +65,7 @@ class Method:
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
+    most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")
@@ -190,7 +191,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
 }
 """Samplers by the names they have on the command line."""
-OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "head")
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "most_products", "head")
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
 

@@ -23,6 +23,7 @@ from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.toys import against_truth, four_gaussians
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel, transition
 from mmdgs.randomness import seeded
@@ -89,7 +90,7 @@ def _diagonal(target: GaussianMixture) -> DiagonalMoments:
 
 def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:
     x = target.sample((FIT_POINTS,), generator=seeded(0, "isotropic data"))
-    return IsotropicMoments.fit_by_score(target.denoiser(), x, levels, generator=seeded(0, "isotropic"))
+    return IsotropicMoments.fit(target.denoiser(), x, levels, generator=seeded(0, "isotropic"), variance_of=by_score)
 
 
 FULL_ROW = "ancestral, full"

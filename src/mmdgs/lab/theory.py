@@ -29,6 +29,7 @@ from mmdgs.lab.theory_existence import existence, records_table, with_symbols
 from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import kl_divergence
 from mmdgs.moments import FullMoments, IsotropicMoments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, seeded
 from mmdgs.runtime import threads
@@ -297,7 +298,8 @@ def _estimate(mixture: GaussianMixture, sigma: float, n: int, generator: Generat
     """The isotropic variance as a user gets it, from n data."""
     level = NoiseLevel(sigma=sigma)
     x = mixture.sample((n,), generator=generator)
-    return IsotropicMoments.fit_by_score(mixture.denoiser(), x, level, generator=generator).variances[level]
+    fitted = IsotropicMoments.fit(mixture.denoiser(), x, level, generator=generator, variance_of=by_score)
+    return fitted.variances[level]
 
 
 def _draw_fisher(records: Records) -> Canvas:

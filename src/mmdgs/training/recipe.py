@@ -60,7 +60,7 @@ class TrainingSettings:
     split: int = key(1, "Parts a batch is cut into; grows by itself where a step does not fit in memory.")
     watch: int | None = option(None, "Judge so many samples every watch_every steps [0: off].", show_default=False)
     seed: int = option(0, "Seed of everything random.", min=0, max=2**31 - 1)
-    checkpoint_every: int | None = key(1_000, "Steps between two checkpoints; none: at the end only.")
+    checkpoint_every: int | None = key(1_000, "Steps between two checkpoints; none: at the end, or when stopped.")
     validate_every: int | None = key(1_000, "Steps between two validations; none: at the end only.")
     watch_every: int | None = key(5_000, "Steps between two looks at samples; none: at the end only.")
 
