@@ -8,13 +8,14 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from mmdgs.cli.app import Debug, Device, app, device_named, needs_lab, output, plain_errors
 from mmdgs.tables import Table
 
 if TYPE_CHECKING:
+    import torch
+
     from mmdgs.lab.bench import Point, Row
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)

@@ -14,6 +14,7 @@ from mmdgs.cli.app import (
     Device,
     Out,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -25,7 +26,7 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
 
 
 def _takers(option: str) -> list[str]:
@@ -50,10 +51,13 @@ def reproduce(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
     with plain_errors(debug):
+        from mmdgs.lab.workspace import Workspace
+
         chosen = experiment(name)
         given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
@@ -74,10 +78,13 @@ def demo(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Figure 1, Table 1 on the rings, Figure 2 and digits, in two minutes on a laptop."""
     with plain_errors(debug):
+        from mmdgs.lab.workspace import Workspace
+
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)
         _perform(DEMO, Context(workspace, where, seed=seed, quick=True))

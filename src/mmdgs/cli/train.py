@@ -13,6 +13,7 @@ from mmdgs.cli.app import (
     Debug,
     Device,
     Overwrite,
+    Quiet,
     app,
     device_named,
     messages,
@@ -21,7 +22,6 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.training.recipe import Recipe, TrainingSettings, parse_override, read_recipe
-from mmdgs.training.run import train_model
 
 
 @app.command()
@@ -36,6 +36,7 @@ def train(
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -45,6 +46,8 @@ def train(
     """
     with plain_errors(debug):
         from accelerate import Accelerator, DistributedDataParallelKwargs
+
+        from mmdgs.training.run import train_model
 
         recipe = read_recipe(config, given | dict(parse_override(one) for one in override or []))
         where = device_named(device)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mmdgs.data import ImageSet
 from mmdgs.errors import UsageError
+from mmdgs.evaluation.names import METRICS
 from mmdgs.metrics.inception import FEATURES
 from mmdgs.metrics.neighbours import NEIGHBOURS
 from mmdgs.metrics.scores import SPLITS
@@ -13,8 +14,6 @@ from mmdgs.models import Model
 from mmdgs.models.config import CLASSES
 from mmdgs.networks.registry import nearest
 
-OF_FEATURES = ("fid", "kid", "precision-recall", "is")
-METRICS = (*OF_FEATURES, "diversity", "classes")
 LEAST = {"fid": 2, "kid": 2, "precision-recall": NEIGHBOURS + 1, "is": SPLITS, "diversity": 2, "classes": 1}
 """Images that a measure needs."""
 OF_ROWS = ("kid", "precision-recall")
