@@ -83,6 +83,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 @contextlib.contextmanager
 def plain_errors(debug: bool) -> Iterator[None]:
     """Turn errors into one line and an exit status: 2 for misuse, 1 for failure."""
+    # In the middle of torch's import an exception of Ctrl-C would abort the process: until then, Ctrl-C leaves at once.
+    import torch  # noqa: F401
+
     raise_on_interrupt()
     try:
         yield
