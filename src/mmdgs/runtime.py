@@ -65,7 +65,9 @@ class ProgressLines:
 
     def __init__(self, total: float, label: str, unit: str) -> None:
         self.total, self.label, self.unit = total, label, unit
-        self.n = self.first = 0
+        self.n: float = 0
+        self.first: float = 0
+        self.unit_scale = False  # of tqdm: rates are scaled here always
         self.told: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:

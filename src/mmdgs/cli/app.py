@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mmdgs.errors import UsageError
-from mmdgs.interrupts import INTERRUPTED, raise_on_interrupt
+from mmdgs.interrupts import INTERRUPTED as INTERRUPTED, raise_on_interrupt
 from mmdgs.runtime import show_progress
 from mmdgs.version import __version__
 
