@@ -227,7 +227,7 @@ def test_the_command_of_a_recipe_trains_that_recipe(recipe: Recipe, monkeypatch)
         found.append(recipe)
         raise UsageError("enough")
 
-    monkeypatch.setattr("mmdgs.cli.train.train_model", note)
+    monkeypatch.setattr("mmdgs.training.run.train_model", note)
     monkeypatch.delenv("MMDGS_DATA", raising=False)
     result = run(cli.app, shlex.split(recipe.command("some/where"))[1:])
     assert result.exit_code == 2, result.output

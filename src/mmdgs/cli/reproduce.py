@@ -17,6 +17,7 @@ from mmdgs.cli.app import (
     Device,
     Out,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -28,7 +29,7 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
 from mmdgs.tables import plain
 
 TABLES = "tables"
@@ -58,6 +59,7 @@ def reproduce(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -65,6 +67,8 @@ def reproduce(
         if name == TABLES:
             _write_tables(out or Path())
             return
+        from mmdgs.lab.workspace import Workspace
+
         chosen = experiment(name)
         given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
@@ -93,10 +97,13 @@ def demo(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, in two minutes on a laptop."""
     with plain_errors(debug):
+        from mmdgs.lab.workspace import Workspace
+
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)
         _perform(DEMO, Context(workspace, where, seed=seed, quick=True))

@@ -13,6 +13,7 @@ from mmdgs.cli.app import (
     Debug,
     Device,
     Overwrite,
+    Quiet,
     app,
     device_named,
     messages,
@@ -20,10 +21,7 @@ from mmdgs.cli.app import (
     plain_errors,
 )
 from mmdgs.cli.options import options_of
-from mmdgs.training.checkpoint import RECIPE_FILE, last_step
 from mmdgs.training.recipe import Recipe, TrainingSettings, parse_override, read_recipe
-from mmdgs.training.run import train_model
-from mmdgs.training.stopping import Interrupted
 
 
 @app.command()
@@ -38,6 +36,7 @@ def train(
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -47,6 +46,9 @@ def train(
     """
     with plain_errors(debug):
         from accelerate import Accelerator, DistributedDataParallelKwargs
+
+        from mmdgs.training.run import train_model
+        from mmdgs.training.stopping import Interrupted
 
         recipe = read_recipe(config, given | dict(parse_override(one) for one in override or []))
         where = device_named(device)
@@ -88,6 +90,8 @@ def train(
 
 def _stopped(out: Path) -> str:
     """What a run that was stopped leaves, and how to go on."""
+    from mmdgs.training.checkpoint import RECIPE_FILE, last_step
+
     step = last_step(out)
     if step is not None:
         return f"stopped; the checkpoint in {out} is of step {step:,}. To go on from it: the same command with --resume"

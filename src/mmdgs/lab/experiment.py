@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.report import Report, Section, Step
-from mmdgs.lab.workspace import Workspace
 from mmdgs.options import option
 from mmdgs.runtime import environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmdgs.lab.report import Report, Section, Step
+    from mmdgs.lab.workspace import Workspace
 
 Settings = TypeVar("Settings")
 
@@ -95,6 +97,8 @@ class Experiment:
             return self._written(context, self.run(context))
 
     def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
+        from mmdgs.lab.report import Report
+
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
         settings = environment(context.device) | asked

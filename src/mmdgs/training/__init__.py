@@ -6,33 +6,10 @@
 and SIGTERM into a request to end after a checkpoint, `step` moves the weights,
 `examples` are what it learns from, `recipe` says what is trained how, `objective` is what a step minimises, and
 `checkpoint` is the run's folder.
+
+The public names are in __init__.pyi. Each is imported when it is first used.
 """
 
-from mmdgs.training.checkpoint import RunFolder, last_step, metrics
-from mmdgs.training.examples import Examples, ImageExamples, TensorExamples
-from mmdgs.training.loop import Trained, Trainer, Validation, train
-from mmdgs.training.objective import level_draw, loss_of
-from mmdgs.training.recipe import Recipe, TrainingSettings, read_recipe
-from mmdgs.training.run import new_model, train_model
-from mmdgs.training.stopping import Interrupted
+from mmdgs.lazy import lazy_names
 
-__all__ = [
-    "Examples",
-    "ImageExamples",
-    "Interrupted",
-    "Recipe",
-    "RunFolder",
-    "TensorExamples",
-    "Trained",
-    "Trainer",
-    "TrainingSettings",
-    "Validation",
-    "last_step",
-    "level_draw",
-    "loss_of",
-    "metrics",
-    "new_model",
-    "read_recipe",
-    "train",
-    "train_model",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
