@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mmdgs.generation import Generated
     from mmdgs.models import FitData, Model
 
-SCALE = 3
 GRID = ".png"
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
@@ -81,8 +80,7 @@ def sample(
     with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
-        from mmdgs.data.pictures import image_grid, png
-        from mmdgs.files import write_atomically
+        from mmdgs.data.pictures import save_grid
         from mmdgs.generation import generate, make_plan
         from mmdgs.generation.methods import settings_of
         from mmdgs.models import load
@@ -125,7 +123,7 @@ def sample(
         finally:
             accelerator.end_training()
         if result.x is not None:
-            write_atomically(out, png(image_grid(result.x), SCALE))
+            save_grid(out, result.x)
         if accelerator.is_main_process:
             messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
             if result.repaired > 0:
