@@ -50,7 +50,7 @@ def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["reproduce", "fig9"], "unknown experiment 'fig9'; choose one of fig1, table1, fig2, theory"),
+        (["reproduce", "fig9"], "unknown experiment 'fig9' (did you mean 'fig2'?); choose one of fig1, table1"),
         (["reproduce", "table1", "--data", "moons"], "unknown 2-D data set 'moons'; choose one of mog, rings, roll"),
         (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
         (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1, fig2 and table2, not for theory"),

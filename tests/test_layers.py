@@ -16,7 +16,7 @@ ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
     ["errors", "lazy", "options", "tables", "version"],
-    ["files", "cost", "derivatives", "runtime"],
+    ["files", "cost", "derivatives", "memory", "runtime"],
     ["randomness"],
     ["noise", "compiled"],
     ["schedules"],

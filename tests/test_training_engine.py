@@ -548,7 +548,7 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
     [
         ({"steps": None}, "say when training ends: steps, epochs or minutes"),
         ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
-        ({"optimiser": "sgd"}, "optimiser must be one of adam, muon, got 'sgd'"),
+        ({"optimiser": "sgd"}, "unknown optimiser 'sgd'; choose one of adam, muon"),
         ({"ema": 1.0}, "ema must lie between 0 and 1, got 1.0"),
         ({"warmup": -1}, "warmup must not be negative, got -1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, or none, got 0"),

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli
+from mmdgs.data import to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.generation import Method
@@ -267,17 +268,24 @@ def test_train_writes_a_model_and_sample_reads_it(recipe: Recipe, tmp_path: Path
     with Image.open(picture) as image:
         assert image.size == (3 * (3 * 10 + 2), 3 * (2 * 10 + 2))  # three columns, two rows, three times as large
     assert run(cli.app, [*common, "--out", str(arrays)]).exit_code == 0
-    found = np.load(arrays)["x"]
+    found = np.load(arrays)["arr_0"]
     expected = mmdgs.generate(mmdgs.from_pretrained(str(out)), Method(steps=2), 5, seed=3, progress=None).x
-    assert found.shape == (5, 1, 8, 8)
-    np.testing.assert_array_equal(found, expected.numpy())
+    assert found.shape == (5, 8, 8, 1)
+    np.testing.assert_array_equal(found, to_uint8(expected).permute(0, 2, 3, 1).numpy())
+    floats = tmp_path / "floats.npz"
+    assert run(cli.app, [*common, "--float", "--out", str(floats)]).exit_code == 0
+    np.testing.assert_array_equal(np.load(floats)["x"], expected.numpy())
+    result = run(cli.app, [*common, "--float", "--out", str(tmp_path / "y.png")])
+    assert result.exit_code == 2
+    assert "--float is for an --out that ends in .npz, got" in said(result)
+    assert not (tmp_path / "y.png").exists()
     # A file that is there is not overwritten unasked.
     result = run(cli.app, [*common, "--out", str(arrays)])
     assert result.exit_code == 2
     assert "exists; use --overwrite" in said(result)
     isotropic = run(cli.app, [*common, "--out", str(arrays), "--overwrite", "--posterior", "isotropic"])
     assert isotropic.exit_code == 0, isotropic.output
-    assert not np.array_equal(np.load(arrays)["x"], found)
+    assert not np.array_equal(np.load(arrays)["arr_0"], found)
 
 
 def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
@@ -287,7 +295,9 @@ def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     sample = ["sample", str(tmp_path / "m"), "--n", "4", "--steps", "2", "--device", "cpu", "--out"]
     assert run(cli.app, [*sample, str(tmp_path / "x.npz")]).exit_code == 0
-    assert np.load(tmp_path / "x.npz")["x"].shape == (4, 2)
+    points = np.load(tmp_path / "x.npz")["x"]
+    assert points.shape == (4, 2)
+    assert points.dtype == np.float32
     result = run(cli.app, [*sample, str(tmp_path / "x.png")])
     assert result.exit_code == 2
     assert "points of shape (2,), not images: use an --out ending in .npz" in said(result)
@@ -383,7 +393,7 @@ MISUSE = {
     "unknown key": (["--sigma", "1", "--set", "stepz=3"], "the command line has an unknown key 'stepz' (did you mean"),
     "no key": (["--sigma", "1", "--set", "3"], "--set takes key=value"),
     "unknown option of the network": (["--sigma", "1", "--set", "network.depht=3"], "has no option 'depht'"),
-    "unknown data": (["--sigma", "1", "--data", "mnits"], "did you mean mnist?"),
+    "unknown data": (["--sigma", "1", "--data", "mnits"], "(did you mean 'mnist'?)"),
     "a network for points": (["--sigma", "1", "--model", "mlp"], "does not fit data of shape (1, 8, 8)"),
     "a network for images": (["--sigma", "1", "--data", "mog"], "does not fit data of shape (2,)"),
     "no labels": (["--param", "classes", "--model", "classifier"], "has no labels to train a classifier on"),
@@ -483,7 +493,7 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
-    for name, message in (("file", "no checkpoint"), ("absent", "no model folder"), ("empty", "holds no model")):
+    for name, message in (("file", "no checkpoint"), ("absent", "no folder of this name"), ("empty", "holds no model")):
         result = run(cli.app, ["sample", name, "--device", "cpu"])
         assert result.exit_code == 2
         assert message in said(result)

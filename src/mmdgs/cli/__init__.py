@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmdgs.cli import bench, convert, evaluate, reproduce, sample, train  # noqa: F401  they add their commands
+from mmdgs.cli import bench, convert, evaluate, models, reproduce, sample, train  # noqa: F401  they add their commands
 from mmdgs.cli.app import app
 
 

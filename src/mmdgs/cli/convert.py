@@ -11,6 +11,7 @@ from rich.markup import escape
 from mmdgs.cli.app import Debug, app, messages, output, plain_errors
 from mmdgs.models import load
 from mmdgs.models.conversion import convert_checkpoint, export_model
+from mmdgs.models.levels import in_words
 from mmdgs.models.weights import MEGABYTE
 
 
@@ -29,8 +30,7 @@ def convert(
     with plain_errors(debug):
         found = load(convert_checkpoint(checkpoint, out, ema=not raw, size=size, overwrite=overwrite))
         shape = "x".join(map(str, found.shape))
-        first, last = found.levels[0].ratio, found.levels[-1].ratio
-        messages.print(f"{len(found.levels)} levels, sigma / alpha {first:.4g} to {last:.4g}, images {shape}")
+        messages.print(f"{in_words(found.levels)}, images {shape}")
         output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 
 

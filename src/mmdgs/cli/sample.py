@@ -34,6 +34,7 @@ from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import FITTED
 from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.runtime import check_precision
+from mmdgs.samplers.driver import repair_note
 from mmdgs.schedules import parse_levels
 
 if TYPE_CHECKING:
@@ -53,13 +54,16 @@ def sample(
         str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder (also of diffusers), or on the hub.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A picture of all (.png), arrays (.npz), or a folder for PNG files.")
+        Path, typer.Option("--out", "-o", help="A picture of all (.png), an array (.npz), or a folder for PNG files.")
     ] = Path("samples.png"),
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
     *,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
+    floating: Annotated[
+        bool, typer.Option("--float", help="Images in an .npz as float32, not clipped, in place of 8-bit pixels.")
+    ] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
@@ -81,7 +85,7 @@ def sample(
     with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
-        _check_out(out, resume, overwrite)
+        _check_out(out, floating, resume, overwrite)
         check_precision(precision)
         if "levels" in given:
             given["levels"] = parse_levels(given["levels"])
@@ -105,6 +109,7 @@ def sample(
                 precision=precision,
                 fast=fast,
                 settings=settings_of(method, found, fit),
+                floating=floating,
                 resume=resume,
                 overwrite=overwrite,
                 accelerator=accelerator,
@@ -119,6 +124,8 @@ def sample(
             write_atomically(out, png(image_grid(result.x), SCALE))
         if accelerator.is_main_process:
             messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
+            if result.repaired > 0:
+                messages.print(f"note: {repair_note(result.repaired)}", soft_wrap=True)
             output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 
 
@@ -128,8 +135,10 @@ def _accelerator(where: torch.device) -> Accelerator:
     return Accelerator(cpu=where.type == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
 
 
-def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
+def _check_out(out: Path, floating: bool, resume: bool, overwrite: bool) -> None:
     """Refuse what is no place for samples."""
+    if floating and out.suffix.lower() != ".npz":
+        raise UsageError(f"--float is for an --out that ends in .npz, got {out}")
     if out.suffix.lower() in NO_FOLDERS:
         raise UsageError(f"--out must end in .png or .npz, or be a folder, got {out}")
     if out.suffix != GRID:  # before the work that a plan may need
@@ -166,7 +175,4 @@ def _fit_data(
 def _said(result: Generated, what: str) -> str:
     cost = result.cost
     said = f"{result.count:,} {what}: {cost.forwards:,} forwards and {cost.products:,} Jacobian products each, "
-    said += f"{result.seconds:,.1f} seconds"
-    if result.repaired > 0:
-        said += f"; {100 * result.repaired:.2g}% of the variances lay below the floor and were lifted to it"
-    return said
+    return said + f"{result.seconds:,.1f} seconds"

@@ -21,11 +21,10 @@ from typing import Any
 
 from mmdgs import samplers
 from mmdgs.denoisers import Denoiser
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
 from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
-from mmdgs.networks.registry import nearest
 from mmdgs.options import option
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
@@ -77,8 +76,7 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.sampler is not None and self.sampler not in SAMPLERS:
-            like = nearest(self.sampler, SAMPLERS)
-            raise UsageError(f"unknown sampler {self.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
+            raise unknown_name("sampler", self.sampler, SAMPLERS)
 
     def to_json(self) -> dict[str, Any]:
         """What is set, for records; of levels how many, the first and the last."""

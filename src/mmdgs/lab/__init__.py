@@ -1,6 +1,6 @@
 """Experiments: one module per table or figure. Importing this package needs none of the extra `mmdgs[lab]`."""
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import unknown_name
 from mmdgs.lab.experiment import Context, Experiment, Outcome, TimeIsUp
 from mmdgs.lab.workspace import Workspace
 
@@ -104,7 +104,7 @@ DEMO = Experiment(
 def experiment(name: str) -> Experiment:
     """An experiment by name."""
     if name not in EXPERIMENTS:
-        raise UsageError(f"unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+        raise unknown_name("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.models.config import MEAN_STD
 from mmdgs.models.fits import isotropic_moments, spectral_moments
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments, OcmMoments
 from mmdgs.moments.probes import Lattice, Rademacher
-from mmdgs.networks.registry import nearest
 
 if TYPE_CHECKING:
     from mmdgs.models.model import Model
@@ -58,9 +57,7 @@ def make_moments(model: Model, covariance: str | None, given: Mapping[str, Any])
     """The estimator of a covariance by name, with the settings that are given in place of its defaults."""
     name = covariance or own_covariance(model)
     if name not in COVARIANCES:
-        raise UsageError(
-            f"unknown covariance {name!r}{nearest(name, COVARIANCES)}; choose one of {', '.join(COVARIANCES)}"
-        )
+        raise unknown_name("covariance", name, COVARIANCES)
     defaults, make = COVARIANCES[name]
     known = (*defaults, *FITTED.get(name, ()))
     for key in given:

@@ -23,7 +23,7 @@ from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.covariances import make_moments
 from mmdgs.models.fits import FitData
-from mmdgs.models.levels import AtAnyLevel, TrainedLevels
+from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import weights_digest, write_weights
 from mmdgs.moments import LearnedMoments, Moments, require_batch
 from mmdgs.moments.learned import LearnedMean
@@ -75,10 +75,11 @@ class Model:
 
     def __repr__(self) -> str:
         what = self.param or type(self._denoiser).__name__
-        levels = f"{len(self.levels)} levels" if len(self.levels) != 1 else str(self.levels[0])
+        classes = 0 if self._config is None else len(self._config.classes)
+        answers = f"{classes} classes" if classes else in_words(self.levels)
         size = sum(weights.numel() for weights in self.network.parameters()) / 1e6
         shape = "x".join(map(str, self.shape))
-        return f"Model({self.source!r}, {what}, {shape}, {levels}, {size:.2f} million parameters)"
+        return f"Model({self.source!r}, {what}, {shape}, {answers}, {size:.2f} million parameters)"
 
     # --- the denoiser ---------------------------------------------------------------------------------------------
 

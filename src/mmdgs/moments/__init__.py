@@ -1,7 +1,7 @@
 """Moment estimators: from a denoiser to the Gaussian that stands for p(x | x_t). One file a way to the covariance."""
 
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.moments.contract import FLOOR, Moments, fit_rows, require_batch
+from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.isotropic import IsotropicMoments
@@ -23,6 +23,6 @@ __all__ = [
     "Moments",
     "OcmMoments",
     "SpectralMoments",
-    "fit_rows",
+    "fitted_in_parts",
     "require_batch",
 ]

@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
+from mmdgs.memory import Batches
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
 logger = logging.getLogger("mmdgs")
+
+T = TypeVar("T")
 
 
 FLOOR = 1e-6
@@ -57,6 +62,12 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
         raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
 
 
-def fit_rows(x: Tensor) -> int:
-    """How many rows of data x go through a network at a time, where an estimator is fitted on them."""
-    return max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+_fitting: dict[tuple[torch.device, torch.Size], Batches] = {}
+"""How many rows of a shape are fitted on at a time: what did not fit in memory once is not tried at every level."""
+
+
+def fitted_in_parts(work: Callable[[Tensor, Tensor], T], x: Tensor, x_t: Tensor) -> Iterator[T]:
+    """work(x, x_t) for parts of the rows of data x and noisy data x_t, as many at a time as fit in memory."""
+    rows = max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+    batches = _fitting.setdefault((x.device, x.shape[1:]), Batches(rows, "examples to fit on"))
+    return batches.over(len(x), lambda first, last: work(x[first:last], x_t[first:last]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, score
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -88,13 +88,15 @@ class IsotropicMoments:
         require_batch(x)
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
-        rows = fit_rows(x)
         variances = {}
         for one in [level] if isinstance(level, NoiseLevel) else level:
             x_t = add_noise(x, one, generator=generator)
+
+            def total(clean: Tensor, noisy: Tensor, at: NoiseLevel = one) -> Tensor:
+                return variance_of(clean, noisy, at).sum()
+
             with torch.no_grad():
-                parts = zip(x.split(rows), x_t.split(rows), strict=True)
-                sums = [variance_of(clean, noisy, one).sum() for clean, noisy in parts]
+                sums = list(fitted_in_parts(total, x, x_t))
             variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")

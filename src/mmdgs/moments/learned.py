@@ -20,7 +20,7 @@ from mmdgs.randomness import Generator
 class LearnedMean:
     """The mean of a network that predicts (mean, log_std): a denoiser."""
 
-    network: Network
+    network: Network = field(repr=False)
     with_level: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class LearnedMoments:
     The network returns the pair (mean, log_std), or one tensor with both along dimension 1.
     """
 
-    network: Network
+    network: Network = field(repr=False)
     denoiser: LearnedMean = field(init=False)
 
     def __post_init__(self) -> None:

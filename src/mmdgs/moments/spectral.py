@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
-from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -87,12 +87,13 @@ def fitted_spectrum(
     require_batch(x)
     if len(x) < 2 or not torch.isfinite(x).all():
         raise ValueError(f"a spectrum is fitted on two images or more, all finite; got {len(x)}")
-    rows = fit_rows(x)
     x_t = add_noise(x, level, generator=generator)
-    total = torch.zeros(x.shape[1:], dtype=torch.float64)
+
+    def squares(clean: Tensor, noisy: Tensor) -> Tensor:
+        return to_cosines(clean - denoise(denoiser, noisy, level)).double().square().sum(0).cpu()
+
     with torch.no_grad():
-        for clean, noisy in zip(x.split(rows), x_t.split(rows), strict=True):
-            total += to_cosines(clean - denoise(denoiser, noisy, level)).double().square().sum(0).cpu()
+        total = sum(fitted_in_parts(squares, x, x_t), torch.zeros(x.shape[1:], dtype=torch.float64))
     if not torch.isfinite(total).all():
         raise ValueError(f"the spectrum at {level} is not finite: the denoiser gives non-finite means")
     return (total / len(x)).clamp(min=floor * level.variance)

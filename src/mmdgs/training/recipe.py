@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.losses import WEIGHTINGS
 from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
-from mmdgs.networks.registry import nearest, preset
+from mmdgs.networks.registry import preset
 from mmdgs.options import key, option, option_names
 from mmdgs.runtime import check_precision
 from mmdgs.schedules import parse_levels
@@ -82,7 +82,7 @@ class TrainingSettings:
             raise UsageError(f"watch must be at least 2 samples, or 0 for none, got {self.watch}")
         check_precision(self.precision)
         if self.optimiser not in OPTIMISERS:
-            raise UsageError(f"optimiser must be one of {', '.join(OPTIMISERS)}, got {self.optimiser!r}")
+            raise unknown_name("optimiser", self.optimiser, OPTIMISERS)
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UsageError("say when training ends: steps, epochs or minutes")
 
@@ -137,8 +137,7 @@ class Recipe:
         for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS), ("level_draw", DRAWS)):
             value = getattr(self, name)
             if value is not None and value not in choices:
-                like = nearest(value, choices)
-                raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
+                raise unknown_name(name, value, choices)
         if self.loss != wanted:
             raise UsageError(
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
