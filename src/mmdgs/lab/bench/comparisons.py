@@ -78,7 +78,7 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
     (*_, most), (*_, steps) = zip(*sizes.items(), strict=True)
     x0 = start.expand(most, 2).clone()
     batched = (partial(batched_chain, energy, x0, steps, level.sigma, generator), most * steps)
-    works = [(plain, int(300 * scale)), batched, *(ours(c, n) for c, n in sizes.items())]
+    works: list[Work] = [(plain, int(300 * scale)), batched, *(ours(c, n) for c, n in sizes.items())]
     base, together, *measured = measure(works, device)
     names = [f"2-D full covariance, {c:,} chain{'s' * (c > 1)}, {n:,} steps" for c, n in sizes.items()]
     rows = [Row.of(name, "chain-steps/s", base, found) for name, found in zip(names, measured, strict=True)]
