@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdgs import cli
+from mmdgs.cli.reproduce import called
 from mmdgs.errors import NonFiniteError
 from mmdgs.files import LOCK
 from mmdgs.lab import bench, toys
@@ -37,13 +38,28 @@ def test_version():
 
 
 @pytest.mark.usefixtures("tiny", "unpainted")
-def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
+def test_demo_prints_its_table_its_takeaway_the_path_of_the_report_and_the_next_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     result = run(cli.app, ["demo", "--out", str(tmp_path / "d"), "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert "analytic full" in result.output
-    last = result.output.strip().splitlines()[-1]
-    assert last == f"report: {tmp_path / 'd' / 'report.html'}"
+    assert "nats less likely than data" in " ".join(result.output.split())
+    *_, report, following = result.output.strip().splitlines()
+    assert report == f"report: {tmp_path / 'd' / 'report.html'}"
+    assert following.startswith("next: mmdgs sample mnist ")
     assert (tmp_path / "d" / "report.html").exists()
+
+
+def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_active(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / ".venv" / "bin" / "mmdgs"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    assert called() == ".venv/bin/mmdgs"
+    script.unlink()
+    assert called() == "mmdgs"
 
 
 @pytest.mark.usefixtures("tiny")

@@ -580,7 +580,7 @@ def test_different_counts_need_force(monkeypatch: pytest.MonkeyPatch) -> None:
     both = ["evaluate", "a.npz", "b.npz", *COMMAND, "--metrics", "fid"]
     later = ["evaluate", "b.npz", *COMMAND, "--metrics", "fid", "--compare", "a.json"]
     with monkeypatch.context() as patch:
-        patch.setattr(cli.evaluate, "evaluate", lambda *_, **__: pytest.fail("worked before it refused"))
+        patch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("worked before it refused"))
         for words in (both, later):
             result = run(cli.app, words)
             assert result.exit_code == 2

@@ -15,7 +15,7 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "lazy", "options", "tables", "version"],
+    ["errors", "interrupts", "lazy", "options", "tables", "version"],
     ["files", "cost", "derivatives", "memory", "runtime"],
     ["randomness"],
     ["noise", "compiled"],

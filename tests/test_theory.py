@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def gaussian(x: Tensor, variance: float) -> Tensor:
 
 def test_the_report_is_written(out: Path) -> None:
     page = (out / "report.html").read_text()
-    assert page.count("<img") == len(FIGURES)
+    assert page.count("data:image/png") == len(FIGURES)
+    assert page.count("data:image/svg+xml") > len(FIGURES)  # formulas
+    assert "sigma^2 /" not in re.sub(r'alt="[^"]*"', "", page)  # all mathematics is set
     for name in FIGURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

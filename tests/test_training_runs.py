@@ -7,9 +7,12 @@ import json
 import re
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +39,7 @@ from mmdgs.training import (
     RunFolder,
     Trainer,
     TrainingSettings,
+    last_step,
     level_draw,
     loss_of,
     metrics,
@@ -223,7 +227,7 @@ def test_the_command_of_a_recipe_trains_that_recipe(recipe: Recipe, monkeypatch)
         found.append(recipe)
         raise UsageError("enough")
 
-    monkeypatch.setattr("mmdgs.cli.train.train_model", note)
+    monkeypatch.setattr("mmdgs.training.run.train_model", note)
     monkeypatch.delenv("MMDGS_DATA", raising=False)
     result = run(cli.app, shlex.split(recipe.command("some/where"))[1:])
     assert result.exit_code == 2, result.output
@@ -521,11 +525,12 @@ def test_interrupted_by_control_c_and_resumed(either: Recipe, tmp_path: Path, mo
         patch.setattr(Stepper, "step", interrupted)
         result = run(cli.app, words(recipe, out))
     assert result.exit_code == 130
-    assert "--resume" in said(result)
+    assert "is of step 4. To go on from it: the same command with --resume" in said(result)
     assert "Traceback" not in result.output
     assert not (out / "config.json").exists()
     result = run(cli.app, words(recipe, out, "--resume"))
     assert result.exit_code == 0, result.output
+    assert "resuming after step 4" in said(result)
     assert losses(out) == losses(whole)
     for folder in ("", "best"):
         assert (out / folder / "model.safetensors").read_bytes() == (whole / folder / "model.safetensors").read_bytes()
@@ -549,7 +554,57 @@ def test_resuming_with_other_settings_names_the_key(recipe: Recipe, tmp_path: Pa
 def test_resuming_where_nothing_was_begun(recipe: Recipe, tmp_path: Path) -> None:
     result = run(cli.app, words(recipe, tmp_path / "new", "--resume"))
     assert result.exit_code == 0, result.output
+    assert "new: starting at step 1" in said(result)
     assert len(losses(tmp_path / "new")) == 4
+
+
+def test_resuming_without_a_checkpoint_overwrites_nothing(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(recipe, tmp_path, progress=None)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = run(cli.app, words(with_settings(recipe, steps=6), tmp_path, "--resume"))
+    assert result.exit_code == 2
+    assert "there is no checkpoint in" in said(result)
+    assert "use --overwrite to start anew" in said(result)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def at_points(out: Path, steps: int) -> list[str]:
+    """The command that trains a perceptron on points, its checkpoints far apart."""
+    sizes = ["--set", "network.width=8", "--set", "network.depth=1", "--set", "decay=false", "--device", "cpu"]
+    common = ["train", "--data", "mog", "--model", "mlp", "--sigma", "0.5", "--out", str(out), *sizes]
+    return [*common, "--set", "checkpoint_every=1000000", "--set", "validate_every=1000000", "--steps", str(steps)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_from_it(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "mmdgs", *at_points(out, 100_000_000)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_until(lambda: (out / "metrics.jsonl").is_file() and len(losses(out)) > 0, process)
+        process.send_signal(number)
+        errors = " ".join(process.communicate(timeout=100)[1].split())
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    step = last_step(out)
+    assert f"is of step {step:,}. To go on from it: the same command with --resume" in errors
+    assert len(losses(out)) == step, "every step that was taken is in the checkpoint and in the metrics"
+    result = run(cli.app, [*at_points(out, step + 20), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert f"resuming after step {step:,}" in said(result)
+    assert run(cli.app, at_points(tmp_path / "whole", step + 20)).exit_code == 0
+    assert losses(out) == losses(tmp_path / "whole")
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 100) -> bool:
+    """Whether a condition comes true while a process runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_checkpoint_that_is_damaged(recipe: Recipe, tmp_path: Path) -> None:

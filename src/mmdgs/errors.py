@@ -48,6 +48,7 @@ class NonFiniteError(ArithmeticError):
         self.what = what
         self.chains = chains
         self.step = step
+        self.advice = advice
         shown = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
         where = [] if step is None else [f"step {step}"]
         where += [f"chain {shown}"] if chains else []

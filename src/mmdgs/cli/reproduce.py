@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +17,7 @@ from mmdgs.cli.app import (
     Device,
     Out,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -25,7 +29,8 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
+from mmdgs.tables import plain
 
 TABLES = "tables"
 """Not an experiment: writes the tables of the docs from what experiments found."""
@@ -54,6 +59,7 @@ def reproduce(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -61,6 +67,8 @@ def reproduce(
         if name == TABLES:
             _write_tables(out or Path())
             return
+        from mmdgs.lab.workspace import Workspace
+
         chosen = experiment(name)
         given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
@@ -89,10 +97,13 @@ def demo(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Figure 1, Table 1 on the rings, Figure 2 and digits, in two minutes on a laptop."""
+    """Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, in two minutes on a laptop."""
     with plain_errors(debug):
+        from mmdgs.lab.workspace import Workspace
+
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)
         _perform(DEMO, Context(workspace, where, seed=seed, quick=True))
@@ -115,4 +126,17 @@ def _perform(chosen: Experiment, context: Context) -> None:
     for table in report.tables():
         output.print(table.to_rich())
         output.print()
+    if report.takeaway:
+        output.print(f"{escape(plain(report.takeaway))}\n")
     output.print(f"report: [bold]{escape(str(path.resolve()))}[/bold]", soft_wrap=True)
+    if report.following:
+        first = report.following[0]
+        output.print(f"next: [bold]{escape(f'{called()} {first.command}')}[/bold]  ({first.purpose})", soft_wrap=True)
+
+
+def called() -> str:
+    """How to call mmdgs from the user's shell: its path where the environment is not active."""
+    script = Path(sys.executable).with_name("mmdgs")
+    if shutil.which("mmdgs") or not script.exists():
+        return "mmdgs"
+    return os.path.relpath(script)

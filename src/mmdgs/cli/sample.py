@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 
@@ -15,6 +14,7 @@ from mmdgs.cli.app import (
     Debug,
     Device,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -24,21 +24,16 @@ from mmdgs.cli.app import (
     plain_errors,
 )
 from mmdgs.cli.options import options_of
-from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
-from mmdgs.generation import Generated, Method, generate, make_plan
-from mmdgs.generation.methods import settings_of
-from mmdgs.generation.writers import destination
-from mmdgs.models import FitData, Model, load
-from mmdgs.models.covariances import FITTED
-from mmdgs.models.fits import FIT_IMAGES
+from mmdgs.generation.settings import Method
 from mmdgs.runtime import check_precision
-from mmdgs.samplers.driver import repair_note
-from mmdgs.schedules import parse_levels
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
+
+    from mmdgs.generation import Generated
+    from mmdgs.models import FitData, Model
 
 SCALE = 3
 GRID = ".png"
@@ -76,6 +71,7 @@ def sample(
     device: Device = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -85,6 +81,14 @@ def sample(
     with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
+        from mmdgs.data.pictures import image_grid, png
+        from mmdgs.files import write_atomically
+        from mmdgs.generation import generate, make_plan
+        from mmdgs.generation.methods import settings_of
+        from mmdgs.models import load
+        from mmdgs.samplers.driver import repair_note
+        from mmdgs.schedules import parse_levels
+
         _check_out(out, floating, resume, overwrite)
         check_precision(precision)
         if "levels" in given:
@@ -137,6 +141,8 @@ def _accelerator(where: torch.device) -> Accelerator:
 
 def _check_out(out: Path, floating: bool, resume: bool, overwrite: bool) -> None:
     """Refuse what is no place for samples."""
+    from mmdgs.generation.writers import destination
+
     if floating and out.suffix.lower() != ".npz":
         raise UsageError(f"--float is for an --out that ends in .npz, got {out}")
     if out.suffix.lower() in NO_FOLDERS:
@@ -161,6 +167,9 @@ def _fit_data(
     method: Method, data: str | None, data_dir: Path | None, fit_images: int | None, where: torch.device
 ) -> FitData | None:
     """What variances are estimated from, where a covariance is asked for that has fitted ones."""
+    from mmdgs.models.covariances import FITTED
+    from mmdgs.models.fits import FIT_IMAGES, FitData
+
     for name, value in (("--data", data), ("--fit-images", fit_images)):
         if value is not None and method.covariance not in FITTED:
             given = method.covariance or "auto"

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from mmdgs.data import ImageSet
 from mmdgs.errors import UsageError, unknown_name
+from mmdgs.evaluation.names import METRICS
 from mmdgs.metrics.inception import FEATURES
 from mmdgs.metrics.neighbours import NEIGHBOURS
 from mmdgs.metrics.scores import SPLITS
 from mmdgs.models import Model
 from mmdgs.models.config import CLASSES
 
-OF_FEATURES = ("fid", "kid", "precision-recall", "is")
-METRICS = (*OF_FEATURES, "diversity", "classes")
 LEAST = {"fid": 2, "kid": 2, "precision-recall": NEIGHBOURS + 1, "is": SPLITS, "diversity": 2, "classes": 1}
 """Images that a measure needs."""
 OF_ROWS = ("kid", "precision-recall")

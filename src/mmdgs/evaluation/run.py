@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
 from mmdgs.errors import UsageError
-from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.checks import OF_ROWS, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.names import OF_FEATURES
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
 from mmdgs.memory import Batches

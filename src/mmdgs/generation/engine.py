@@ -23,7 +23,8 @@ from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
 from mmdgs.generation.identity import plan_record
-from mmdgs.generation.methods import Method, make_plan, resolved
+from mmdgs.generation.methods import make_plan, resolved
+from mmdgs.generation.settings import Method
 from mmdgs.generation.writers import Destination, destination
 from mmdgs.memory import Batches
 from mmdgs.models import Model

@@ -1,8 +1,12 @@
-"""Experiments: one module per table or figure. Importing this package needs none of the extra `mmdgs[lab]`."""
+"""Experiments: one module per table or figure. This package is imported without torch and the extra `mmdgs[lab]`."""
+
+from typing import TYPE_CHECKING, Any
 
 from mmdgs.errors import unknown_name
 from mmdgs.lab.experiment import Context, Experiment, Outcome, TimeIsUp
-from mmdgs.lab.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mmdgs.lab.workspace import Workspace
 
 EXPERIMENTS = {
     one.name: one
@@ -106,6 +110,15 @@ def experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
+
+
+def __getattr__(name: str) -> Any:
+    """Workspace is imported when it is first used: it needs torch."""
+    if name != "Workspace":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mmdgs.lab.workspace import Workspace
+
+    return Workspace
 
 
 __all__ = ["DEMO", "EXPERIMENTS", "Context", "Experiment", "Outcome", "TimeIsUp", "Workspace", "experiment"]

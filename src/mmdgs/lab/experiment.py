@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.report import Report, Section
-from mmdgs.lab.workspace import Workspace
 from mmdgs.options import option
 from mmdgs.runtime import environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmdgs.lab.report import Report, Section, Step
+    from mmdgs.lab.workspace import Workspace
 
 Settings = TypeVar("Settings")
 
@@ -67,10 +69,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: JSON-ready numbers, and the sections that show them."""
+    """What an experiment found: JSON-ready numbers, the sections that show them, the takeaway, and what to try next."""
 
     records: dict[str, Any]
     sections: list[Section]
+    takeaway: str = ""
+    following: Sequence[Step] = ()
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,12 @@ class Experiment:
             return self._written(context, self.run(context))
 
     def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
+        from mmdgs.lab.report import Report
+
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
-        report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
+        settings = environment(context.device) | asked
+        report = Report(self.title, self.summary, outcome.sections, settings, outcome.takeaway, outcome.following)
         whole = {
             "title": self.title,
             "environment": report.settings,

@@ -53,5 +53,6 @@ def _draw(sets: Sets, chains: Results) -> Canvas:
             points = fitted.data.cpu() if method == "data" else chains.parts[method, name].tensors["samples"]
             scatter(axis, points[:: max(1, len(points) // DRAWN)], style(method).colour, size=2.0)
             square(axis, LIMITS[name], METHODS.get(method, method) if row is axes[0] else "", UNIT_TICKS)
+            axis.label_outer()
         row[0].set_ylabel(fitted.toy.title, fontsize=10)
     return canvas

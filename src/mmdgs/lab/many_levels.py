@@ -18,10 +18,12 @@ from mmdgs import samplers
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.toys import against_truth, four_gaussians
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel, transition
 from mmdgs.randomness import seeded
@@ -88,7 +90,7 @@ def _diagonal(target: GaussianMixture) -> DiagonalMoments:
 
 def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:
     x = target.sample((FIT_POINTS,), generator=seeded(0, "isotropic data"))
-    return IsotropicMoments.fit_by_score(target.denoiser(), x, levels, generator=seeded(0, "isotropic"))
+    return IsotropicMoments.fit(target.denoiser(), x, levels, generator=seeded(0, "isotropic"), variance_of=by_score)
 
 
 FULL_ROW = "ancestral, full"
@@ -173,10 +175,11 @@ def _convergence(found: Mapping[str, Results], floors: Mapping[str, float], sett
         )
         name = f"{title[0].upper()}{title[1:]}"
         tables.append(one.table(name, [MMD, DEFICIT], head="sampler", columns=shown, note=note))
+        panel.margins(x=0.15)  # room for labels
         one.draw(panel, MMD, EVALUATIONS, intervals=False)
         panel.axhline(floors[title], color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set_title(title, fontsize=10)
-    axes[0][0].legend(fontsize=7, frameon=False, loc="upper right")
+    label_curves(canvas, 7)
     caption = "MMD from the target against evaluations of the denoiser a sample; dashed: draws from draws."
     return Section("Laws of the samplers", text, tables, [Figure("many_levels", caption, canvas)])
 

@@ -69,7 +69,8 @@ def joint_kl() -> tuple[Records, Section]:
     text = (
         "A mixture of three Gaussians in one dimension. The joint KL is what training by KL minimises; the marginal KL "
         "is between the data and what one sweep from noised data samples. Their difference is "
-        "E KL(p(x_t | x) || q(x_t | x)), computed by itself. The bound is not tight: a smaller joint KL does not "
+        r"$E\, \mathrm{KL}(p(x_t \mid x) \,\|\, q(x_t \mid x))$, computed by itself. "
+        "The bound is not tight: a smaller joint KL does not "
         "always mean a smaller marginal KL."
     )
     least = min(r["joint"] - r["marginal"] for r in records)
@@ -156,21 +157,22 @@ def always_clean() -> tuple[Records, Section]:
             }
         )
     text = (
-        f"q~ is exp(-g) noised with sigma = {SIGMA:g}, by quadrature. Dividing its Fourier transform by the noise's "
-        "gives exp(-g) / Z back. Its score needs an integral over x, which is why the paper sets it aside. The paper "
-        "prints 1 / sigma^2 in the exponent, without the 1/2: that noise has half the variance (last column)."
+        rf"$\tilde{{q}}$ is $\exp(-g)$ noised with $\sigma = {SIGMA:g}$, by quadrature. Dividing its Fourier transform "
+        r"by the noise's gives $\exp(-g) / Z$ back. Its score needs an integral over $x$, which is why the paper sets "
+        r"it aside. The paper prints $1 / \sigma^2$ in the exponent, without the 1/2: that noise has half the variance "
+        "(last column)."
     )
     far = max(r["distance"] for r in records)
     off = max(r["mean_error"] for r in records)
     half = max(abs(r["variance_as_printed"] - SIGMA**2 / 2) for r in records)
     claims = [
         Claim("each noisy model has a clean model", all(r["exists"] for r in records)),
-        Claim("it is exp(-g) / Z", far < RECOVERED, f"int |q - exp(-g) / Z| at most {far:.1e}"),
-        Claim("x_t + sigma^2 score is the mean of x given x_t", off < 1e-3, f"off by at most {off:.1e}"),
-        Claim("as printed, the noise has variance sigma^2 / 2", half < ROUNDING, f"off by {half:.1e}"),
+        Claim(r"it is $\exp(-g) / Z$", far < RECOVERED, rf"$\int |q - \exp(-g) / Z|$ at most {far:.1e}"),
+        Claim(r"$x_t + \sigma^2 s$ is the mean of $x$ given $x_t$", off < 1e-3, f"off by at most {off:.1e}"),
+        Claim(r"as printed, the noise has variance $\sigma^2 / 2$", half < ROUNDING, f"off by {half:.1e}"),
     ]
     table = records_table("Noisy models that have a clean one by construction", records)
-    caption = "The clean density exp(-g) / Z (blue) and the noisy model (grey)."
+    caption = r"The clean density $\exp(-g) / Z$ (blue) and the noisy model (grey)."
     figure = Figure("theory_always_clean", caption, _draw_clean(records, x))
     return records, Section("Appendix A.2, footnote: a model that has a clean one", [text], [table], [figure], claims)
 

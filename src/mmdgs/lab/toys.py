@@ -21,6 +21,7 @@ from mmdgs.lab.second_order import SecondOrderMoments, second_order_loss
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import child_seed, seeded
@@ -130,7 +131,7 @@ def _fitted(context: Context, one: Toy, seed: int, settings: ToySettings) -> Fit
     noise = seeded(seed, "isotropic")
     moments: dict[str, Moments] = {
         "learned": LearnedMoments(trained("learned")),
-        "isotropic": IsotropicMoments.fit_by_score(denoiser, data, LEVEL, generator=noise),
+        "isotropic": IsotropicMoments.fit(denoiser, data, LEVEL, generator=noise, variance_of=by_score),
         "diagonal": DiagonalMoments(denoiser, probes=None),
         "full": FullMoments(denoiser),
         "moments": ExactMoments(one.density().to(device=context.device)),

@@ -9,6 +9,7 @@ from mmdgs.errors import UsageError, unknown_name
 from mmdgs.models.config import MEAN_STD
 from mmdgs.models.fits import isotropic_moments, spectral_moments
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments, OcmMoments
+from mmdgs.moments.full import MOST_PRODUCTS
 from mmdgs.moments.probes import Lattice, Rademacher
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
     "isotropic": ({}, lambda model, given: isotropic_moments(model, given.get("levels"), given.get("data"))),
     "spectral": ({}, lambda model, given: spectral_moments(model, given.get("data"))),
     "krylov": ({"krylov_steps": 20}, lambda model, given: KrylovMoments(model, steps=given["krylov_steps"])),
-    "full": ({}, lambda model, given: FullMoments(model)),
+    "full": (
+        {"most_products": MOST_PRODUCTS},
+        lambda model, given: FullMoments(model, most_products=given["most_products"]),
+    ),
     "learned": ({}, lambda model, given: model.learned()),
 }
 """What can be set of each covariance, with its default, and its estimator.

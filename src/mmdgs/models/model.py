@@ -25,7 +25,7 @@ from mmdgs.models.covariances import make_moments
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import weights_digest, write_weights
-from mmdgs.moments import LearnedMoments, Moments, require_batch
+from mmdgs.moments import LearnedMoments, Moments, require_input
 from mmdgs.moments.learned import LearnedMean
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
@@ -84,7 +84,7 @@ class Model:
     # --- the denoiser ---------------------------------------------------------------------------------------------
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        require_batch(x_t, level)
+        require_input(x_t, level, self)
         return self.require_denoiser()(x_t, level)
 
     def pure(self, level: AnyLevel) -> Pure | None:
@@ -131,6 +131,7 @@ class Model:
         *,
         probes: int | None = None,
         krylov_steps: int | None = None,
+        most_products: int | None = None,
         head: str | Path | Model | None = None,
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
@@ -138,10 +139,12 @@ class Model:
         """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
 
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
-        takes the `head` that was trained for this model. "isotropic" and "spectral" are fitted on `data`, or without
-        it taken from what is kept with the model or in the cache; isotropic variances are fitted at `levels`.
+        takes the `head` that was trained for this model, "full" the `most_products` that a batch may cost. "isotropic"
+        and "spectral" are fitted on `data`, or without it taken from what is kept with the model or in the cache;
+        isotropic variances are fitted at `levels`.
         """
-        settings = {"probes": probes, "krylov_steps": krylov_steps, "head": head, "data": data, "levels": levels}
+        settings: dict[str, Any] = {"probes": probes, "krylov_steps": krylov_steps, "most_products": most_products}
+        settings |= {"head": head, "data": data, "levels": levels}
         self.require_denoiser()
         return make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
 

@@ -1,7 +1,7 @@
 """Moment estimators: from a denoiser to the Gaussian that stands for p(x | x_t). One file a way to the covariance."""
 
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch
+from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch, require_input
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.isotropic import IsotropicMoments
@@ -25,4 +25,5 @@ __all__ = [
     "SpectralMoments",
     "fitted_in_parts",
     "require_batch",
+    "require_input",
 ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
+from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.memory import Batches
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 FLOOR = 1e-6
 """Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
+
+FAR = 10.0
+"""How many times as large as it can be the root mean square of an input is before it is refused."""
 
 FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 """Rows per forward pass where an estimator is fitted on data, and numbers in them: on a GPU 500 images of CIFAR-10."""
@@ -60,6 +64,51 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
         raise ValueError(f"x_t must be a batch (B, ...) with at least one number a row, got shape {tuple(x_t.shape)}")
     if not x_t.is_floating_point():
         raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
+
+
+def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object = None) -> None:
+    """`require_batch`, and refuse numbers that are not finite, and images far outside the interval of a model's data.
+
+    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly.
+    """
+    require_batch(x_t, level)
+    norm = _norm(x_t)
+    if not math.isfinite(norm):
+        raise_non_finite("input x_t", x_t, advice="check the data that it was made from")
+    interval = getattr(denoiser, "interval", None)
+    if interval is None or x_t.ndim != 4 or not isinstance(level, NoiseLevel):
+        return
+    size, largest = norm / math.sqrt(x_t.numel()), level.alpha * max(map(abs, interval)) + level.sigma
+    if size > FAR * largest:
+        low, high = interval
+        raise ValueError(
+            f"x_t lies far outside the model's data: its root mean square is {size:.3g}, and at {level} images in "
+            f"[{low:g}, {high:g}] give at most {largest:.3g}. Scale pixels from 0 to 255 before noise is added: "
+            "x = model.scaled(pixels / 255). If x_t is the state of a chain, the chain has diverged"
+        )
+
+
+def _norm(x_t: Tensor) -> float:
+    """The Euclidean norm of a batch; 0 inside torch.func.vmap, where no number can be looked at."""
+    half = x_t.dtype in (torch.float16, torch.bfloat16)  # whose range a sum of squares leaves
+    norm = torch.linalg.vector_norm(x_t.detach(), dtype=torch.float32 if half else None)
+    try:
+        return norm.item()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return 0.0
+
+
+def require_fitted(name: str, covariance: str, variances: object) -> None:
+    """Refuse an estimator without the variances that are fitted for it, and say how to fit them."""
+    if not hasattr(variances, "__getitem__"):
+        got = "none" if variances is None else type(variances).__name__
+        raise TypeError(
+            f"{name} needs its variances, a LevelTable, and got {got}. Fit them on clean data x (N, ...): "
+            f"{name}.fit(denoiser, x, levels, generator=torch.Generator().manual_seed(0)). "
+            f"Those that are kept with a model are in model.posterior({covariance!r})"
+        )
 
 
 _fitting: dict[tuple[torch.device, torch.Size], Batches] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdgs.cost import spend
 from mmdgs.denoisers import Network, takes_level
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.moments.contract import require_batch
+from mmdgs.moments.contract import require_input
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -58,7 +58,7 @@ class LearnedMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level)
         spend(forwards=1)
         mean, log_std = self.denoiser.both(x_t, level)
         return Gaussian(mean, Diagonal((2 * log_std).exp()))

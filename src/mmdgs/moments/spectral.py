@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
-from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -34,13 +34,15 @@ class SpectralMoments:
     """
 
     denoiser: Denoiser
-    variances: LevelTable
+    variances: LevelTable = None  # type: ignore[assignment]  # needed: the message says how to fit them
     floor: float = FLOOR
     _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], Tensor] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
+        require_fitted("SpectralMoments", "spectral", self.variances)
         if not (self.variances.values > 0).all():
             raise ValueError("the variances of the frequencies must be positive and finite")
 
@@ -62,7 +64,7 @@ class SpectralMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         fitted = self.variances.values.shape[1:]
         if x_t.shape[1:] != fitted:
             raise ValueError(f"the spectrum was fitted for {tuple(fitted)}, got x_t of shape {tuple(x_t.shape)}")

@@ -93,7 +93,8 @@ def run(
             try:
                 state, info = kernel.step(state, level, following, generator=streams)
             except NonFiniteError as error:
-                raise NonFiniteError(error.what, [first_chain + c for c in error.chains], number) from error
+                chains = [first_chain + c for c in error.chains]
+                raise NonFiniteError(error.what, chains, number, error.advice) from error
             for name, value in info.items():
                 total, steps = totals.get(name, (0, 0))
                 totals[name] = (total + value, steps + 1)
