@@ -141,7 +141,7 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
     result = run(cli.app, words)
     assert result.exit_code == 130
     assert "--resume" in said(result)
-    assert (tmp_path / "out" / "parts" / "mog-energy.json").exists()
+    assert (tmp_path / "out" / "parts" / "mog-energy-0.json").exists()
     assert not (tmp_path / "out" / "records.json").exists()
 
 
