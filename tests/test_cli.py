@@ -141,7 +141,7 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
     result = run(cli.app, words)
     assert result.exit_code == 130
     assert "--resume" in said(result)
-    assert (tmp_path / "out" / "parts" / "mog-energy.json").exists()
+    assert (tmp_path / "out" / "parts" / "mog-energy-0.json").exists()
     assert not (tmp_path / "out" / "records.json").exists()
 
 
@@ -158,7 +158,7 @@ def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_pa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 300
-    while not (out / "parts" / "rings-energy.json").exists() and time.monotonic() < deadline:
+    while not (out / "parts" / "rings-energy-0.json").exists() and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -166,7 +166,7 @@ def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_pa
     assert process.returncode == 130, errors
     assert "--resume" in errors
     assert "Traceback" not in errors
-    assert (out / "parts" / "rings-energy.safetensors").exists()
+    assert (out / "parts" / "rings-energy-0.safetensors").exists()
     assert {path.name for path in out.rglob(".*")} <= {LOCK}  # no temporary file stays behind
 
 

@@ -55,18 +55,16 @@ def test_cells_are_texts_numbers_intervals_or_places_in_the_record():
     assert lines[4].startswith("| c | 2.000 ± 2.484 | +2.2 ± 12.70")
 
 
-def test_bold_is_the_best_what_equals_it_and_what_its_interval_does_not_tell_from_it():
+def test_bold_is_the_best_where_intervals_tell_it_from_all_others():
     less = {"title": "FID", "better": "less"}
-    assert shown([{"title": ""}, less], [["a", 2], ["b", 2], ["*paper*", 1], ["c", 3]])[0] == "| | FID ↓ |"
-    assert shown([{"title": ""}, less], [["a", 2], ["b", 2], ["*paper*", 1], ["c", 3]])[2:] == [
-        "| a | **2** |",
-        "| b | **2** |",
-        "| *paper* | 1 |",
-        "| c | 3 |",
-    ]
-    close = [["a", [2, 0.5]], ["b", [2.6, 0.5]], ["c", [2.8, 0.5]]]
-    assert [line.count("**") for line in shown([{"title": ""}, less], close)[2:]] == [2, 2, 0]
-    assert "**" not in "".join(shown([{"title": ""}, {**less, "bold": False}], close))
+    lines = shown([{"title": ""}, less], [["a", 2], ["b", 2.1], ["*paper*", 1], ["c", 3]])
+    assert lines[0] == "| | FID ↓ |"
+    assert lines[2:] == ["| a | **2** |", "| b | 2.1 |", "| *paper* | 1 |", "| c | 3 |"]
+    assert "**" not in "".join(shown([{"title": ""}, less], [["a", 2], ["b", 2], ["c", 3]]))
+    apart, close = [["a", [2, 0.5]], ["c", [2.8, 0.5]]], [["a", [2, 0.5]], ["b", [2.6, 0.5]], ["c", [2.8, 0.5]]]
+    assert [line.count("**") for line in shown([{"title": ""}, less], apart)[2:]] == [2, 0]
+    assert "**" not in "".join(shown([{"title": ""}, less], close))
+    assert "**" not in "".join(shown([{"title": ""}, {**less, "bold": False}], apart))
     one = {"title": "diversity", "better": "one"}
     assert [line.count("**") for line in shown([{"title": ""}, one], [["a", 0.9], ["b", 1.05]])[2:]] == [0, 2]
 

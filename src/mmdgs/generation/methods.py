@@ -195,8 +195,8 @@ def resolved(method: Method, model: Model) -> Method:
 def own_choice(method: Method, model: Model) -> str:
     """The sampler where none is named.
 
-    The paper's order of Gibbs over many levels overdoes the contrast of networks that are told the level
-    (docs/samplers.md), so it is not chosen by itself.
+    The paper's order of Gibbs over many levels has a bias, also for a Gaussian (docs/samplers.md), so it is not chosen
+    by itself.
     """
     if len(model.levels) == 1:
         return "gibbs"

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ ARROWS = {"less": " ↓", "more": " ↑", "zero": " (→ 0)", "one": " (→ 1)",
 
 @dataclass(frozen=True)
 class Column:
-    """How the numbers of a column are shown; `better`: less, more, zero or one. The best are bold where `bold` is."""
+    """How the numbers of a column are shown; `better`: less, more, zero or one. The best is bold where `bold` is."""
 
     title: str
     digits: int | None = None  # None: as the record has them
@@ -52,15 +52,18 @@ class Column:
         return f"{value:{self.sign},}" + ("" if math.isnan(half) else f" ± {half:,}") + self.unit
 
     def best(self, cells: Mapping[int, Number]) -> set[int]:
-        """The keys of the best numbers: the least, what equals it, and what intervals do not tell from it."""
-        if not self.bold:
+        """The key of the best number; none where its interval and theirs do not tell it from all others."""
+        if self.better is None or not self.bold or not cells:
             return set()
-        if self.better == "one":
-            return replace(self, better="zero").best(
-                {key: Number(one.value - 1, one.half) for key, one in cells.items()}
-            )
-        best = Measure("", "", better=self.better).best(cells)
-        return best | {key for key, one in cells.items() if one.value in {cells[other].value for other in best}}
+        bad = {key: self._badness(one.value) for key, one in cells.items()}
+        first = min(bad, key=bad.__getitem__)
+        halves = {key: math.hypot(cells[first].half, one.half) for key, one in cells.items()}
+        # Where there is no interval any difference counts: a comparison with NaN is false.
+        alike = (bad[key] == bad[first] or bad[key] - bad[first] <= halves[key] for key in bad if key != first)
+        return set() if any(alike) else {first}
+
+    def _badness(self, value: float) -> float:
+        return {"more": -value, "zero": abs(value), "one": abs(value - 1)}.get(self.better or "", value)
 
 
 def pages(root: Path) -> list[Path]:
@@ -104,7 +107,7 @@ def _table(path: Path, name: str, page: Path) -> dict[str, Any]:
 
 
 def markdown(table: Mapping[str, Any], path: Path) -> str:
-    """A table as Markdown. Bold: the best of a column that says what is better; rows in italics are not compared."""
+    """A table as Markdown. Bold: the best of a column, where intervals tell it; rows in italics are not compared."""
     columns = [Column(**column) for column in table["columns"]]
     rows = [[_cell(cell, table["record"], path) for cell in row] for row in table["rows"]]
     if odd := [row for row in rows if len(row) != len(columns)]:

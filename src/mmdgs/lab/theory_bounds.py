@@ -65,7 +65,7 @@ def joint_kl() -> tuple[Records, Section]:
     mixture = GaussianMixture(weights, weights.new_tensor([[-1.1], [0.0], [1.0]]), 0.2)
     log_p = mixture.log_prob(x[:, None])
     cases = [(name, sigma) for sigma in SIGMAS for name in POSTERIORS]
-    records = [{"posterior": n, "sigma": s, **_divergences(n, log_p, x, step, s)} for n, s in cases]
+    records: Records = [{"posterior": n, "sigma": s, **_divergences(n, log_p, x, step, s)} for n, s in cases]
     text = (
         "A mixture of three Gaussians in one dimension. The joint KL is what training by KL minimises; the marginal KL "
         "is between the data and what one sweep from noised data samples. Their difference is "

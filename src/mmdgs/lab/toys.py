@@ -204,7 +204,7 @@ def many_chains(context: Context, sets: Sets, settings: ToySettings, start: str)
 
 def _many(sets: Sets, settings: ToySettings, cell: Cell) -> Part:
     parts = [_many_of_seed(fitted, settings, cell) for fitted in sets[cell.column]]
-    values = {key: [number for part in parts for number in part[key]] for key in parts[0]}
+    values: dict[str, Any] = {key: [number for part in parts for number in part[key]] for key in parts[0]}
     if "repaired" in values:
         values |= {"repaired": statistics.mean(values["repaired"])}
     return Part(values)
