@@ -23,7 +23,7 @@ def test_text_and_records_agree(page: Path):
     assert rewritten(page.read_text(), page, ROOT) == page.read_text()
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: page.name)
 def test_every_table_of_numbers_has_a_record(page: Path):
     assert [table for table in TABLE.findall(MARK.sub("", page.read_text())) if MEASURED.search(table)] == []
 
