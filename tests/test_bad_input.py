@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
 import pytest
 import torch
+from nets import tiny_model
 from oracles import PLAIN, paper_mixture, skewed_mixture
 from torch import Tensor
 
@@ -14,13 +16,14 @@ import mmdgs
 from mmdgs import metrics
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.networks import MLP
-from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.noise import CLEAN, LevelTable, NoiseLevel, add_noise
 from mmdgs.randomness import seeded
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
 NAN, INF = math.nan, math.inf
 MEANS = torch.zeros(2, 3)
+OK = torch.zeros(4, 2)
 
 
 def refused(*parts: str):
@@ -127,7 +130,8 @@ ESTIMATORS = {
     "diagonal": lambda den: mmdgs.DiagonalMoments(den, probes=None),
     "probes": lambda den: mmdgs.DiagonalMoments(den, probes=2),
     "krylov": mmdgs.KrylovMoments,
-    "isotropic": lambda den: mmdgs.IsotropicMoments(den, {PLAIN: 0.1}),
+    "isotropic": lambda den: mmdgs.IsotropicMoments(den, LevelTable.of({PLAIN: 0.1})),
+    "spectral": lambda den: mmdgs.SpectralMoments(den, LevelTable.of({PLAIN: torch.tensor([0.1, 0.2])})),
 }
 estimators = pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS.keys())
 DENOISERS = {
@@ -162,6 +166,110 @@ def test_denoisers_of_a_wrong_shape(make, columns: int) -> None:
 
     with refused("(4, 2)", f"got (4, {columns})"):
         make(wrong)(torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+NOT_DENOISERS = {
+    "a network of ours": (MLP(2, 2, width=4, depth=1, seed=0), "MLP is no denoiser D(x_t, level): it is a network"),
+    "a network of torch": (
+        torch.nn.Linear(2, 2),
+        "Linear is no denoiser D(x_t, level): it cannot be called with x_t",
+    ),
+    "a function of x_t": (
+        lambda x: x,
+        "function is no denoiser D(x_t, level): it cannot be called with x_t",
+    ),
+    "weights": ({"weight": OK}, "dict is no denoiser D(x_t, level): it cannot be called"),
+}
+
+
+@estimators
+@pytest.mark.parametrize("case", NOT_DENOISERS.values(), ids=NOT_DENOISERS.keys())
+def test_what_is_no_denoiser(make, case) -> None:
+    given, message = case
+    with pytest.raises(TypeError, match=re.escape(message)) as caught:
+        make(given)
+    assert "mmdgs.energy_denoiser(network), score_denoiser, noise_denoiser" in str(caught.value)
+
+
+class Timed(torch.nn.Module):
+    """A network that takes a time, as those of diffusion models do."""
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return x * t.float()[:, None]
+
+
+@estimators
+@pytest.mark.parametrize("wrap", [lambda network: network, mmdgs.noise_denoiser], ids=["raw", "wrapped"])
+def test_a_network_that_takes_a_time(make, wrap) -> None:
+    with pytest.raises(TypeError, match=r"'NoiseLevel' object has no attribute 'float'.*lambda x_t, level: network"):
+        make(wrap(Timed()))(torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+@estimators
+def test_a_denoiser_that_returns_no_tensor(make) -> None:
+    with refused("the denoiser must return a torch tensor, got tuple"):
+        make(lambda x_t, level: (x_t, x_t))(torch.zeros(4, 2), PLAIN, generator=seeded(0))
+
+
+@estimators
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("denoiser", DENOISERS.values(), ids=DENOISERS.keys())
+def test_inputs_that_are_not_finite(make, denoiser: mmdgs.Denoiser, value: float) -> None:
+    x_t = torch.zeros(4, 2)
+    x_t[2, 1] = value
+    with pytest.raises(mmdgs.NonFiniteError, match="the input x_t is not finite at chain 2; check the data that"):
+        make(denoiser)(x_t, PLAIN, generator=seeded(0))
+
+
+def test_large_inputs_are_finite() -> None:
+    x_t = torch.full((4, 2), 1e30)  # whose squares are not
+    assert mmdgs.FullMoments(DENOISERS["plain"])(x_t, PLAIN).mean.isfinite().all()
+
+
+PIXELS = torch.linspace(0, 255, 2 * 64).reshape(2, 1, 8, 8)
+ENTRIES = {
+    "model": lambda model, x: model(x, model.level),
+    "diagonal": lambda model, x: model.posterior()(x, model.level, generator=seeded(0)),
+    "full": lambda model, x: model.posterior("full")(x, model.level),
+    "krylov": lambda model, x: model.posterior("krylov", krylov_steps=2)(x, model.level),
+    "fit": lambda model, x: mmdgs.IsotropicMoments.fit(model, x, model.level, generator=seeded(0)),
+}
+
+
+@pytest.mark.parametrize("call", ENTRIES.values(), ids=ENTRIES.keys())
+@pytest.mark.parametrize("interval", [(0.0, 1.0), (-1.0, 1.0)])
+def test_pixels_that_are_not_scaled(call, interval: tuple[float, float]) -> None:
+    model = tiny_model("score", interval=interval)
+    low, high = interval
+    with refused("x_t lies far outside the model's data", f"[{low:g}, {high:g}]", "x = model.scaled(pixels / 255)"):
+        call(model, PIXELS)
+    call(model, model.scaled(PIXELS / 255))
+    call(model, 4 * model.scaled(PIXELS / 255))  # a chain may stray
+
+
+def test_a_full_covariance_by_name_has_a_limit_that_can_be_raised() -> None:
+    model = tiny_model("score", shape=(1, 12, 12))
+    x = torch.zeros(70, 1, 12, 12)
+    with refused("take 10,080 products", "limit is 10,000", "--covariance krylov", "--most-products 10080"):
+        model.posterior("full")(x, model.level)
+    with refused("take 144 products", "limit is 143"):
+        model.posterior("full", most_products=143)(x[:1], model.level)
+    assert model.posterior("full", most_products=144)(x[:1], model.level).cov.dense().shape == (1, 144, 144)
+
+
+def test_models_can_be_mapped_and_differentiated() -> None:
+    # There no number can be looked at, so pixels are not refused.
+    model, x = tiny_model("score"), torch.rand(3, 2, 1, 8, 8, generator=seeded(0))
+    expected = torch.stack([model(one, model.level) for one in x])
+    torch.testing.assert_close(torch.func.vmap(lambda one: model(one, model.level))(x), expected)
+    mean, _ = torch.func.vjp(lambda one: model(one, model.level), x[0])
+    torch.testing.assert_close(mean, expected[0])
+
+
+def test_points_may_lie_anywhere() -> None:
+    config = dataclasses.replace(tiny_model("score").config, network="mlp", shape=(2,), options={"width": 4})
+    model = mmdgs.Model.build(config)
+    assert model(torch.full((3, 2), 1e3), model.level).shape == (3, 2)
 
 
 def test_losses_of_a_denoiser_of_a_wrong_shape() -> None:
@@ -209,6 +317,20 @@ def test_probes_need_a_generator() -> None:
         mmdgs.DiagonalMoments(paper_mixture().denoiser())(torch.zeros(1, 2, dtype=torch.float64), PLAIN)
 
 
+@pytest.mark.parametrize("name", ["isotropic", "spectral"])
+@pytest.mark.parametrize(("given", "got"), [((), "none"), ((0.1,), "float")], ids=["left out", "a number"])
+def test_variances_that_were_not_fitted(name: str, given: tuple[float, ...], got: str) -> None:
+    kind = {"isotropic": mmdgs.IsotropicMoments, "spectral": mmdgs.SpectralMoments}[name]
+    with pytest.raises(TypeError, match=f"{kind.__name__} needs its variances, a LevelTable, and got {got}") as caught:
+        kind(HALF, *given)
+    said = str(caught.value)
+    assert f"model.posterior('{name}')" in said
+    # The line of code that it names does fit them.
+    code = said[said.index(f"{kind.__name__}.fit(") :].split(". ")[0]
+    names = {"denoiser": HALF, "x": torch.randn(9, 1, 2, 2, generator=seeded(0)), "levels": [PLAIN], "torch": torch}
+    assert isinstance(eval(code, names | {kind.__name__: kind}), kind)
+
+
 HALF = mmdgs.clean_denoiser(lambda x: 0.5 * x)
 
 
@@ -253,8 +375,6 @@ def test_a_clean_level_cannot_be_sampled_at() -> None:
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------
-
-OK = torch.zeros(4, 2)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ def test_the_plain_chain_samples_the_clean_gaussian():
     assert abs(chain.square().mean().item() - 1) < 5 * (2 / worth) ** 0.5
 
 
+def test_the_batched_chains_sample_the_clean_gaussian():
+    x = plain.batched_chain(Gaussian(1.25), 3 * torch.ones(2_000, 3), 40, 0.5, seeded(0))
+    assert abs(x.square().mean().item() - 1) < 5 * (2 / x.numel()) ** 0.5
+
+
 def test_the_plain_moments_are_exact_where_the_jacobian_is_diagonal():
     denoiser, x_t = score_denoiser(Gaussian(2.0, score=True)), torch.ones(3, 1, 4, 4)
     mean, variances = plain.plain_moments(denoiser, x_t, NoiseLevel(sigma=0.5), 2, seeded(0))
@@ -140,9 +145,11 @@ def test_random_weights_leave_no_layer_at_zero():
 def test_the_chain_benchmark_measures_every_row(monkeypatch):
     monkeypatch.setattr(comparisons, "CHAIN_STEPS", {"cpu": {1: 20, 5: 20, 1000: 10}})
     rows = bench.chain(CPU, quick=True)
-    assert [row.unit for row in rows] == ["chain-steps/s"] * 3
+    assert [row.unit for row in rows] == ["chain-steps/s"] * 4
     assert all(row.plain > 0 and row.ours > 0 and row.first_call > 0 for row in rows)
-    assert len({row.plain for row in rows}) == 1  # the plain way runs one chain at a time, whatever their number
+    assert len({row.plain for row in rows[:3]}) == 1  # the plain way runs one chain at a time, whatever their number
+    assert rows[3].plain > 3 * rows[0].plain  # batching alone is worth that much, and more
+    assert rows[3].ours == rows[2].ours
     assert rows[2].name == "2-D full covariance, 1,000 chains, 2 steps"
 
 

@@ -216,7 +216,7 @@ def test_without_a_model_it_says_how_to_train_one(prepared: Context, monkeypatch
         given.append(recipe)
         raise UsageError("caught")
 
-    monkeypatch.setattr(cli.train, "train_model", caught)
+    monkeypatch.setattr("mmdgs.training.run.train_model", caught)
     assert CliRunner().invoke(cli.app, words[1:]).exit_code == 2
     (recipe,) = given
     training = recipe.training

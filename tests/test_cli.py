@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdgs import cli
+from mmdgs.cli.reproduce import called
 from mmdgs.errors import NonFiniteError
 from mmdgs.files import LOCK
 from mmdgs.lab import bench, toys
@@ -37,20 +38,35 @@ def test_version():
 
 
 @pytest.mark.usefixtures("tiny", "unpainted")
-def test_demo_prints_its_table_and_the_path_of_the_report(tmp_path):
+def test_demo_prints_its_table_its_takeaway_the_path_of_the_report_and_the_next_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     result = run(cli.app, ["demo", "--out", str(tmp_path / "d"), "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert "analytic full" in result.output
-    last = result.output.strip().splitlines()[-1]
-    assert last == f"report: {tmp_path / 'd' / 'report.html'}"
+    assert "nats less likely than data" in " ".join(result.output.split())
+    *_, report, following = result.output.strip().splitlines()
+    assert report == f"report: {tmp_path / 'd' / 'report.html'}"
+    assert following.startswith("next: mmdgs sample mnist ")
     assert (tmp_path / "d" / "report.html").exists()
+
+
+def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_active(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / ".venv" / "bin" / "mmdgs"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    assert called() == ".venv/bin/mmdgs"
+    script.unlink()
+    assert called() == "mmdgs"
 
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["reproduce", "fig9"], "unknown experiment 'fig9'; choose one of fig1, table1, fig2, theory"),
+        (["reproduce", "fig9"], "unknown experiment 'fig9' (did you mean 'fig2'?); choose one of fig1, table1"),
         (["reproduce", "table1", "--data", "moons"], "unknown 2-D data set 'moons'; choose one of mog, rings, roll"),
         (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
         (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1, fig2 and table2, not for theory"),
@@ -125,7 +141,7 @@ def test_interrupting_says_how_to_resume(tmp_path, monkeypatch):
     result = run(cli.app, words)
     assert result.exit_code == 130
     assert "--resume" in said(result)
-    assert (tmp_path / "out" / "parts" / "mog-energy.json").exists()
+    assert (tmp_path / "out" / "parts" / "mog-energy-0.json").exists()
     assert not (tmp_path / "out" / "records.json").exists()
 
 
@@ -142,7 +158,7 @@ def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_pa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 300
-    while not (out / "parts" / "rings-energy.json").exists() and time.monotonic() < deadline:
+    while not (out / "parts" / "rings-energy-0.json").exists() and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -150,7 +166,7 @@ def test_control_c_in_the_terminal_leaves_finished_parts_and_no_traceback(tmp_pa
     assert process.returncode == 130, errors
     assert "--resume" in errors
     assert "Traceback" not in errors
-    assert (out / "parts" / "rings-energy.safetensors").exists()
+    assert (out / "parts" / "rings-energy-0.safetensors").exists()
     assert {path.name for path in out.rglob(".*")} <= {LOCK}  # no temporary file stays behind
 
 

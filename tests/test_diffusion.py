@@ -374,8 +374,12 @@ def test_what_cannot_be_converted_leaves_nothing(folder: Path, tmp_path: Path) -
         assert result.exit_code == 2
         return " ".join(result.output.split())
 
-    assert "no diffusion_pytorch_model.bin to convert" in said(folder, "--out", tmp_path / "new")
+    message = said(folder, "--out", tmp_path / "new")
+    assert f"nothing needs converting: the weights in {folder} are safetensors already ({WEIGHTS})" in message
+    assert f"use the folder as it is, for example: mmdgs sample {folder}" in message
     assert "the source itself" in said(folder, "--out", folder, "--overwrite")
+    (folder / "unet" / WEIGHTS).unlink()
+    assert "no diffusion_pytorch_model.bin to convert" in said(folder, "--out", tmp_path / "new")
     pickled = folder / "unet" / "diffusion_pytorch_model.bin"
     torch.save([1], pickled)
     assert "no dictionary of tensors" in said(folder, "--out", tmp_path / "new")

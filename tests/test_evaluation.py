@@ -481,7 +481,7 @@ def test_names_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     for source, match in (
         ("cifar10", "several parts; name one, such as cifar10:train"),
         ("nothing.npz", "no images at 'nothing.npz'; expected an .npz, a folder"),
-        ("cifar11:test", "did you mean cifar10"),
+        ("cifar11:test", "did you mean 'cifar10'"),
         (str(tmp_path / "broken.npz"), "not an .npz of arrays"),
     ):
         with pytest.raises(UsageError, match=match):
@@ -580,7 +580,7 @@ def test_different_counts_need_force(monkeypatch: pytest.MonkeyPatch) -> None:
     both = ["evaluate", "a.npz", "b.npz", *COMMAND, "--metrics", "fid"]
     later = ["evaluate", "b.npz", *COMMAND, "--metrics", "fid", "--compare", "a.json"]
     with monkeypatch.context() as patch:
-        patch.setattr(cli.evaluate, "evaluate", lambda *_, **__: pytest.fail("worked before it refused"))
+        patch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("worked before it refused"))
         for words in (both, later):
             result = run(cli.app, words)
             assert result.exit_code == 2

@@ -10,10 +10,13 @@ from sizes import TINY
 
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, write_atomically
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, TimeIsUp, Workspace, toys
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, TimeIsUp, Workspace, demo, toys
+from mmdgs.lab.drawing import style
 from mmdgs.lab.grid import Cell, Grid, Measure, Number, Results
+from mmdgs.lab.mathematics import typeset
 from mmdgs.lab.report import Claim, Section
 from mmdgs.lab.workspace import Part, axis, described
+from mmdgs.tables import plain
 
 FID = Measure("fid", "FID", 2, "less")
 
@@ -114,13 +117,22 @@ def test_numbers_have_students_interval_or_the_jackknifes_and_differences_are_pa
     assert FID.of({"fid": [1.0, math.inf]}).value == math.inf  # chains that diverged
 
 
-def test_bold_is_the_best_and_what_intervals_do_not_tell_from_it():
-    found = {"a": Number(1.0, 0.3), "b": Number(1.4, 0.3), "c": Number(1.5, 0.3), "d": Number(math.nan)}
-    assert FID.best(found) == {"a", "b"}
-    assert replace(FID, better="more").best(found) == {"b", "c"}
+def test_bold_is_the_best_where_intervals_tell_it_from_all_others():
+    found = {"a": Number(1.0, 0.3), "b": Number(1.5, 0.3), "c": Number(1.6, 0.3), "d": Number(math.nan)}
+    assert FID.best(found) == {"a"}
+    assert replace(FID, better="more").best(found) == set()  # b and c are alike
+    assert FID.best(found | {"e": Number(1.3, 0.3)}) == set()
     assert replace(FID, better="zero").best({"a": Number(-0.1), "b": Number(0.2)}) == {"a"}
-    assert replace(FID, deviation=True).best(found) == {"a"}
+    assert FID.best({"a": Number(1.0), "b": Number(1.004)}) == set()  # both are shown as 1.00
+    assert FID.best({"a": Number(1.0), "b": Number(1.01)}) == {"a"}
     assert replace(FID, better=None).best(found) == set()
+    # The interval decides where the table shows the standard deviation: t = 4.3 / sqrt(3) of these makes 2.5 of 1.
+    far = results({("DDIM", 10): {"fid": [1.0, 2.0, 3.0]}, ("Heun", 10): {"fid": [4.0, 5.0, 6.0]}})
+    assert far.table("t", [replace(FID, deviation=True)]).best == set()
+    assert far.listing("t", [replace(FID, deviation=True)]).best == set()
+    near = results({("DDIM", 10): {"fid": [1.0, 2.0, 3.0]}, ("Heun", 10): {"fid": [6.0, 7.0, 8.0]}})
+    assert near.table("t", [replace(FID, deviation=True)]).best == {(0, 1)}
+    assert near.table("t", [replace(FID, deviation=True)]).rows[0][1] == "2.00 ± 1.00"
 
 
 def test_tables_show_every_cell_once():
@@ -142,7 +154,9 @@ def test_tables_show_every_cell_once():
     assert [row[2] for row in table.rows] == ["50%", ""]
     assert table.rows[1][3] == ""
     assert table.rows[0][1].startswith("1.10 ± ")
-    assert table.best == {(0, 1), (1, 1), (0, 3)}  # two seeds tell nothing at 10 steps
+    assert table.best == {(0, 3)}  # two seeds tell nothing at 10 steps
+    assert list(found.table("t", [FID, Measure("is", "IS")]).header) == ["", "FID, 10 steps", "FID, 25 steps"]
+    assert list(found.listing("t", [Measure("is", "IS"), FID]).header) == ["", "steps", "FID"]
     against = found.table("t", [FID], against="DDIM", rows={"Heun": "Heun", "DDIM": "DDIM"}, columns={10: "ten"})
     assert [row[1] for row in against.rows] == ["+1.00 ± 0.00", table.rows[0][1]]
     assert against.best == {(1, 1)}
@@ -162,9 +176,28 @@ def test_a_row_is_below_another_where_the_paired_interval_says_so():
     )
     assert found.below("DDIM", "Heun", FID, [10]).holds is True
     assert found.below("Heun", "DDIM", FID, [10]).holds is False
-    assert found.below("DDIM", "Heun", FID).holds is False  # at 25 steps the seeds do not agree
+    assert found.below("DDIM", "Heun", FID).holds is None  # at 25 steps the seeds do not agree
+    assert found.below("Heun", "DDIM", FID).holds is False  # as at 10 steps
+    assert found.below("DDIM", "Heun", FID, [10]).text == "DDIM has a better FID than Heun (steps: 10)"
     assert found.below("DDIM", "nut", FID).holds is None
     assert "1.10 against 2.10 at 10, -1.00 ± 0.00" in found.below("DDIM", "Heun", FID).numbers
+
+
+def test_every_curve_has_its_name_beside_it_inside_the_panel_and_clear_of_the_others(tmp_path):
+    rows = ("DDIM", "Heun", "Langevin", "ancestral, isotropic", "ancestral, spectral")
+    canvas = grid_of([], rows=rows).run(context_in(tmp_path)).curves("c", "", FID).canvas
+    (panel,) = canvas.axes
+    assert panel.get_legend() is None
+    boxes = {text.get_text(): text.get_window_extent() for text in panel.texts}
+    assert boxes.keys() == set(rows)
+    frame = panel.get_window_extent()
+    for name, box in boxes.items():
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+        assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+        assert not any(box.overlaps(other) for one, other in boxes.items() if one != name)
+    colours = {text.get_text(): text.get_color() for text in panel.texts}
+    assert colours["Langevin"] == style("Langevin").colour
+    assert colours["ancestral, isotropic"] == style("ancestral, isotropic").colour
 
 
 def test_curves_have_the_look_of_their_row(tmp_path):
@@ -246,8 +279,44 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_does_not(tmp_path
 @pytest.mark.usefixtures("tiny", "unpainted")
 def test_the_demo_is_one_page_with_all_four(tmp_path):
     records, _, page = perform(DEMO, tmp_path)
-    assert page.count("data:image/png;base64,") == 6
+    assert page.count("data:image/png;base64,") == 4
     assert records.keys() >= {"fig1", "table1", "fig2", "digits"}
+
+
+@pytest.mark.usefixtures("tiny", "unpainted")
+def test_the_demo_leads_with_its_takeaway_and_pictures_and_ends_with_a_command(tmp_path):
+    _, report, page = perform(DEMO, tmp_path)
+    assert "nats less likely than data" in report.takeaway
+    order = [report.takeaway, "<figure>", "<table", "What to try next", f"mmdgs {report.following[0].command}"]
+    places = [page.index(one) for one in order]
+    assert places == sorted(places)
+    table = report.tables()[0]
+    paper = {row[0]: row[-1] for row in table.rows}
+    assert paper["learned diagonal"] == "0.364 ± 0.044"  # the paper's Table 1, beside ours
+    assert paper["analytic full"] == "0.005 ± 0.001"
+    assert all(any(row[j] for row in table.rows) for j in range(len(table.header)))
+
+
+def many_of(deficits: dict[str, list[float]]) -> Results:
+    grid = Grid("many", {}, lambda _: Part(), across="data")
+    return Results(grid, {(row, demo.DATASET): Part({"deficit": values}) for row, values in deficits.items()})
+
+
+def test_the_demo_says_that_the_full_covariance_is_nearest_only_where_intervals_say_so():
+    clear = {"full": [1.8, 1.9], "isotropic": [3.0, 3.1], "learned": [4.0, 4.1], "exact": [0.0, 0.01]}
+    assert demo.takeaway(many_of(clear)).startswith("The full covariance")
+    open_ = clear | {"isotropic": [1.7, 3.0]}
+    assert "do not show that the full covariance is nearest" in demo.takeaway(many_of(open_))
+
+
+def test_mathematics_is_set_in_the_page_and_spelt_out_elsewhere():
+    text = r"a < $\sigma^2\, \partial D / \partial x_t$ of $p(x \mid x_t)$ & more"
+    page = str(typeset(text))
+    assert page.startswith('a &lt; <img class="formula" alt="sigma^2 dD / dx_t"')
+    assert page.endswith("&amp; more")
+    assert page.count("data:image/svg+xml;base64,") == 2
+    assert plain(text) == "a < sigma^2 dD / dx_t of p(x | x_t) & more"
+    assert plain("$5") == str(typeset("$5")) == "$5"
 
 
 @pytest.mark.usefixtures("tiny", "unpainted")
@@ -265,7 +334,7 @@ def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(tm
     with pytest.raises(KeyboardInterrupt):
         perform(EXPERIMENTS["fig2"], tmp_path / "cut", data=("rings",))
     assert not (tmp_path / "cut" / "records.json").exists()
-    kept = {"rings-energy", "rings-learned", "single-learned-rings", "single-isotropic-rings"}
+    kept = {"rings-energy-0", "rings-learned-0", "single-learned-rings", "single-isotropic-rings"}
     assert {p.stem for p in (tmp_path / "cut" / "parts").glob("*.json")} == kept
     monkeypatch.setattr(toys, "run", real)
     monkeypatch.setattr(toys, "train", None)  # a second training would fail: the networks must come from the folder

@@ -210,9 +210,12 @@ def test_sets_that_do_not_fit_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("data_name", "message"),
     [
-        ("mnits", "unknown data 'mnits': did you mean mnist? choose one of mnist, cifar10, celeba, or the path"),
-        ("CIFAR-10", "did you mean cifar10?"),
-        ("no/such/folder", "unknown data 'no/such/folder': choose one of"),
+        (
+            "mnits",
+            "unknown data 'mnits' (did you mean 'mnist'?); choose one of mnist, cifar10, celeba, or give the path",
+        ),
+        ("CIFAR-10", "did you mean 'cifar10'?"),
+        ("no/such/folder", "unknown data 'no/such/folder'; choose one of"),
     ],
 )
 def test_unknown_data(data_name: str, message: str) -> None:

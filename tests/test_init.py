@@ -281,5 +281,5 @@ def test_init_on_the_command_line(first: Path, pictures: Path, tmp_path: Path) -
     assert read_recipe(out / "recipe.yaml").init == str(first)
     result = run(cli.app, words(pictures, tmp_path / "third", "--init", str(tmp_path / "nowhere")))
     assert result.exit_code == 2
-    assert "there is no model folder" in " ".join(result.output.split())
+    assert "there is no folder of this name here" in " ".join(result.output.split())
     assert not (tmp_path / "third").exists()

@@ -15,8 +15,8 @@ import mmdgs
 ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
-    ["errors", "lazy", "options", "tables", "version"],
-    ["files", "cost", "derivatives", "runtime"],
+    ["errors", "interrupts", "lazy", "options", "tables", "version"],
+    ["files", "cost", "derivatives", "memory", "runtime"],
     ["randomness"],
     ["noise", "compiled"],
     ["schedules"],

@@ -223,7 +223,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(how: str, content: Content, t
     ("source", "options", "parts"),
     [
         ("nowhere.pth", {}, ["there is no checkpoint nowhere.pth"]),
-        ("nowhere", {}, ["there is no model folder 'nowhere'"]),
+        ("nowhere", {}, ["no model 'nowhere'", "no folder of this name here"]),
         ("mnist", {"ema": False}, ["ema=False is for NCSNv2", "'mnist'"]),
         ("mnist", {"size": 0}, ["size must be", "got 0"]),
         (3, {}, ["cannot make a model of a int"]),
@@ -275,6 +275,7 @@ def test_convert_overwrites_only_models_and_only_when_asked(checkpoint: Path, tm
     assert (out / "model.safetensors").read_bytes() == before
     assert converted(checkpoint, "--out", out, "--raw", "--overwrite").exit_code == 0
     assert (out / "model.safetensors").read_bytes() != before
+    config = (out / "config.json").read_bytes()
     (out / "config.json").unlink()
     result = converted(checkpoint, "--out", out, "--overwrite")
     assert "other things than a model" in " ".join(result.output.split())
@@ -282,6 +283,10 @@ def test_convert_overwrites_only_models_and_only_when_asked(checkpoint: Path, tm
     assert converted(checkpoint, "--out", checkpoint).exit_code == 2
     assert converted(tmp_path / "nowhere.pth", "--out", tmp_path / "b").exit_code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pth", "model"]
+    (out / "config.json").write_bytes(config)
+    result = converted(out, "--out", tmp_path / "b")
+    assert "nothing needs converting" in " ".join(result.output.split())
+    assert result.exit_code == 2
 
 
 # --- EDM --------------------------------------------------------------------------------------------------------

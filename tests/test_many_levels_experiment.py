@@ -40,6 +40,15 @@ def test_the_papers_order_has_a_limit_that_levels_do_not_mend(sweeps: int) -> No
     assert found - 1 == pytest.approx(1 / (2 * sweeps - 1), rel=0.01)
 
 
+@pytest.mark.parametrize("sweeps", [1, 3, 10])
+@pytest.mark.parametrize("sigma", [50.0, 3.0, 1.0, 0.5])
+def test_the_limit_depends_on_the_starting_noise_where_it_does_not_dwarf_the_data(sweeps: int, sigma: float) -> None:
+    """The solution of that equation from noise alone, v(sigma^2) = sigma^2, as docs/samplers.md has it."""
+    found = many_levels._gibbs_variance(geometric(20_000, sigma, 0.001), sweeps, noise_first=True, start=0.0)
+    bias, r = 1 / (2 * sweeps - 1), 1 / (1 + sigma**2)
+    assert found - 1 == pytest.approx(bias - (bias + r) * r ** (2 * sweeps - 1), abs=1e-3)
+
+
 def test_it_writes_its_numbers_and_figures(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(many_levels, "QUICK", TINY)
     monkeypatch.setattr(many_levels, "FIT_POINTS", 200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,12 +17,16 @@ from mmdgs.cost import counting
 from mmdgs.linalg import operators
 from mmdgs.linalg.operators import Dense, Diagonal
 from mmdgs.moments import contract
+from mmdgs.moments.isotropic import by_score
 from mmdgs.networks import MLP
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.targets import GaussianMixture
 
 EXACT = {"rtol": 1e-8, "atol": 1e-8}
 UNFLOORED = -math.inf  # a floor that repairs nothing, where the estimate itself is under test
+
+fit_by_score = partial(mmdgs.IsotropicMoments.fit, variance_of=by_score)
+"""The fit of the paper's formula."""
 
 Target = tuple[GaussianMixture, tuple[int, ...]]
 
@@ -147,7 +152,7 @@ def test_isotropic_variance_is_the_mean_posterior_variance(paper: GaussianMixtur
 
     generator = torch.Generator().manual_seed(0)
     x = paper.sample((50_000,), generator=generator)
-    fitted = mmdgs.IsotropicMoments.fit_by_score(paper.denoiser(), x, level, generator=generator).variances[level]
+    fitted = fit_by_score(paper.denoiser(), x, level, generator=generator).variances[level]
     # What is averaged is (sigma^2 / alpha)^2 |score|^2 / d; its spread over the same law gives the error.
     terms = (level.sigma**2 / level.alpha) ** 2 * paper.noised(level).score(points(paper, (2,), level, 50_000)).square()
     error = terms.mean(1).std().item() / math.sqrt(len(x))
@@ -159,7 +164,7 @@ def test_isotropic_variance_of_the_paper(paper: GaussianMixture, generator: torc
     # Published for the true density at sigma = 0.2: 0.02014; 200,000 points leave an error of about 5e-5.
     level = NoiseLevel(sigma=0.2)
     x = paper.sample((200_000,), generator=generator)
-    post = mmdgs.IsotropicMoments.fit_by_score(paper.denoiser(), x, level, generator=generator)
+    post = fit_by_score(paper.denoiser(), x, level, generator=generator)
     assert post.variances[level] == pytest.approx(0.02014, abs=2.5e-4)
 
 
@@ -169,18 +174,18 @@ def test_isotropic_variance_by_errors_is_the_same_number_from_fewer_points(skewe
     x_t = points(skewed, (3,), level, 200_000)
     exact = skewed.posterior(x_t, level).covariance.diagonal(dim1=1, dim2=2).mean().item()
     spread = {}
-    for name in ("fit", "fit_by_score"):
+    for fit in (mmdgs.IsotropicMoments.fit, fit_by_score):
         found = []
         for seed in range(12):
             generator = torch.Generator().manual_seed(seed)
             x = skewed.sample((2_000,), generator=generator)
-            fit = getattr(mmdgs.IsotropicMoments, name)
             found.append(fit(skewed.denoiser(), x, level, generator=generator).variances[level])
         values = torch.tensor(found)
-        spread[name] = values.std().item()
-        assert values.mean().item() == pytest.approx(exact, abs=5 * spread[name] / math.sqrt(12))
-    assert spread["fit"] < 0.05 * spread["fit_by_score"]
-    assert spread["fit"] < 0.05 * exact
+        spread[fit] = values.std().item()
+        assert values.mean().item() == pytest.approx(exact, abs=5 * spread[fit] / math.sqrt(12))
+    by_errors, by_the_score = spread.values()
+    assert by_errors < 0.05 * by_the_score
+    assert by_errors < 0.05 * exact
 
 
 @pytest.mark.parametrize("kind", NETWORK_KINDS)
@@ -197,9 +202,9 @@ def test_isotropic_variance_is_exact_for_a_gaussian(kind: str, level: NoiseLevel
     exact, exact_other = s**2 * level.sigma**2 / noisy, s**2 * 4 / (s**2 + 4)
     assert post.variances[level] == pytest.approx(exact, rel=5 * relative)
     assert post.variances[other] == pytest.approx(exact_other, rel=5 * relative)
-    by_score = mmdgs.IsotropicMoments.fit_by_score(exact_networks(target)[kind], x, level, generator=generator)
+    paper = fit_by_score(exact_networks(target)[kind], x, level, generator=generator)
     error = level.sigma**4 / level.alpha**2 / noisy * relative
-    assert by_score.variances[level] == pytest.approx(exact, abs=5 * error)
+    assert paper.variances[level] == pytest.approx(exact, abs=5 * error)
 
     x_t = points(target, IMAGE, level, rows=3)
     q = post(x_t, level)
@@ -242,7 +247,7 @@ def test_isotropic_floor_is_never_silent(level: NoiseLevel, generator: torch.Gen
     # A mean far from x_t implies a score so large that the variance comes out negative.
     denoiser = mmdgs.clean_denoiser(lambda x: x - 100.0)
     with caplog.at_level(logging.WARNING, logger="mmdgs"):
-        post = mmdgs.IsotropicMoments.fit_by_score(denoiser, torch.zeros(10, 2), level, generator=generator)
+        post = fit_by_score(denoiser, torch.zeros(10, 2), level, generator=generator)
     assert post.variances[level] == pytest.approx(moments.FLOOR * level.variance)
     assert "lifted to the floor" in caplog.text
 
@@ -375,6 +380,26 @@ def test_a_covariance_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch
     assert counted.calls == 0, "it must be refused before any work is done"
 
 
+def test_a_covariance_that_takes_too_many_products_is_refused_unless_asked_for() -> None:
+    x_t, calls = torch.zeros(3, 1, 10, 10), []
+
+    def denoiser(x: Tensor, level: NoiseLevel) -> Tensor:
+        calls.append(len(x))
+        return 0.5 * x
+
+    with pytest.raises(mmdgs.UsageError, match=r"take 300 products .* limit is 299\. KrylovMoments.*most_products=300"):
+        mmdgs.FullMoments(denoiser, most_products=299)(x_t, PLAIN)
+    assert calls == [], "it is refused before any work"
+    for most in (300, None):
+        q = mmdgs.FullMoments(denoiser, most_products=most)(x_t, PLAIN)
+        torch.testing.assert_close(q.cov.diagonal(), torch.full_like(x_t, 0.5 * PLAIN.tweedie))
+
+
+def test_few_dimensions_have_full_covariances_for_any_number_of_chains() -> None:
+    many = torch.zeros(moments.full.MOST_PRODUCTS, 2)
+    assert mmdgs.FullMoments(mmdgs.clean_denoiser(lambda x: 0.5 * x))(many, PLAIN).mean.shape == many.shape
+
+
 def test_available_memory_is_known_on_linux() -> None:
     free = operators.available_memory(torch.device("cpu"))
     assert free is None or 0 < free < 1 << 50
@@ -447,7 +472,7 @@ def test_true_moments_are_repaired_where_rounding_makes_them_negative() -> None:
 
 def test_an_isotropic_variance_below_the_floor_counts_as_repaired(generator: torch.Generator) -> None:
     x = torch.randn(100, 2, generator=generator)
-    steep = mmdgs.IsotropicMoments.fit_by_score(mmdgs.score_denoiser(lambda x: -9 * x), x, PLAIN, generator=generator)
+    steep = fit_by_score(mmdgs.score_denoiser(lambda x: -9 * x), x, PLAIN, generator=generator)
     q = steep(x, PLAIN)
     assert (q.repaired == 1).all()
     torch.testing.assert_close(q.cov.diagonal(), torch.full_like(x, moments.FLOOR * PLAIN.variance))

@@ -23,6 +23,14 @@ def test_level_is_a_value() -> None:
         level.sigma = 3.0  # type: ignore[misc]
 
 
+def test_a_number_alone_is_sigma() -> None:
+    assert NoiseLevel(0.2) == NoiseLevel(sigma=0.2) == NoiseLevel(sigma=0.2, alpha=1.0)
+    assert NoiseLevel(0.2, alpha=0.5) == NoiseLevel(alpha=0.5, sigma=0.2)
+    assert repr(NoiseLevel(0.2)) == "NoiseLevel(alpha=1.0, sigma=0.2)"
+    with pytest.raises(TypeError, match="positional"):
+        NoiseLevel(0.5, 0.2)  # which is which?
+
+
 def test_derived_numbers() -> None:
     assert NOISIER.variance == pytest.approx((0.8 / 0.6) ** 2, rel=1e-15)
     assert NOISIER.tweedie == pytest.approx(0.64 / 0.6, rel=1e-15)

@@ -161,7 +161,7 @@ def test_recipes_that_cannot_be(table: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"denoiser": "there/is/none"}, "there is no model folder"),
+        ({"denoiser": "there/is/none"}, "there is no folder of this name here"),
         ({"data": "rings"}, r"have shape \(2,\), and the denoiser .* takes \(1, 8, 8\)"),
         ({"model": "mlp", "network": {}}, "'mlp' is no head for data of shape"),
         ({"model": "ncsnv2", "network": {}}, "'ncsnv2' is no head"),
@@ -231,7 +231,7 @@ def test_heads_are_refused_where_they_do_not_belong(pictures: Path, tmp_path: Pa
         (denoiser, ["--covariance", "ocm"], "needs its head"),
         (denoiser, ["--head", tmp_path / "head"], "takes no head"),
         (denoiser, ["--covariance", "ocm", "--head", denoiser], "its output is 'energy', expected 'variance-ratio'"),
-        (denoiser, ["--covariance", "ocm", "--head", tmp_path / "none"], "there is no model folder"),
+        (denoiser, ["--covariance", "ocm", "--head", tmp_path / "none"], "there is no folder of this name here"),
         (other, ["--covariance", "ocm", "--head", tmp_path / "head"], "its variances are those of another model"),
         (large, ["--covariance", "ocm", "--head", tmp_path / "head"], "is for data of shape (1, 8, 8)"),
         (tmp_path / "head", [], "is no denoiser"),

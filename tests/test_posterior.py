@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import IMAGE, TARGETS, assert_moments, points, random_covariances
+from oracles import IMAGE, PLAIN, TARGETS, assert_moments, points, random_covariances
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal
 
@@ -55,6 +55,17 @@ def test_samples_have_the_moments(kind: str, event: tuple[int, ...], generator: 
     assert draws.shape == (20, 500, B, *event)
     for row in range(B):
         assert_moments(draws[:, :, row].reshape(-1, D), mean[row], matrix[row])
+
+
+def test_a_number_of_draws_is_a_shape_of_one_dimension(skewed: GaussianMixture) -> None:
+    x_t = points(skewed, (3,), PLAIN, 2)
+    gaussian = mmdgs.FullMoments(skewed.denoiser())(x_t, PLAIN)
+    for law in (gaussian, skewed, skewed.posterior(x_t, PLAIN)):
+        one, other = (law.sample(shape, generator=torch.Generator().manual_seed(0)) for shape in (8, (8,)))
+        assert len(one) == 8
+        assert torch.equal(one, other)
+        with pytest.raises(TypeError, match=r"needs generator=.*generator=torch.Generator\(\).manual_seed\(0\)"):
+            law.sample(8)
 
 
 def test_one_sample_has_the_shape_of_the_mean() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from nets import lively, tiny_pipeline
+from toy_models import many_level_model
 
 import mmdgs
 from mmdgs.networks import NCSNv2
 
 ROOT = Path(__file__).parents[1]
-README, PRETRAINED = ROOT / "README.md", ROOT / "docs" / "pretrained.md"
+README, PRETRAINED, COMMANDS = ROOT / "README.md", ROOT / "docs" / "pretrained.md", ROOT / "docs" / "commands.md"
 
 
 HUB = "google/ddpm-cifar10-32"
@@ -32,8 +33,23 @@ def run_blocks(page: Path) -> dict[str, object]:
     return scope
 
 
-def test_the_examples_run_in_order():
-    assert run_blocks(README)["chain"].shape == (50, 100, 2)
+def test_the_examples_run_in_order(tmp_path, monkeypatch):
+    """A tiny network of many levels stands in for that of faces, which takes a minute."""
+    load, stand_in = mmdgs.load, many_level_model((3, 16, 16))
+    monkeypatch.setattr(mmdgs, "load", lambda name: stand_in if name == "celeba" else load(name), raising=False)
+    monkeypatch.chdir(tmp_path)
+    scope = run_blocks(README)
+    assert scope["chain"].shape == (50, 100, 2)
+    assert scope["draws"].shape == (2, 4, 3, 16, 16)
+    assert (tmp_path / "posterior.png").stat().st_size > 1000
+
+
+def test_the_examples_of_commands_run():
+    assert run_blocks(COMMANDS)["samples"].x.shape == (4, 1, 28, 28)
+
+
+def test_the_readme_is_read_in_two_minutes():
+    assert len(README.read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tiny", "shared"])
@@ -43,13 +59,13 @@ def test_the_lines_that_sample_a_model_of_diffusers(shared: bool, tmp_path):
         pytest.skip("there is no shared/models/cifar10_ddpm_unet2d beside this repository")
     if not shared:
         tiny_pipeline().save_pretrained(tmp_path)
-    (block,) = [block for block in blocks_of(README) if HUB in block]
+    (block,) = [block for block in blocks_of(COMMANDS) if HUB in block]
     assert len(block.splitlines()) == 5
     for written, smaller in ((HUB, str(SHARED if shared else tmp_path)), ("(232,", "(3,"), ("plan, 4)", "plan, 1)")):
         assert written in block
         block = block.replace(written, smaller)
     scope: dict[str, object] = {"mmdgs": mmdgs}
-    exec(compile(block, str(README), "exec"), scope)
+    exec(compile(block, str(COMMANDS), "exec"), scope)
     samples = scope["samples"]
     assert samples.x.shape == (1, *scope["model"].shape)
     assert (samples.cost.forwards, samples.cost.products) == (2 * 3 + 1, 2 * 3 * 3)

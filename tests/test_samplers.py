@@ -18,6 +18,7 @@ from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.runtime import threads
 from mmdgs.samplers import Info, Kernel, Plan, Run, State, single_level_plan
+from mmdgs.samplers.driver import repair_note
 from mmdgs.targets import GaussianMixture
 
 MEAN, STD = (1.0, -0.5), 0.7
@@ -310,8 +311,11 @@ def test_the_repaired_fraction_is_reported(caplog) -> None:
         mmdgs.gibbs_chain(post, x0[:1], level, steps=8, progress=None)
         assert caplog.text == "", "nothing was repaired, so there is nothing to say"
         mmdgs.gibbs_chain(post, x0, level, steps=8, progress=None)
-    assert "50% of the covariance's eigenvalues or variances" in caplog.text
-    assert "(3 chains, 8 steps)" in caplog.text
+    assert "3 chains, 8 steps: 50% of the variances were estimated as negative or nearly zero" in caplog.text
+    assert "This is more than usual (up to 40%), and samples may lack detail: try a covariance that is" in caplog.text
+    usual = repair_note(0.194)
+    assert usual.startswith("19% of the variances")
+    assert "This is usual for the Jacobian of a network, and the samples can be used." in usual
 
 
 class Breaks:

@@ -121,5 +121,5 @@ def test_at_one_level_the_spectral_covariance_keeps_the_contrast(tmp_path: Path)
         result = CliRunner().invoke(cli.app, [*words, "--device", "cpu", "--out", str(out)])
         assert result.exit_code == 0, result.output
         with np.load(out) as stored:
-            contrast[covariance] = stored["x"].std(axis=(1, 2, 3)).mean()
+            contrast[covariance] = stored["arr_0"].std(axis=(1, 2, 3)).mean()
     assert contrast["spectral"] > 1.3 * contrast["isotropic"]

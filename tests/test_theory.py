@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from mmdgs.metrics import deconvolve
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture
 
-FIGURES = ("theory_covariance", "theory_kl", "theory_fisher", "theory_existence_line", "theory_existence_plane")
+FIGURES = (
+    "theory_covariance",
+    "theory_kl",
+    "theory_fisher",
+    "theory_existence_line",
+    "theory_existence_plane",
+    "theory_joint_kl",
+    "theory_always_clean",
+)
 ISOTROPIC = 0.020157255414492793  # of the four Gaussians at sigma 0.2, in one dimension by adaptive quadrature (scipy)
 SIGMA = 0.2
 
@@ -44,14 +53,16 @@ def gaussian(x: Tensor, variance: float) -> Tensor:
 
 def test_the_report_is_written(out: Path) -> None:
     page = (out / "report.html").read_text()
-    assert page.count("<img") == len(FIGURES)
+    assert page.count("data:image/png") == len(FIGURES)
+    assert page.count("data:image/svg+xml") > len(FIGURES)  # formulas
+    assert "sigma^2 /" not in re.sub(r'alt="[^"]*"', "", page)  # all mathematics is set
     for name in FIGURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_claim_holds(records: dict[str, Any]) -> None:
     assert [claim["text"] for claim in records["claims"] if not claim["holds"]] == []
-    assert len(records["claims"]) == 8
+    assert len(records["claims"]) == 15
 
 
 def test_the_covariance_is_the_jacobian(records: dict[str, Any]) -> None:
@@ -102,6 +113,31 @@ def test_which_densities_have_a_clean_model(records: dict[str, Any]) -> None:
         for case in failing:
             assert case["negative_mass"] > 0.1
             assert case["least_eigenvalue"] < -0.1
+
+
+def test_the_joint_kl_bounds_the_marginal_kl(records: dict[str, Any]) -> None:
+    found = {(r["posterior"], r["sigma"]): r for r in records["joint_kl"]}
+    assert len(found) == 5 * 4
+    for (posterior, sigma), r in found.items():
+        assert r["joint"] == pytest.approx(r["marginal"] + r["conditional"], abs=1e-12)
+        assert min(r["marginal"], r["conditional"]) > -1e-12
+        if posterior == "the true posterior":
+            assert r["joint"] == pytest.approx(0, abs=1e-12)
+        if posterior == "Gaussian, half the variance":  # log sqrt(1/2) + 1/2 (2 - 1) in every x_t
+            best = found["Gaussian, true moments", sigma]["joint"]
+            assert r["joint"] - best == pytest.approx(0.5 * (1 - math.log(2)), abs=1e-10)
+    # The bound is not tight: the narrow Gaussian has the larger joint KL and the smaller marginal one.
+    wide, narrow = (found[f"Gaussian, {which}", 0.8] for which in ("true moments", "half the variance"))
+    assert narrow["joint"] > wide["joint"] + 0.1
+    assert narrow["marginal"] < wide["marginal"] - 0.05
+
+
+def test_a_noised_energy_has_its_clean_model(records: dict[str, Any]) -> None:
+    for r in records["always_clean"]:
+        assert r["exists"]
+        assert r["distance"] < 1e-6
+        assert r["mean_error"] < 1e-3  # derivatives by differences, on a grid of 0.045
+        assert r["variance_as_printed"] == pytest.approx(SIGMA**2 / 2, rel=1e-6)
 
 
 def test_deconvolution_recovers_a_mixture_with_full_covariances() -> None:

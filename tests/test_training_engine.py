@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +24,24 @@ from mmdgs.models import Model
 from mmdgs.networks import MLP, RowDropout
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, Streams, child_seed, randn_like, seeded, uniforms
+from mmdgs.runtime import side_by_side
 from mmdgs.schedules import geometric
 from mmdgs.training import (
     ImageExamples,
+    Interrupted,
     RunFolder,
     TensorExamples,
     Trained,
     Trainer,
     TrainingSettings,
     Validation,
+    loop,
     loss_of,
     metrics,
+    stopping,
     train,
 )
+from mmdgs.training.checkpoint import Checkpoint
 from mmdgs.training.objective import PerExampleLoss
 
 MANY = {"sigma": None, "sigmas": tuple(level.sigma for level in geometric(5, 10, 0.1))}
@@ -386,6 +395,100 @@ def test_a_run_that_goes_on_may_be_cut_otherwise(tmp_path: Path) -> None:
     torch.testing.assert_close(found.losses, whole.losses, rtol=1e-5, atol=0)
 
 
+def saved_steps(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which checkpoints are written into a folder from now on."""
+    steps, save = [], folder.save
+
+    def noted(checkpoint: Checkpoint) -> None:
+        steps.append(checkpoint.state["step"])
+        save(checkpoint)
+
+    monkeypatch.setattr(folder, "save", noted)
+    return steps
+
+
+@pytest.mark.parametrize(("every", "expected"), [(4, [1, 4, 8, 9]), (None, [9])], ids=["every 4", "at the end"])
+def test_a_first_checkpoint_comes_after_the_first_minute(every, expected, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "FIRST_SAVE", 0.0)
+    folder = RunFolder(tmp_path, {})
+    steps = saved_steps(folder, monkeypatch)
+    fit(folder=folder, steps=9, checkpoint_every=every)
+    assert steps == expected
+
+
+def test_no_early_checkpoint_in_a_short_run(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder(tmp_path, {})
+    steps = saved_steps(folder, monkeypatch)
+    fit(folder=folder, steps=5, checkpoint_every=4)
+    assert steps == [4, 5]
+
+
+def signalled(at: int, *numbers: signal.Signals, later: float = 0.0) -> Callable[[Model], PerExampleLoss]:
+    """A loss that sends signals to its own process in the middle of step `at`, `later` seconds apart."""
+
+    def of(model: Model) -> PerExampleLoss:
+        loss, calls = loss_of(model), 0
+
+        def sending(x: Tensor, generator: Generator) -> Tensor:
+            nonlocal calls
+            calls += 1
+            for number in numbers if calls == at else ():
+                os.kill(os.getpid(), number)
+                time.sleep(later)
+            return loss(x, generator)
+
+        return sending
+
+    return of
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "passed on by a launcher"])
+def test_a_signal_waits_for_the_step_and_its_checkpoint(number: signal.Signals, times: int, tmp_path: Path) -> None:
+    whole, _ = fit(steps=5)
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    folder, model = RunFolder(tmp_path, {}), small()
+    with pytest.raises(Interrupted) as caught:
+        fit(model, loss=signalled(2, *[number] * times)(model), folder=folder, steps=5)
+    assert (caught.value.step, caught.value.signal) == (2, number)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert folder.state()["step"] == 2
+    found, _ = fit(folder=RunFolder(tmp_path, {}), steps=5)
+    assert torch.equal(found.losses, whole.losses)
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(stopping, "SAME_REQUEST", 0.01)
+    folder, model = RunFolder(tmp_path, {}), small()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(model, loss=signalled(2, signal.SIGINT, signal.SIGINT, later=0.05)(model), folder=folder, steps=5)
+    assert not isinstance(caught.value, Interrupted)
+    assert folder.state() is None
+
+
+def test_a_run_without_a_folder_is_interrupted_at_once() -> None:
+    model = small()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(model, loss=signalled(2, signal.SIGINT)(model), steps=5)
+    assert not isinstance(caught.value, Interrupted)
+
+
+def test_a_job_that_its_companions_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, {})
+
+    def endless() -> None:
+        fit(folder=folder, steps=10**6)
+
+    def fails() -> None:
+        while not (tmp_path / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        side_by_side([endless, fails], workers=2)
+    assert folder.state()["step"] == len(metrics(tmp_path))
+
+
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     fit(folder=RunFolder(tmp_path, {"sigma": 0.5, "seed": 1}), steps=1)
     with pytest.raises(UsageError, match=re.escape("(sigma was 0.5, now 0.7); give the same, or another --out")):
@@ -548,7 +651,7 @@ def test_dropout_has_the_keys_of_the_rows_own_streams() -> None:
     [
         ({"steps": None}, "say when training ends: steps, epochs or minutes"),
         ({"precision": "fp8"}, "precision must be one of float32, tf32, bf16, got 'fp8'"),
-        ({"optimiser": "sgd"}, "optimiser must be one of adam, muon, got 'sgd'"),
+        ({"optimiser": "sgd"}, "unknown optimiser 'sgd'; choose one of adam, muon"),
         ({"ema": 1.0}, "ema must lie between 0 and 1, got 1.0"),
         ({"warmup": -1}, "warmup must not be negative, got -1"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, or none, got 0"),

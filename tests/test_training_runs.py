@@ -7,9 +7,12 @@ import json
 import re
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +27,7 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli
+from mmdgs.data import to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked
 from mmdgs.generation import Method
@@ -35,6 +39,7 @@ from mmdgs.training import (
     RunFolder,
     Trainer,
     TrainingSettings,
+    last_step,
     level_draw,
     loss_of,
     metrics,
@@ -222,7 +227,7 @@ def test_the_command_of_a_recipe_trains_that_recipe(recipe: Recipe, monkeypatch)
         found.append(recipe)
         raise UsageError("enough")
 
-    monkeypatch.setattr("mmdgs.cli.train.train_model", note)
+    monkeypatch.setattr("mmdgs.training.run.train_model", note)
     monkeypatch.delenv("MMDGS_DATA", raising=False)
     result = run(cli.app, shlex.split(recipe.command("some/where"))[1:])
     assert result.exit_code == 2, result.output
@@ -267,17 +272,24 @@ def test_train_writes_a_model_and_sample_reads_it(recipe: Recipe, tmp_path: Path
     with Image.open(picture) as image:
         assert image.size == (3 * (3 * 10 + 2), 3 * (2 * 10 + 2))  # three columns, two rows, three times as large
     assert run(cli.app, [*common, "--out", str(arrays)]).exit_code == 0
-    found = np.load(arrays)["x"]
+    found = np.load(arrays)["arr_0"]
     expected = mmdgs.generate(mmdgs.from_pretrained(str(out)), Method(steps=2), 5, seed=3, progress=None).x
-    assert found.shape == (5, 1, 8, 8)
-    np.testing.assert_array_equal(found, expected.numpy())
+    assert found.shape == (5, 8, 8, 1)
+    np.testing.assert_array_equal(found, to_uint8(expected).permute(0, 2, 3, 1).numpy())
+    floats = tmp_path / "floats.npz"
+    assert run(cli.app, [*common, "--float", "--out", str(floats)]).exit_code == 0
+    np.testing.assert_array_equal(np.load(floats)["x"], expected.numpy())
+    result = run(cli.app, [*common, "--float", "--out", str(tmp_path / "y.png")])
+    assert result.exit_code == 2
+    assert "--float is for an --out that ends in .npz, got" in said(result)
+    assert not (tmp_path / "y.png").exists()
     # A file that is there is not overwritten unasked.
     result = run(cli.app, [*common, "--out", str(arrays)])
     assert result.exit_code == 2
     assert "exists; use --overwrite" in said(result)
     isotropic = run(cli.app, [*common, "--out", str(arrays), "--overwrite", "--posterior", "isotropic"])
     assert isotropic.exit_code == 0, isotropic.output
-    assert not np.array_equal(np.load(arrays)["x"], found)
+    assert not np.array_equal(np.load(arrays)["arr_0"], found)
 
 
 def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
@@ -287,7 +299,9 @@ def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     sample = ["sample", str(tmp_path / "m"), "--n", "4", "--steps", "2", "--device", "cpu", "--out"]
     assert run(cli.app, [*sample, str(tmp_path / "x.npz")]).exit_code == 0
-    assert np.load(tmp_path / "x.npz")["x"].shape == (4, 2)
+    points = np.load(tmp_path / "x.npz")["x"]
+    assert points.shape == (4, 2)
+    assert points.dtype == np.float32
     result = run(cli.app, [*sample, str(tmp_path / "x.png")])
     assert result.exit_code == 2
     assert "points of shape (2,), not images: use an --out ending in .npz" in said(result)
@@ -383,7 +397,7 @@ MISUSE = {
     "unknown key": (["--sigma", "1", "--set", "stepz=3"], "the command line has an unknown key 'stepz' (did you mean"),
     "no key": (["--sigma", "1", "--set", "3"], "--set takes key=value"),
     "unknown option of the network": (["--sigma", "1", "--set", "network.depht=3"], "has no option 'depht'"),
-    "unknown data": (["--sigma", "1", "--data", "mnits"], "did you mean mnist?"),
+    "unknown data": (["--sigma", "1", "--data", "mnits"], "(did you mean 'mnist'?)"),
     "a network for points": (["--sigma", "1", "--model", "mlp"], "does not fit data of shape (1, 8, 8)"),
     "a network for images": (["--sigma", "1", "--data", "mog"], "does not fit data of shape (2,)"),
     "no labels": (["--param", "classes", "--model", "classifier"], "has no labels to train a classifier on"),
@@ -483,7 +497,7 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
-    for name, message in (("file", "no checkpoint"), ("absent", "no model folder"), ("empty", "holds no model")):
+    for name, message in (("file", "no checkpoint"), ("absent", "no folder of this name"), ("empty", "holds no model")):
         result = run(cli.app, ["sample", name, "--device", "cpu"])
         assert result.exit_code == 2
         assert message in said(result)
@@ -511,11 +525,12 @@ def test_interrupted_by_control_c_and_resumed(either: Recipe, tmp_path: Path, mo
         patch.setattr(Stepper, "step", interrupted)
         result = run(cli.app, words(recipe, out))
     assert result.exit_code == 130
-    assert "--resume" in said(result)
+    assert "is of step 4. To go on from it: the same command with --resume" in said(result)
     assert "Traceback" not in result.output
     assert not (out / "config.json").exists()
     result = run(cli.app, words(recipe, out, "--resume"))
     assert result.exit_code == 0, result.output
+    assert "resuming after step 4" in said(result)
     assert losses(out) == losses(whole)
     for folder in ("", "best"):
         assert (out / folder / "model.safetensors").read_bytes() == (whole / folder / "model.safetensors").read_bytes()
@@ -539,7 +554,57 @@ def test_resuming_with_other_settings_names_the_key(recipe: Recipe, tmp_path: Pa
 def test_resuming_where_nothing_was_begun(recipe: Recipe, tmp_path: Path) -> None:
     result = run(cli.app, words(recipe, tmp_path / "new", "--resume"))
     assert result.exit_code == 0, result.output
+    assert "new: starting at step 1" in said(result)
     assert len(losses(tmp_path / "new")) == 4
+
+
+def test_resuming_without_a_checkpoint_overwrites_nothing(recipe: Recipe, tmp_path: Path) -> None:
+    train_model(recipe, tmp_path, progress=None)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = run(cli.app, words(with_settings(recipe, steps=6), tmp_path, "--resume"))
+    assert result.exit_code == 2
+    assert "there is no checkpoint in" in said(result)
+    assert "use --overwrite to start anew" in said(result)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def at_points(out: Path, steps: int) -> list[str]:
+    """The command that trains a perceptron on points, its checkpoints far apart."""
+    sizes = ["--set", "network.width=8", "--set", "network.depth=1", "--set", "decay=false", "--device", "cpu"]
+    common = ["train", "--data", "mog", "--model", "mlp", "--sigma", "0.5", "--out", str(out), *sizes]
+    return [*common, "--set", "checkpoint_every=1000000", "--set", "validate_every=1000000", "--steps", str(steps)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_from_it(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "mmdgs", *at_points(out, 100_000_000)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert wait_until(lambda: (out / "metrics.jsonl").is_file() and len(losses(out)) > 0, process)
+        process.send_signal(number)
+        errors = " ".join(process.communicate(timeout=100)[1].split())
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    step = last_step(out)
+    assert f"is of step {step:,}. To go on from it: the same command with --resume" in errors
+    assert len(losses(out)) == step, "every step that was taken is in the checkpoint and in the metrics"
+    result = run(cli.app, [*at_points(out, step + 20), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert f"resuming after step {step:,}" in said(result)
+    assert run(cli.app, at_points(tmp_path / "whole", step + 20)).exit_code == 0
+    assert losses(out) == losses(tmp_path / "whole")
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 100) -> bool:
+    """Whether a condition comes true while a process runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_checkpoint_that_is_damaged(recipe: Recipe, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from mmdgs.errors import (
     UsageError as UsageError,
 )
 from mmdgs.generation import (
+    Method as Method,
     generate as generate,
 )
 from mmdgs.models import (

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mmdgs.compiled import Pure, applies, compiled_mean
 from mmdgs.cost import spend
 from mmdgs.errors import first_line
-from mmdgs.networks import PerceptronHessian
+from mmdgs.networks import NETWORKS, PerceptronHessian
 from mmdgs.noise import NoiseLevel, NoiseLevels
 
 logger = logging.getLogger("mmdgs")
@@ -107,6 +107,9 @@ class _NetworkDenoiser:
         except RuntimeError as error:
             explain_mismatch(self.network, x_t, error)
             raise
+        except (AttributeError, TypeError) as error:
+            explain_level(error)
+            raise
         if not isinstance(out, Tensor):
             raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
         return out.to(x_t.dtype)
@@ -141,6 +144,38 @@ def explain_mismatch(network: object, x_t: Tensor, error: RuntimeError) -> None:
             f"the network is {weights.dtype} on {weights.device} but x_t is {x_t.dtype} on {x_t.device}; "
             "convert one with .to(...)"
         ) from error
+
+
+def explain_level(error: Exception) -> None:
+    """Say so where a function failed because it took the NoiseLevel it was called with for a number or a tensor."""
+    if "NoiseLevel" in str(error):
+        raise TypeError(
+            f"the network failed on its second argument ({first_line(error)}): networks and denoisers are called with "
+            "(x_t, level), level a NoiseLevel with .sigma and .alpha. Wrap one that takes a number or a time: "
+            "mmdgs.noise_denoiser(lambda x_t, level: network(x_t, level.sigma)). mmdgs.from_pretrained does it for a "
+            "pipeline of diffusers"
+        ) from error
+
+
+def require_denoiser(denoiser: object) -> None:
+    """Refuse what is no denoiser D(x_t, level), such as a network: nothing says what its output means."""
+    what = f"{type(denoiser).__name__} is no denoiser D(x_t, level)"
+    wrap = (
+        "Wrap a network by what it predicts: mmdgs.energy_denoiser(network), score_denoiser, noise_denoiser, "
+        "clean_denoiser, velocity_denoiser or edm_denoiser"
+    )
+    if not callable(denoiser):
+        raise TypeError(f"{what}: it cannot be called. {wrap}")
+    if isinstance(denoiser, tuple(NETWORKS.values())):
+        raise TypeError(f"{what}: it is a network. {wrap}")
+    try:
+        signature = inspect.signature(denoiser.forward if isinstance(denoiser, nn.Module) else denoiser)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(f"{what}: it cannot be called with x_t and a level ({error}). {wrap}") from None
 
 
 @dataclass(frozen=True)
@@ -274,8 +309,16 @@ def fast_mean(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) 
     """D(x_t), by the fast path where there is one and nothing is to be differentiated."""
     pure = None if torch.is_grad_enabled() else pure_of(denoiser, x_t, level)
     found = None if pure is None else compiled_mean(pure, x_t)
-    # A level for each row is for networks' denoisers.
-    return denoiser(x_t, level) if found is None else found  # type: ignore[arg-type]
+    return evaluated(denoiser, x_t, level) if found is None else found
+
+
+def evaluated(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
+    """D(x_t); one that takes the level for a number is told what it is."""
+    try:
+        return denoiser(x_t, level)  # type: ignore[arg-type]  # a level for each row: networks' denoisers
+    except (AttributeError, TypeError) as error:
+        explain_level(error)
+        raise
 
 
 def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
@@ -286,6 +329,8 @@ def denoise(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel | NoiseLevels) ->
 
 def checked(mean: Tensor, x_t: Tensor) -> Tensor:
     """A denoiser's output, which must have its input's shape."""
+    if not isinstance(mean, Tensor):
+        raise ValueError(f"the denoiser must return a torch tensor, got {type(mean).__name__}")
     if mean.shape != x_t.shape:
         raise ValueError(f"the denoiser must return its input's shape {tuple(x_t.shape)}, got {tuple(mean.shape)}")
     return mean

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
@@ -10,6 +13,19 @@ def first_line(error: BaseException) -> str:
 
 class UsageError(ValueError):
     """A request that cannot be carried out as it was made (command line: exit status 2)."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean ...?)" where one of the names is like this one, whatever their case; else ""."""
+    by_case = {one.lower(): one for one in names}
+    like = difflib.get_close_matches(name.lower(), by_case, n=1)
+    return f" (did you mean {by_case[like[0]]!r}?)" if like else ""
+
+
+def unknown_name(what: str, name: str, names: Iterable[str], *, choose: str = "choose one of") -> UsageError:
+    """The error for a name that is none of `names`: it suggests the nearest and lists all."""
+    names = list(names)
+    return UsageError(f"unknown {what} {name!r}{nearest(name, names)}; {choose} {', '.join(names)}")
 
 
 class CovarianceTooLargeError(UsageError, MemoryError):
@@ -32,6 +48,7 @@ class NonFiniteError(ArithmeticError):
         self.what = what
         self.chains = chains
         self.step = step
+        self.advice = advice
         shown = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
         where = [] if step is None else [f"step {step}"]
         where += [f"chain {shown}"] if chains else []

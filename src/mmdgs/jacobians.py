@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmdgs.compiled import Pure, compiled_mean, compiled_products
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, has_symmetric_jacobian, pure_of
+from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, evaluated, has_symmetric_jacobian, pure_of
 from mmdgs.derivatives import SecondOrder
 from mmdgs.errors import UsageError
 from mmdgs.noise import AnyLevel, NoiseLevel
@@ -138,7 +138,7 @@ def _forward(denoiser: Denoiser, x_t: Tensor, level: AnyLevel, gradient: bool) -
     # By hand they take 0.6 of the time of autograd's on a CPU, but go one by one.
     layers = SecondOrder() if gradient and image else contextlib.nullcontext()
     with torch.enable_grad(), layers:
-        mean = checked(denoiser(x, level), x_t)  # type: ignore[arg-type]  # a level for each row: networks' denoisers
+        mean = checked(evaluated(denoiser, x, level), x_t)
     if not mean.requires_grad:
         raise ValueError("the denoiser is not differentiable in x_t: does its network run under torch.no_grad()?")
     return _Pass(mean, x, layout)

@@ -14,7 +14,7 @@ import bisect
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,11 @@ SAME_LEVEL = 1e-3
 """How far apart in log(sigma / alpha) two levels may lie by rounding alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NoiseLevel:
-    """How a clean x was noised: x_t = alpha x + sigma e, e standard normal."""
+    """How a clean x was noised: x_t = alpha x + sigma e, e standard normal. `NoiseLevel(0.2)` has sigma = 0.2."""
 
-    alpha: float = 1.0
+    alpha: float = field(default=1.0, kw_only=True)
     sigma: float
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmdgs.linalg.operators import Covariance
 from mmdgs.noise import CLEAN, NoiseLevel, transition
-from mmdgs.randomness import Generator, randn, randn_like
+from mmdgs.randomness import Generator, as_shape, randn, randn_like
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Gaussian:
     repaired: Float[Tensor, " batch"] | None = None
     reach: float = 1.0
 
-    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
-        """Draw mean + C^(1/2) z; (*shape, B, ...)."""
+    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
+        """Draw mean + C^(1/2) z; (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
+        shape = as_shape(shape)
         if shape == ():
             return self.mean + self.cov.root(randn_like(self.mean, generator))
         rows, count = len(self.mean), math.prod(shape)
@@ -52,7 +53,7 @@ class Gaussian:
         return draws.reshape(*shape, *self.mean.shape)
 
     def sample_with_info(
-        self, *, generator: Generator
+        self, *, generator: Generator | None = None
     ) -> tuple[Float[Tensor, "batch ..."], Mapping[str, Float[Tensor, " batch"]]]:
         """One draw (B, ...), the same as `sample`'s, and what is known of it: numbers (B,) by name."""
         root, info = self.cov.root_with_info(randn_like(self.mean, generator))

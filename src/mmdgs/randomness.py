@@ -191,9 +191,12 @@ def child_seed(seed: int, purpose: str) -> int:
 Generator = torch.Generator | Streams
 
 
-def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     if generator is None:
-        raise TypeError("this draw needs generator=: a torch.Generator, or mmdgs.Streams for one stream per chain")
+        raise TypeError(
+            "this draw needs generator=, since nothing here uses the global one: say "
+            "generator=torch.Generator().manual_seed(0), or mmdgs.Streams(0, rows) for one stream a row"
+        )
     if isinstance(generator, Streams):
         if shape[0] != generator.rows:
             raise ValueError(f"the generator has {generator.rows} streams but the batch has {shape[0]} rows")
@@ -210,22 +213,27 @@ def _draw(kind: str, shape: Sequence[int], like: Tensor, generator: Generator) -
     return drawn.to(like.device)
 
 
-def randn(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The shape of draws, where a number stands for one dimension."""
+    return (index(shape),) if hasattr(shape, "__index__") else tuple(shape)
+
+
+def randn(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Standard normals of the given shape, rows first, in the dtype and on the device of `like`."""
     return _draw("normal", shape, like, generator)
 
 
-def randn_like(x: Tensor, generator: Generator) -> Tensor:
+def randn_like(x: Tensor, generator: Generator | None) -> Tensor:
     """Standard normals of the shape, dtype and device of x."""
     return _draw("normal", x.shape, x, generator)
 
 
-def signs(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+def signs(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Rademacher numbers, +1 or -1 with equal probability."""
     return _draw("sign", shape, like, generator)
 
 
-def uniforms(shape: Sequence[int], like: Tensor, generator: Generator) -> Tensor:
+def uniforms(shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Uniform numbers in [0, 1)."""
     return _draw("uniform", shape, like, generator)
 

@@ -1,33 +1,107 @@
-"""How work runs here: CPU threads and jobs side by side, precision, progress bars, and what records say of it.
+"""How work runs here: CPU threads and jobs side by side, precision, progress, and what records say of it.
 
 Networks and states this small gain nothing from sharing one operation between threads, and lose much where
 another program wants a core (a training step was seen to take ten times as long). So small work runs on
 one thread, and independent pieces of it run side by side.
+
+torch is imported where it is used: the help of the command line does without it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import Any
-
-import numpy
-import torch
-from tqdm.auto import tqdm
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mmdgs.errors import UsageError
 from mmdgs.version import __version__
 
+if TYPE_CHECKING:
+    import torch
+    from tqdm import tqdm
+
 BAR_DELAY = 1.0
 """Seconds of work before the bar of a loop appears."""
+LINE_EVERY = 30.0
+"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
+
+_quiet = False
 
 
-def progress_bar(total: int, label: str | None, unit: str = "step", delay: float = BAR_DELAY) -> tqdm:
-    """A bar with rate and time left, which vanishes at the end; a label of None switches it off."""
-    return tqdm(total=total, desc=label, unit=unit, delay=delay, leave=False, disable=not label or None)
+def show_progress(wanted: bool) -> None:
+    """Switch all progress of this process on (as it is at the start) or off."""
+    global _quiet
+    _quiet = not wanted
+
+
+def progress_bar(total: int, label: str | None, unit: str = "step", delay: float = BAR_DELAY) -> tqdm | ProgressLines:
+    """A bar with rate and time left, which vanishes at the end; a label of None switches it off.
+
+    Off a terminal (a log file, a batch job) it is one line on stderr every LINE_EVERY seconds.
+    """
+    from tqdm.auto import tqdm
+
+    shown = bool(label) and not _quiet
+    bar = tqdm(total=total, desc=label, unit=unit, delay=delay, leave=False, disable=None if shown else True)
+    # tqdm has found out by now whether there is a terminal or a notebook.
+    return ProgressLines(total, label or "", unit) if shown and bar.disable else bar
+
+
+class ProgressLines:
+    """What loops use of tqdm's bar, as lines of a log: "training: 40%, 12.1 step/s, 01:39 left, loss 0.21".
+
+    There is one line every LINE_EVERY seconds, however many loops run inside each other or side by side: it names the
+    outermost loop, and the one that has just gone on.
+    """
+
+    running: ClassVar[list[ProgressLines]] = []
+    last_line: ClassVar[float] = -math.inf
+
+    def __init__(self, total: float, label: str, unit: str) -> None:
+        self.total, self.label, self.unit = total, label, unit
+        self.n: float = 0
+        self.first: float = 0
+        self.unit_scale = False  # of tqdm: rates are scaled here always
+        self.told: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Begin; what was counted before, of a run that goes on, is no part of the rate."""
+        self.first, self.started = self.n, time.monotonic()
+        self.running.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.running.remove(self)
+
+    def set_postfix(self, told: Mapping[str, Any], refresh: bool = True) -> None:
+        """What lines say besides: names and values."""
+        self.told = told
+
+    def update(self, n: float = 1) -> None:
+        """Count n more, and write a line where it is time for one."""
+        self.n += n
+        now = time.monotonic()
+        if self.running and now - max(ProgressLines.last_line, self.running[0].started) >= LINE_EVERY:
+            ProgressLines.last_line = now
+            loops = dict.fromkeys((self.running[0], self))
+            print("; ".join(loop.line(now) for loop in loops), file=sys.stderr, flush=True)
+
+    def line(self, now: float) -> str:
+        """How far the loop is."""
+        from tqdm import tqdm
+
+        words = [f"{100 * self.n / self.total:.0f}%" if self.total else f"{self.n:,} {self.unit}s"]
+        if self.n > self.first:
+            rate = (self.n - self.first) / max(now - self.started, 1e-9)
+            words += [f"{tqdm.format_sizeof(rate)} {self.unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{self.unit}"]
+            words += [f"{tqdm.format_interval(max(self.total - self.n, 0) / rate)} left"] if self.total else []
+        return f"{self.label}: {', '.join([*words, *(f'{name} {value}' for name, value in self.told.items())])}"
 
 
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -42,6 +116,8 @@ def check_precision(precision: str) -> None:
 @contextlib.contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """TF32 in matrix products, where it was asked for (torch's convolutions use it by themselves)."""
+    import torch
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
     try:
@@ -52,16 +128,23 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """bf16 inside networks, where it was asked for."""
+    import torch
+
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def device_name(device: torch.device) -> str:
     """A GPU by its name, and else the kind of device."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def environment(device: torch.device, *, precision: str | None = None) -> dict[str, Any]:
     """Versions, platform, device and threads as JSON-ready data; the precision of networks where it is known."""
+    import numpy
+    import torch
+
     found = {
         "mmdgs": __version__,
         "python": platform.python_version(),
@@ -78,6 +161,8 @@ def environment(device: torch.device, *, precision: str | None = None) -> dict[s
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """Run a block on `count` CPU threads, then go back to as many as before; None changes nothing."""
+    import torch
+
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

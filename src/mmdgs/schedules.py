@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest
 from mmdgs.noise import NoiseLevel
 
 Levels = tuple[NoiseLevel, ...]
@@ -112,7 +112,10 @@ def parse_levels(text: str) -> Levels:
     name, *words = text.split(":")
     if name not in SCHEDULES:
         examples = ", ".join(example for _, example in SCHEDULES.values())
-        raise UsageError(f"unknown noise levels {text!r}: expected a schedule and its numbers, such as {examples}")
+        raise UsageError(
+            f"unknown noise levels {text!r}{nearest(name, SCHEDULES)}: expected a schedule and its numbers, such as "
+            f"{examples}"
+        )
     schedule, example = SCHEDULES[name]
     parameters = inspect.signature(schedule).parameters.values()
     form = ":".join([name, *(p.name if p.default is p.empty else f"[{p.name}]" for p in parameters)])

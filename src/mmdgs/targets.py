@@ -20,12 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Generator, randn, uniforms
+from mmdgs.randomness import Generator, as_shape, randn, uniforms
 
 WEIGHT_TOLERANCE = 1e-4  # how far weights may be from summing to one before it is taken for a mistake
 
 
-def _choose(probabilities: Tensor, count: int, generator: Generator) -> Tensor:
+def _choose(probabilities: Tensor, count: int, generator: Generator | None) -> Tensor:
     """Indices (B, count) drawn from each row of probabilities (B, K), by inversion."""
     u = uniforms((len(probabilities), count), probabilities, generator)
     index = torch.searchsorted(probabilities.cumsum(1).contiguous(), u.contiguous(), right=True)
@@ -93,8 +93,9 @@ class GaussianMixture:
         within = torch.einsum("k,kij->ij", self.weights, self.covariances)
         return within + torch.einsum("k,ki,kj->ij", self.weights, centred, centred)
 
-    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
-        """Independent draws, (*shape, d)."""
+    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
+        """Independent draws, (*shape, d), or (n, d) for a number n. It needs the generator."""
+        shape = as_shape(shape)
         n = math.prod(shape)
         index = _choose(self.weights.expand(n, -1), 1, generator)[:, 0]
         z = randn((n, self.dim), self.means, generator)
@@ -198,8 +199,9 @@ class MixturePosterior:
         within = torch.einsum("nk,kij->nij", self.weights, _compose(self.values, self.vectors))
         return within + torch.einsum("nk,nki,nkj->nij", self.weights, centred, centred)
 
-    def sample(self, shape: tuple[int, ...] = (), *, generator: Generator) -> Float[Tensor, "..."]:
-        """Draws from each row's posterior, (*shape, B, ...)."""
+    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
+        """Draws from each row's posterior, (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
+        shape = as_shape(shape)
         rows, _, d = self.means.shape
         count = math.prod(shape)
         index = _choose(self.weights, count, generator)

@@ -1,11 +1,4 @@
 """The command line: parses, calls the library and shows what it returns; no mathematics inside."""
 
-from typing import Any
-
-from mmdgs.cli import bench, convert, evaluate, reproduce, sample, train  # noqa: F401  they add their commands
-from mmdgs.cli.app import app
-
-
-def main() -> Any:
-    """The entry point of the `mmdgs` command."""
-    return app()
+from mmdgs.cli import bench, convert, evaluate, models, reproduce, sample, train  # noqa: F401  they add their commands
+from mmdgs.cli.app import app as app

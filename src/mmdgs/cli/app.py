@@ -1,4 +1,7 @@
-"""What all commands share: the application, its consoles and options, errors as one line, the device."""
+"""What all commands share: the application, its consoles and options, errors as one line, the device.
+
+No module of the command line imports torch, or what imports torch, before a command runs: help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,37 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 
 from mmdgs.errors import UsageError
+from mmdgs.interrupts import INTERRUPTED as INTERRUPTED, raise_on_interrupt
+from mmdgs.runtime import show_progress
 from mmdgs.version import __version__
 
-MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
+if TYPE_CHECKING:
+    import torch
+
+MISUSE, FAILURE = 2, 1
+
+
+class _Commands(typer.core.TyperGroup):
+    """A group whose --help is False where it is not given: to read a None, typer imports pydantic (0.2 s)."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
 
 app = typer.Typer(
     name="mmdgs",
+    cls=_Commands,
     help="From a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,7 +55,9 @@ messages = Console(stderr=True, highlight=False)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        output.print(f"mmdgs {__version__} (torch {torch.__version__})")
+        from importlib import metadata
+
+        output.print(f"mmdgs {__version__} (torch {metadata.version('torch')})")
         raise typer.Exit
 
 
@@ -52,12 +74,19 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a G
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that is not empty.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished parts in the folder.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress.", callback=lambda quiet: show_progress(not quiet))
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 @contextlib.contextmanager
 def plain_errors(debug: bool) -> Iterator[None]:
     """Turn errors into one line and an exit status: 2 for misuse, 1 for failure."""
+    # In the middle of torch's import an exception of Ctrl-C would abort the process: until then, Ctrl-C leaves at once.
+    import torch  # noqa: F401
+
+    raise_on_interrupt()
     try:
         yield
     except typer.Exit:
@@ -90,6 +119,8 @@ def needs_lab() -> Iterator[None]:
 
 def device_named(name: str) -> torch.device:
     """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from mmdgs.cli.app import Debug, Device, app, device_named, needs_lab, output, plain_errors
+from mmdgs.cli.app import Debug, Device, Quiet, app, device_named, needs_lab, output, plain_errors
 from mmdgs.tables import Table
 
 if TYPE_CHECKING:
+    import torch
+
     from mmdgs.lab.bench import Point, Row
 
 bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
@@ -33,7 +34,9 @@ def _bench() -> ModuleType:
 
 
 @bench_app.command("chain")
-def bench_chain(device: Device = "auto", quick: Quick = False, as_json: AsJson = False, debug: Debug = False) -> None:
+def bench_chain(
+    device: Device = "auto", quick: Quick = False, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False
+) -> None:
     """Gibbs chains in 2-D with the full covariance, as ratios to the plain way."""
     with plain_errors(debug):
         where = device_named(device)
@@ -53,6 +56,7 @@ def bench_moments(
     device: Device = "auto",
     quick: Quick = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """The mean and the probe diagonal of a batch of images, as ratios to the plain way."""
@@ -77,6 +81,7 @@ def bench_sampler(
     device: Device = "auto",
     quick: Quick = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Multi-level Gibbs with probes, seconds a step of an image, as a ratio to a plain float32 loop."""
@@ -90,7 +95,9 @@ def bench_sampler(
 
 
 @bench_app.command("train")
-def bench_train(device: Device = "auto", quick: Quick = False, as_json: AsJson = False, debug: Debug = False) -> None:
+def bench_train(
+    device: Device = "auto", quick: Quick = False, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False
+) -> None:
     """Training by denoising score matching, images a second, as ratios to a plain float32 loop."""
     with plain_errors(debug):
         where = device_named(device)

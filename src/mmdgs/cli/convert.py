@@ -9,9 +9,6 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.app import Debug, app, messages, output, plain_errors
-from mmdgs.models import load
-from mmdgs.models.conversion import convert_checkpoint, export_model
-from mmdgs.models.weights import MEGABYTE
 
 
 @app.command()
@@ -27,10 +24,13 @@ def convert(
 ) -> None:
     """Convert an old pickled checkpoint to safetensors; nothing in the pickle is run."""
     with plain_errors(debug):
+        from mmdgs.models import load
+        from mmdgs.models.conversion import convert_checkpoint
+        from mmdgs.models.levels import in_words
+
         found = load(convert_checkpoint(checkpoint, out, ema=not raw, size=size, overwrite=overwrite))
         shape = "x".join(map(str, found.shape))
-        first, last = found.levels[0].ratio, found.levels[-1].ratio
-        messages.print(f"{len(found.levels)} levels, sigma / alpha {first:.4g} to {last:.4g}, images {shape}")
+        messages.print(f"{in_words(found.levels)}, images {shape}")
         output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 
 
@@ -47,6 +47,9 @@ def export(
 ) -> None:
     """Write a model anew with its (averaged) weights in bf16, in one file or in shards."""
     with plain_errors(debug):
+        from mmdgs.models.conversion import export_model
+        from mmdgs.models.weights import MEGABYTE
+
         files = export_model(model, out, dtype=dtype, shard_mb=shard_mb, overwrite=overwrite)
         sizes = [path.stat().st_size / MEGABYTE for path in files]
         messages.print(f"{len(files)} file(s) of weights, {sum(sizes):.3g} MB, the largest {max(sizes):.3g} MB")

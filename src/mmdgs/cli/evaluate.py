@@ -6,30 +6,19 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from mmdgs.cli.app import Debug, Device, Seed, app, device_named, messages, output, plain_errors
-from mmdgs.data import ImageSet, load_samples
+from mmdgs.cli.app import Debug, Device, Quiet, Seed, app, device_named, messages, output, plain_errors
 from mmdgs.errors import UsageError
-from mmdgs.evaluation import (
-    METRICS,
-    OF_FEATURES,
-    Evaluation,
-    check_comparable,
-    check_equal,
-    evaluate,
-    random_subset,
-    read_evaluations,
-)
-from mmdgs.evaluation.checks import check_groups, check_images, check_metrics
-from mmdgs.files import to_json, write_atomically
-from mmdgs.metrics import jackknife_interval
-from mmdgs.metrics.inception_file import ENVIRONMENT, load_inception
-from mmdgs.models import load
+from mmdgs.evaluation.names import METRICS, OF_FEATURES
 from mmdgs.tables import Table
+
+if TYPE_CHECKING:
+    from mmdgs.data import ImageSet
+    from mmdgs.evaluation import Evaluation
 
 OPEN = "open"
 
@@ -45,7 +34,7 @@ def evaluate_command(
     ),
     inception: Annotated[
         Path | None,
-        typer.Option(help="The Inception network.", envvar=ENVIRONMENT, show_default="found or downloaded"),
+        typer.Option(help="The Inception network.", envvar="MMDGS_INCEPTION", show_default="found or downloaded"),
     ] = None,
     classifier: Annotated[
         str | None, typer.Option(help="A model of classes, for the metric classes: mnist-classifier, a folder ...")
@@ -66,6 +55,7 @@ def evaluate_command(
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Measure samples against data: FID, KID, precision and recall, Inception score, diversity, classes.
@@ -73,6 +63,13 @@ def evaluate_command(
     Features of the reference are cached (in MMDGS_CACHE, or ~/.cache/mmdgs).
     """
     with plain_errors(debug):
+        from mmdgs.data import load_samples
+        from mmdgs.evaluation import check_comparable, evaluate, random_subset, read_evaluations
+        from mmdgs.evaluation.checks import check_groups, check_images, check_metrics
+        from mmdgs.files import to_json, write_atomically
+        from mmdgs.metrics.inception_file import load_inception
+        from mmdgs.models import load
+
         chosen = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
         _check_out(out, overwrite)
         earlier = [record for file in compare or [] for record in read_evaluations(file)]
@@ -122,6 +119,8 @@ def _check_out(out: Path | None, overwrite: bool) -> None:
 
 def _check_counts(sets: list[ImageSet], earlier: list[Evaluation], limit: int | None, force: bool) -> None:
     """Refuse different counts before the work, not after it."""
+    from mmdgs.evaluation import check_equal
+
     counts = [(one.name, min(len(one), limit or len(one))) for one in sets]
     counts += [(record.samples.name, record.samples.count) for record in earlier]
     for other in counts[1:]:
@@ -174,6 +173,8 @@ def _table(records: list[Evaluation]) -> Table:
 
 
 def _cell(record: Evaluation, name: str, write: Callable[[Any], str]) -> str:
+    from mmdgs.metrics import jackknife_interval
+
     if name in record.values:
         half = jackknife_interval(record.left_out.get(name, ()))
         return write(record.values[name]) + ("" if math.isnan(half) else f" ± {half:.3f}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
+import types
 import typing
 from collections.abc import Callable
 from inspect import Parameter
@@ -50,16 +52,21 @@ def options_of(
 
 def _options(kind: type, told: Callable[[str, str], str]) -> list[Parameter]:
     """A parameter of a command for each field that has an option; None, its default, says that it was not given."""
-    hints = typing.get_type_hints(kind)
     made = []
     for field in dataclasses.fields(kind):
         if "option" not in field.metadata:
             continue
         typed = dict(field.metadata["option"])
-        flags, read = typed.pop("flag", ()), typed.pop("kind", hints[field.name])
+        flags, read = typed.pop("flag", ()), typed.pop("kind", None) or _type_of(kind, field)
         read = list[str] if read == tuple[str, ...] | None else read
         text = told(field.name, field.metadata["help"])
         chosen = typer.Option(*([flags] if isinstance(flags, str) else flags), help=text, **typed)
         annotation: Any = Annotated[read | None, chosen]
         made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return made
+
+
+def _type_of(kind: type, field: dataclasses.Field) -> Any:
+    """The type of one field; those of others may name what is imported for type checkers alone."""
+    alone = types.SimpleNamespace(__annotations__={field.name: field.type})
+    return typing.get_type_hints(alone, vars(sys.modules[kind.__module__]))[field.name]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +17,7 @@ from mmdgs.cli.app import (
     Device,
     Out,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -25,7 +29,11 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Workspace, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
+from mmdgs.tables import plain
+
+TABLES = "tables"
+"""Not an experiment: writes the tables of the docs from what experiments found."""
 
 
 def _takers(option: str) -> list[str]:
@@ -36,10 +44,11 @@ def _takers(option: str) -> list[str]:
 @app.command(
     help="Reproduce a table or figure of the paper: numbers, pictures and a report.\n\n"
     + "\n".join(f"- **{one.name}**: {one.summary}" for one in EXPERIMENTS.values())
+    + f"\n- **{TABLES}**: Write the tables of README.md and docs/ from docs/records (--out: the source tree)."
 )
 @options_of(Context, told=lambda name, text: f"{text} ({', '.join(_takers(name))})")
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join(EXPERIMENTS)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join((*EXPERIMENTS, TABLES))}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
     ] = None,
@@ -50,21 +59,35 @@ def reproduce(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
     with plain_errors(debug):
+        if name == TABLES:
+            _write_tables(out or Path())
+            return
+        from mmdgs.lab.workspace import Workspace
+
         chosen = experiment(name)
         given = {key: tuple(dict.fromkeys(one)) if isinstance(one, list) else one for key, one in given.items()}
         for option in given:
             if option not in chosen.options:
                 *rest, last = _takers(option)
                 names = f"{', '.join(rest)} and {last}" if rest else last
-                raise UsageError(f"--{option} is for {names}, not for {name}")
+                raise UsageError(f"--{option.replace('_', '-')} is for {names}, not for {name}")
         where = device_named(device)
         workspace = Workspace(out or Path("runs") / name, overwrite=overwrite, resume=resume)
         files = None if data_dir is None else str(data_dir)
         _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
+
+
+def _write_tables(root: Path) -> None:
+    with needs_lab():
+        from mmdgs.lab.documents import write_tables
+
+        changed = write_tables(root)
+    output.print("\n".join(f"written: {escape(str(page))}" for page in changed) or "every table is as its record says")
 
 
 @app.command()
@@ -74,10 +97,13 @@ def demo(
     device: Device = "auto",
     overwrite: Overwrite = False,
     resume: Resume = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Figure 1, Table 1 on the rings, Figure 2 and digits, in two minutes on a laptop."""
+    """Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, in two minutes on a laptop."""
     with plain_errors(debug):
+        from mmdgs.lab.workspace import Workspace
+
         where = device_named(device)
         workspace = Workspace(out, overwrite=overwrite, resume=resume)
         _perform(DEMO, Context(workspace, where, seed=seed, quick=True))
@@ -100,4 +126,17 @@ def _perform(chosen: Experiment, context: Context) -> None:
     for table in report.tables():
         output.print(table.to_rich())
         output.print()
+    if report.takeaway:
+        output.print(f"{escape(plain(report.takeaway))}\n")
     output.print(f"report: [bold]{escape(str(path.resolve()))}[/bold]", soft_wrap=True)
+    if report.following:
+        first = report.following[0]
+        output.print(f"next: [bold]{escape(f'{called()} {first.command}')}[/bold]  ({first.purpose})", soft_wrap=True)
+
+
+def called() -> str:
+    """How to call mmdgs from the user's shell: its path where the environment is not active."""
+    script = Path(sys.executable).with_name("mmdgs")
+    if shutil.which("mmdgs") or not script.exists():
+        return "mmdgs"
+    return os.path.relpath(script)

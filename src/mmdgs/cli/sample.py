@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 
@@ -15,6 +14,7 @@ from mmdgs.cli.app import (
     Debug,
     Device,
     Overwrite,
+    Quiet,
     Resume,
     Seed,
     app,
@@ -24,22 +24,17 @@ from mmdgs.cli.app import (
     plain_errors,
 )
 from mmdgs.cli.options import options_of
-from mmdgs.data.pictures import image_grid, png
 from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
-from mmdgs.generation import Generated, Method, generate, make_plan
-from mmdgs.generation.methods import settings_of
-from mmdgs.generation.writers import destination
-from mmdgs.models import FitData, Model, load
-from mmdgs.models.covariances import FITTED
-from mmdgs.models.fits import FIT_IMAGES
+from mmdgs.generation.settings import Method
 from mmdgs.runtime import check_precision
-from mmdgs.schedules import parse_levels
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
 
-SCALE = 3
+    from mmdgs.generation import Generated
+    from mmdgs.models import FitData, Model
+
 GRID = ".png"
 NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
@@ -53,13 +48,16 @@ def sample(
         str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder (also of diffusers), or on the hub.")
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A picture of all (.png), arrays (.npz), or a folder for PNG files.")
+        Path, typer.Option("--out", "-o", help="A picture of all (.png), an array (.npz), or a folder for PNG files.")
     ] = Path("samples.png"),
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
     *,
     data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
+    floating: Annotated[
+        bool, typer.Option("--float", help="Images in an .npz as float32, not clipped, in place of 8-bit pixels.")
+    ] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
@@ -72,6 +70,7 @@ def sample(
     device: Device = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -81,7 +80,14 @@ def sample(
     with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
-        _check_out(out, resume, overwrite)
+        from mmdgs.data.pictures import save_grid
+        from mmdgs.generation import generate, make_plan
+        from mmdgs.generation.methods import settings_of
+        from mmdgs.models import load
+        from mmdgs.samplers.driver import repair_note
+        from mmdgs.schedules import parse_levels
+
+        _check_out(out, floating, resume, overwrite)
         check_precision(precision)
         if "levels" in given:
             given["levels"] = parse_levels(given["levels"])
@@ -105,6 +111,7 @@ def sample(
                 precision=precision,
                 fast=fast,
                 settings=settings_of(method, found, fit),
+                floating=floating,
                 resume=resume,
                 overwrite=overwrite,
                 accelerator=accelerator,
@@ -116,9 +123,11 @@ def sample(
         finally:
             accelerator.end_training()
         if result.x is not None:
-            write_atomically(out, png(image_grid(result.x), SCALE))
+            save_grid(out, result.x)
         if accelerator.is_main_process:
             messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
+            if result.repaired > 0:
+                messages.print(f"note: {repair_note(result.repaired)}", soft_wrap=True)
             output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 
 
@@ -128,8 +137,12 @@ def _accelerator(where: torch.device) -> Accelerator:
     return Accelerator(cpu=where.type == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
 
 
-def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
+def _check_out(out: Path, floating: bool, resume: bool, overwrite: bool) -> None:
     """Refuse what is no place for samples."""
+    from mmdgs.generation.writers import destination
+
+    if floating and out.suffix.lower() != ".npz":
+        raise UsageError(f"--float is for an --out that ends in .npz, got {out}")
     if out.suffix.lower() in NO_FOLDERS:
         raise UsageError(f"--out must end in .png or .npz, or be a folder, got {out}")
     if out.suffix != GRID:  # before the work that a plan may need
@@ -152,6 +165,9 @@ def _fit_data(
     method: Method, data: str | None, data_dir: Path | None, fit_images: int | None, where: torch.device
 ) -> FitData | None:
     """What variances are estimated from, where a covariance is asked for that has fitted ones."""
+    from mmdgs.models.covariances import FITTED
+    from mmdgs.models.fits import FIT_IMAGES, FitData
+
     for name, value in (("--data", data), ("--fit-images", fit_images)):
         if value is not None and method.covariance not in FITTED:
             given = method.covariance or "auto"
@@ -166,7 +182,4 @@ def _fit_data(
 def _said(result: Generated, what: str) -> str:
     cost = result.cost
     said = f"{result.count:,} {what}: {cost.forwards:,} forwards and {cost.products:,} Jacobian products each, "
-    said += f"{result.seconds:,.1f} seconds"
-    if result.repaired > 0:
-        said += f"; {100 * result.repaired:.2g}% of the variances lay below the floor and were lifted to it"
-    return said
+    return said + f"{result.seconds:,.1f} seconds"

@@ -13,6 +13,7 @@ from mmdgs.cli.app import (
     Debug,
     Device,
     Overwrite,
+    Quiet,
     app,
     device_named,
     messages,
@@ -21,7 +22,6 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.training.recipe import Recipe, TrainingSettings, parse_override, read_recipe
-from mmdgs.training.run import train_model
 
 
 @app.command()
@@ -36,6 +36,7 @@ def train(
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     debug: Debug = False,
     **given: Any,
 ) -> None:
@@ -45,6 +46,9 @@ def train(
     """
     with plain_errors(debug):
         from accelerate import Accelerator, DistributedDataParallelKwargs
+
+        from mmdgs.training.run import train_model
+        from mmdgs.training.stopping import Interrupted
 
         recipe = read_recipe(config, given | dict(parse_override(one) for one in override or []))
         where = device_named(device)
@@ -64,12 +68,10 @@ def train(
                 accelerator=accelerator,
                 report=(lambda line: messages.print(escape(line))) if main else None,
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             if main:
-                messages.print(
-                    "\nstopped; to go on from the last checkpoint: the same command with [bold]--resume[/bold]"
-                )
-            raise typer.Exit(INTERRUPTED) from None
+                messages.print(f"\n{escape(_stopped(out))}", soft_wrap=True)
+            raise typer.Exit(128 + stop.signal if isinstance(stop, Interrupted) else INTERRUPTED) from None
         finally:
             accelerator.end_training()
         if main:
@@ -84,3 +86,14 @@ def train(
                 said += f", each step in {trained.split} parts to fit in memory"
             output.print(said)
             output.print(f"model: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+
+
+def _stopped(out: Path) -> str:
+    """What a run that was stopped leaves, and how to go on."""
+    from mmdgs.training.checkpoint import RECIPE_FILE, last_step
+
+    step = last_step(out)
+    if step is not None:
+        return f"stopped; the checkpoint in {out} is of step {step:,}. To go on from it: the same command with --resume"
+    again = " with --overwrite" if (out / RECIPE_FILE).exists() else ""
+    return f"stopped before the first checkpoint; to start again: the same command{again}"

@@ -2,6 +2,7 @@
 
 from mmdgs.data.images import image_set as image_set, load_images as load_images, load_samples as load_samples
 from mmdgs.data.imageset import ImageSet as ImageSet, spread as spread
+from mmdgs.data.pictures import image_grid as image_grid, save_grid as save_grid
 from mmdgs.data.toys import (
     TOYS as TOYS,
     Toy as Toy,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import zipfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.transforms import recoloured, resized, to_uint8
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest, unknown_name
 
 logger = logging.getLogger("mmdgs")
 
@@ -21,7 +20,7 @@ NAMES = ("mnist", "cifar10", "celeba")
 SAMPLES = "samples"
 """The split of images that are no part of a data set."""
 ARRAYS = ("x", "arr_0")
-"""Names of the array in an .npz: that of `mmdgs sample`, and that of numpy, which public sample files have."""
+"""Names of the array in an .npz: that of `mmdgs sample --float`, and that of public sample files and `mmdgs sample`."""
 SLACK, STRAYS = 0.25, 0.01
 """Samples of a Gaussian stray out of [0, 1]. More than 1% further out than 0.25, and it is another range."""
 
@@ -83,11 +82,8 @@ def _path(data: str | Path) -> Path:
         return path
     if path.exists():
         raise UsageError(f"{path} is a file; expected a folder of images or a .zip of them")
-    near = difflib.get_close_matches(str(data).lower(), NAMES, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(
-        f"unknown data {str(data)!r}: {hint}choose one of {', '.join(NAMES)}, or the path of a folder or .zip of images"
-    )
+    others = "or give the path of a folder or .zip of images"
+    raise UsageError(f"{unknown_name('data', str(data), NAMES)}, {others}")
 
 
 def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size: int | None = None) -> ImageSet:
@@ -111,9 +107,10 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
         return ImageSet(title(path), SAMPLES, found.images)
     if str(source) in NAMES:
         raise UsageError(f"{source} has several parts; name one, such as {source}:train or {source}:test")
+    like = nearest(name or str(source), NAMES)
     raise UsageError(
-        f"there are no images at {str(source)!r}; expected an .npz, a folder or .zip of images, or a set and its split "
-        f"such as {NAMES[1]}:test ({', '.join(NAMES)}, or a folder of one's own)"
+        f"there are no images at {str(source)!r}{like}; expected an .npz, a folder or .zip of images, or a set and its "
+        f"split such as {NAMES[1]}:test ({', '.join(NAMES)}, or a folder of one's own)"
     )
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmdgs.files import write_atomically
+
 GAP = 2
 BACKGROUND = 40  # a dark grey between the tiles
+SCALE = 3
+"""How wide a pixel of small images is drawn."""
 
 
 def tiled(images: Tensor, columns: int, *, gap: int, fill: float) -> Tensor:
@@ -46,3 +51,10 @@ def png(picture: numpy.ndarray, scale: int = 1) -> bytes:
     content = io.BytesIO()
     image.save(content, format="PNG", optimize=True)
     return content.getvalue()
+
+
+def save_grid(path: Path | str, x: Tensor, *, columns: int | None = None, scale: int = SCALE) -> Path:
+    """Write images (n, C, H, W) in [0, 1] as one PNG picture, each pixel `scale` pixels wide."""
+    path = Path(path)
+    write_atomically(path, png(image_grid(x, columns), scale))
+    return path

@@ -11,7 +11,7 @@ from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from urllib.error import HTTPError
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest
 from mmdgs.files import file_written_atomically
 from mmdgs.runtime import progress_bar
 
@@ -47,7 +47,9 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
 def check_split(name: str, split: str, choices: Sequence[str]) -> None:
     """Refuse a split that a set does not have."""
     if split not in choices:
-        raise UsageError(f"unknown split {split!r} of {name}; choose one of {', '.join(choices)}")
+        raise UsageError(
+            f"unknown split {split!r} of {name}{nearest(split, choices)}; choose one of {', '.join(choices)}"
+        )
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import unknown_name
 from mmdgs.randomness import seeded
 from mmdgs.targets import GaussianMixture
 
@@ -104,5 +104,5 @@ TOYS = {
 def toy(name: str) -> Toy:
     """A 2-D set by name."""
     if name not in TOYS:
-        raise UsageError(f"unknown 2-D data set {name!r}; choose one of {', '.join(TOYS)}")
+        raise unknown_name("2-D data set", name, TOYS)
     return TOYS[name]

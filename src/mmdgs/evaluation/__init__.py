@@ -2,20 +2,10 @@
 
 Images are judged as they would be stored, in 256 levels. Every number depends on how many samples there are, so the
 record holds the counts, and evaluations of different counts are not compared (`check_comparable`).
+
+The public names are in __init__.pyi. Each is imported when it is first used.
 """
 
-from mmdgs.evaluation.checks import METRICS, OF_FEATURES
-from mmdgs.evaluation.record import Evaluation, Images, check_comparable, check_equal, read_evaluations
-from mmdgs.evaluation.run import evaluate, random_subset
+from mmdgs.lazy import lazy_names
 
-__all__ = [
-    "METRICS",
-    "OF_FEATURES",
-    "Evaluation",
-    "Images",
-    "check_comparable",
-    "check_equal",
-    "evaluate",
-    "random_subset",
-    "read_evaluations",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

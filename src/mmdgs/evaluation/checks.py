@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmdgs.data import ImageSet
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
+from mmdgs.evaluation.names import METRICS
 from mmdgs.metrics.inception import FEATURES
 from mmdgs.metrics.neighbours import NEIGHBOURS
 from mmdgs.metrics.scores import SPLITS
 from mmdgs.models import Model
 from mmdgs.models.config import CLASSES
-from mmdgs.networks.registry import nearest
 
-OF_FEATURES = ("fid", "kid", "precision-recall", "is")
-METRICS = (*OF_FEATURES, "diversity", "classes")
 LEAST = {"fid": 2, "kid": 2, "precision-recall": NEIGHBOURS + 1, "is": SPLITS, "diversity": 2, "classes": 1}
 """Images that a measure needs."""
 OF_ROWS = ("kid", "precision-recall")
@@ -29,7 +27,7 @@ def check_metrics(metrics: Sequence[str], classifier: Model | None) -> None:
         raise UsageError(f"name at least one metric of {', '.join(METRICS)}")
     for name in metrics:
         if name not in METRICS:
-            raise UsageError(f"unknown metric {name!r}{nearest(name, METRICS)}; choose some of {', '.join(METRICS)}")
+            raise unknown_name("metric", name, METRICS, choose="choose some of")
     if "classes" in metrics and classifier is None:
         raise UsageError("the metric classes needs a classifier, such as --classifier mnist-classifier")
     if classifier is not None and "classes" not in metrics:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
 from mmdgs.errors import UsageError
-from mmdgs.evaluation.checks import OF_FEATURES, OF_ROWS, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.checks import OF_ROWS, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.names import OF_FEATURES
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import tensors_to_bytes
+from mmdgs.memory import Batches
 from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
 from mmdgs.metrics.frechet import frechet_distance, left_out_distances
 from mmdgs.metrics.inception import RESIZE
@@ -183,12 +185,14 @@ class _Run:
 
     @torch.no_grad()
     def _labels(self, classifier: Model, images: ImageSet, what: str) -> Tensor:
-        found = []
         with progress_bar(len(images), self.progress and f"{self.progress}: classes of {what}", unit="image") as bar:
-            for batch in images.images.split(CLASSIFIER_BATCH):
-                found.append(classifier.network(midpoints(batch.to(self.device))).argmax(1).cpu())
-                bar.update(len(batch))
-        return torch.cat(found)
+
+            def labels(first: int, last: int) -> Tensor:
+                found = classifier.network(midpoints(images.images[first:last].to(self.device))).argmax(1).cpu()
+                bar.update(last - first)
+                return found
+
+            return torch.cat(list(Batches(CLASSIFIER_BATCH, "images").over(len(images), labels)))
 
 
 def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:

@@ -1,13 +1,8 @@
-"""Samples of a model by any plan, returned or written as they come; samplers by name."""
+"""Samples of a model by any plan, returned or written as they come; samplers by name.
 
-from mmdgs.generation.engine import Generated, generate
-from mmdgs.generation.methods import SAMPLERS, Method, make_plan, resolved
+The public names are in __init__.pyi. Each is imported when it is first used.
+"""
 
-__all__ = [
-    "SAMPLERS",
-    "Generated",
-    "Method",
-    "generate",
-    "make_plan",
-    "resolved",
-]
+from mmdgs.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +23,10 @@ from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
 from mmdgs.generation.identity import plan_record
-from mmdgs.generation.methods import Method, make_plan, resolved
+from mmdgs.generation.methods import make_plan, resolved
+from mmdgs.generation.settings import Method
 from mmdgs.generation.writers import Destination, destination
+from mmdgs.memory import Batches
 from mmdgs.models import Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
 from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar
@@ -35,10 +36,11 @@ from mmdgs.samplers.driver import kept_steps
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-logger = logging.getLogger("mmdgs")
-
 BATCH_NUMBERS = {"cuda": 1 << 19, "cpu": 1 << 16}
 """Numbers in the states of the chains that run at once: 668 digits on a GPU, 83 on a CPU."""
+
+ADVICE = "use a covariance with fewer products (--probes 1), --precision bf16, or the CPU (--device cpu)"
+"""Where not even one sample fits in memory."""
 
 FAST_STEPS = 20_000
 """A run of fewer steps, over all samples, is over before a network would be compiled for it."""
@@ -91,7 +93,7 @@ class _Batch:
 
 @dataclass
 class _Engine:
-    """Runs a plan for any range of samples; a batch that does not fit in memory is halved, and so are those after."""
+    """Runs a plan for any range of samples, as many at a time as fit in memory."""
 
     model: Model
     plan: Plan
@@ -101,23 +103,19 @@ class _Engine:
     callback: Watch | None
     precision: str
     fast: str | None
-    rows: int | None = None  # at a time, once memory has set a limit
+    batches: Batches
 
     def batch(self, first: int, stop: int, tick: Callable[[int], object]) -> _Batch:
         """Samples first to stop; `tick` is told of every step, by the number of chains in it."""
         started = time.perf_counter()
         found: list[Tensor] = []
         states: list[Tensor] = []
-        repaired, cost, done = 0.0, Cost(), first
-        while done < stop:
-            rows = min(self.rows or stop - first, stop - done)
-            result = self._run(done, rows, tick)
-            if result is None:
-                continue
+        repaired, cost = 0.0, Cost()
+        for result in self.batches.over(stop, lambda start, last: self._run(start, last - start, tick), first):
             found.append(result.x.cpu())
             states.append(result.samples.cpu())
-            repaired += rows * result.repaired
-            cost, done = result.cost, done + rows
+            repaired += len(result.x) * result.repaired
+            cost = result.cost
         kept = None if self.keep is None else self._to_unit(torch.cat(states, 1))
         x = self._to_unit(torch.cat(found))
         return _Batch(first, x, kept, cost, time.perf_counter() - started, repaired / len(x))
@@ -135,13 +133,16 @@ class _Engine:
             return self.model.scaled(uniforms((chains, *shape), torch.empty(0), streams))
         return self.plan.noise(shape, chains, generator=streams, centre=sum(self.model.interval) / 2)
 
-    def _run(self, first: int, rows: int, tick: Callable[[int], object]) -> Run | None:
-        """The chains of some samples; None where they do not fit in memory, and fewer are to be tried."""
+    def _run(self, first: int, rows: int, tick: Callable[[int], object]) -> Run:
+        """The chains of some samples; where it fails its ticks are taken back."""
+        ticked = 0
 
         def note(step: int, state: State, info: Info) -> None:
+            nonlocal ticked
             if self.callback is not None:
                 self.callback(step, state, info, first)
             tick(rows)
+            ticked += rows
 
         device = self.model.device
         x0 = (self.start or self._noise)(rows, first).to(device)
@@ -151,13 +152,9 @@ class _Engine:
                 return run(
                     self.plan, x0, seed=self.seed, first_chain=first, keep=self.keep, callback=note, progress=None
                 )
-        except torch.OutOfMemoryError:
-            if rows == 1:
-                raise
-        torch.cuda.empty_cache()
-        self.rows = rows // 2
-        logger.warning("a batch of %d does not fit in memory; going on with %d at a time", rows, self.rows)
-        return None
+        except Exception:
+            tick(-ticked)
+            raise
 
 
 def generate(
@@ -175,6 +172,7 @@ def generate(
     precision: str = "float32",
     fast: bool | None = None,
     settings: Mapping[str, Any] | None = None,
+    floating: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     accelerator: Accelerator | None = None,
@@ -187,9 +185,10 @@ def generate(
     `start(chains, first)`. Starts and steps draw from streams of their own (purposes "start" and "steps").
 
     The samples are returned, or written to `out` as they come: a folder of PNG files with samples.json, or an .npz
-    (`x`, float32; values of the data's interval as [0, 1]) with NAME.samples.json. `settings` go into that record, and
-    with resume=True a run goes on only with the same settings, model and plan. With an accelerator every process takes
-    its share of the batches.
+    with NAME.samples.json. An .npz of images holds `arr_0`, uint8 (count, height, width, channels). With floating=True,
+    and for what is no image, it holds `x`, float32 (count, ...), not clipped, the data's interval mapped to [0, 1].
+    `settings` go into the record, and with resume=True a run goes on only with the same settings, model and plan. With
+    an accelerator every process takes its share of the batches.
 
     `keep` names steps after which states are returned too (0: the start), `first` is the number of the first sample,
     and `callback(step, state, info, first_chain)` is called after each step of a batch: these are for samples that are
@@ -201,7 +200,7 @@ def generate(
     if isinstance(plan, Method):
         settings = {"method": resolved(plan, model).to_json(), **(settings or {})}
         plan = make_plan(plan, model)
-    _check(model, count, batch_size, out, accelerator)
+    _check(model, count, batch_size, out, floating, accelerator)
     if out is not None and (keep is not None or first or callback is not None):
         raise UsageError("keep, first and callback are for samples that are returned: leave out away")
     if keep is not None:
@@ -210,18 +209,20 @@ def generate(
     size = batch_size or max(1, BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
     begin = _starting(start, (count, *model.shape), first)
     path = _path(fast, count * len(plan.steps), device)
-    engine = _Engine(model, plan, checked_seed(seed), begin, keep, callback, precision, path)
+    batches = Batches(size, "samples", ADVICE)
+    engine = _Engine(model, plan, checked_seed(seed), begin, keep, callback, precision, path, batches)
     if out is not None:
-        chosen = {} if precision == "float32" else {"precision": precision}
+        chosen: dict[str, Any] = {} if precision == "float32" else {"precision": precision}
+        chosen |= {"floating": True} if floating else {}
         wanted = _settings(engine, count, {**chosen, **(settings or {})})
-        place = destination(Path(out))
+        place = destination(Path(out), pixels=_are_images(model) and not floating)
         return _written(engine, place, count, size, wanted, resume, overwrite, accelerator, progress)
     stop = first + count
     with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
-        batches = [engine.batch(at, min(at + size, stop), bar.update) for at in range(first, stop, size)]
-    kept = [batch.states for batch in batches if batch.states is not None]
-    x, states = torch.cat([batch.x for batch in batches]), torch.cat(kept, 1) if kept else None
-    return _summed([batch.note() for batch in batches], count, x=x, states=states)
+        made = [engine.batch(at, min(at + size, stop), bar.update) for at in range(first, stop, size)]
+    kept = [batch.states for batch in made if batch.states is not None]
+    x, states = torch.cat([batch.x for batch in made]), torch.cat(kept, 1) if kept else None
+    return _summed([batch.note() for batch in made], count, x=x, states=states)
 
 
 def _starting(start: Start | Tensor | None, shape: tuple[int, ...], first: int) -> Start | None:
@@ -267,16 +268,28 @@ def _path(fast: bool | None, steps: int, device: torch.device) -> str | None:
     return ("now" if device.type == "cuda" else None) if wanted else "never"
 
 
+def _are_images(model: Model) -> bool:
+    """Whether samples can be written as pictures: grey, or of three colours."""
+    return len(model.shape) == 3 and model.shape[0] in (1, 3)
+
+
 def _check(
-    model: Model, count: int, batch_size: int | None, out: Path | str | None, accelerator: Accelerator | None
+    model: Model,
+    count: int,
+    batch_size: int | None,
+    out: Path | str | None,
+    floating: bool,
+    accelerator: Accelerator | None,
 ) -> None:
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     if out is None and accelerator is not None and accelerator.num_processes > 1:
         raise UsageError("several processes write their samples: give a folder or an .npz to write into")
-    images = len(model.shape) == 3 and model.shape[0] in (1, 3)
-    if out is not None and Path(out).suffix.lower() != ".npz" and not images:
+    array = out is not None and Path(out).suffix.lower() == ".npz"
+    if floating and not array:
+        raise UsageError(f"floating-point samples (--float) go into an .npz, got {out or 'no file to write'}")
+    if out is not None and not array and not _are_images(model):
         raise UsageError(
             f"the model gives points of shape {model.shape}, not images: use an --out ending in .npz, got {out}"
         )

@@ -21,12 +21,11 @@ from typing import Any
 
 from mmdgs import samplers
 from mmdgs.denoisers import Denoiser
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest
+from mmdgs.generation.settings import FIXED, Method
 from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
 from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
-from mmdgs.networks.registry import nearest
-from mmdgs.options import option
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
 from mmdgs.samplers.langevin_rates import suggested_rate
@@ -39,57 +38,6 @@ EDM_LEVELS, EDM_LARGEST, EDM_SMALLEST = 18, 40.0, 0.001
 CHAIN_STEPS = 20
 CLIPPED_INTERVAL = (-1.0, 1.0)
 """Where diffusers' images lie: models of this interval have their means clipped, as there."""
-
-
-FIXED = ("small", "large")
-"""DDPM's covariances, for ancestral sampling only."""
-COVARIANCE_NAMES = f"{', '.join([*COVARIANCES, *FIXED])}."
-
-
-@dataclass(frozen=True)
-class Method:
-    """A sampler by name, with its settings; None stands for the sampler's own choice (`resolved` fills it in)."""
-
-    sampler: str | None = option(
-        None,
-        "gibbs, gibbs-down, langevin, consistent, ancestral, ddim or heun.",
-        show_default="gibbs; over many levels heun",
-    )
-    levels: Levels | None = option(
-        None, "Noise levels, such as geometric:232:50:0.01.", show_default="the model's", kind=str
-    )
-    steps: int | None = option(
-        None, "Noise levels that are used; sweeps of a model of one level.", min=1, show_default="all, 20"
-    )
-    covariance: str | None = option(None, COVARIANCE_NAMES, flag=("--covariance", "--posterior"), show_default="auto")
-    head: str | None = option(None, "Of --covariance ocm: a folder that train --loss ocm made for this model.")
-    sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
-    probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
-    krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
-    floor: float | None = option(
-        None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
-    )
-    rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
-    eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
-    churn: float | None = option(None, "Share of noise added before a step of heun [0].")
-    clip: bool | None = option(None, "Keep means in the data's interval.", flag="--clip/--no-clip", show_default="auto")
-    last_noise: float | None = option(None, "Of ancestral: grey levels of noise that may stay in samples [2].")
-    mean: bool | None = option(
-        None, "Of one level: end with the posterior's mean, not a draw.", flag="--mean/--draw", show_default="draw"
-    )
-
-    def __post_init__(self) -> None:
-        if self.sampler is not None and self.sampler not in SAMPLERS:
-            like = nearest(self.sampler, SAMPLERS)
-            raise UsageError(f"unknown sampler {self.sampler!r}{like}; choose one of {', '.join(SAMPLERS)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """What is set, for records; of levels how many, the first and the last."""
-        found = {key: value for key, value in vars(self).items() if value is not None}
-        if self.levels is not None:
-            ends = [[level.alpha, level.sigma] for level in (self.levels[0], self.levels[-1])]
-            found["levels"] = {"count": len(self.levels), "first": ends[0], "last": ends[1]}
-        return found
 
 
 @dataclass(frozen=True)
@@ -195,7 +143,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
 }
 """Samplers by the names they have on the command line."""
-OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "floor", "head")
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "most_products", "floor", "head")
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
 
@@ -247,8 +195,8 @@ def resolved(method: Method, model: Model) -> Method:
 def own_choice(method: Method, model: Model) -> str:
     """The sampler where none is named.
 
-    The paper's order of Gibbs over many levels overdoes the contrast of networks that are told the level
-    (docs/samplers.md), so it is not chosen by itself.
+    The paper's order of Gibbs over many levels has a bias, also for a Gaussian (docs/samplers.md), so it is not chosen
+    by itself.
     """
     if len(model.levels) == 1:
         return "gibbs"

@@ -189,10 +189,25 @@ class PictureFolder(Destination):
 
 
 class ArrayFile(Destination):
-    """One .npz with the samples as `x`, float32 (n, ...), in [0, 1] for images; its record is NAME.samples.json."""
+    """One .npz with the samples as one array; its record is NAME.samples.json.
 
-    def __init__(self, path: Path) -> None:
+    Pixels are `arr_0`, uint8 (n, height, width, channels), as public evaluators read them. Else the samples are `x`,
+    float32 (n, ...), not clipped.
+    """
+
+    def __init__(self, path: Path, *, pixels: bool = False) -> None:
         super().__init__(path, path.with_suffix(f".{RECORD}"), path.with_name(f".{path.name}.{PARTS}"))
+        self.pixels = pixels
+        self.name, self.type = ("arr_0", "|u1") if pixels else ("x", "<f4")
+
+    def _stored(self, samples: Tensor) -> numpy.ndarray:
+        """Samples (n, ...) as they stand in the array."""
+        return (to_uint8(samples).permute(0, 2, 3, 1) if self.pixels else samples.to(torch.float32)).numpy()
+
+    def _part(self, file: Path) -> numpy.ndarray:
+        """A part as it was written; one in floating point, of a version that knew no pixels, is converted."""
+        found = numpy.load(file)
+        return self._stored(torch.from_numpy(found)) if self.pixels and found.dtype != numpy.uint8 else found
 
     def _parts(self) -> list[tuple[int, int, Path]]:
         """(the first number, how many, the file) of each part that was written, in order: its name says all."""
@@ -206,7 +221,7 @@ class ArrayFile(Destination):
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         with file_written_atomically(self.work / f"{_name(first)}-{_name(len(images))}.npy") as stream:
-            numpy.save(stream, images.to(torch.float32).numpy())
+            numpy.save(stream, self._stored(images))
 
     def _assemble(self, count: int) -> None:
         parts = self._parts()
@@ -214,16 +229,16 @@ class ArrayFile(Destination):
             file_written_atomically(self.path) as stream,
             zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
-            entry = zipfile.ZipInfo("x.npy")  # without a time: the same samples are the same bytes
+            entry = zipfile.ZipInfo(f"{self.name}.npy")  # without a time: the same samples are the same bytes
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as array:
-                shape = (count, *numpy.load(parts[0][2]).shape[1:])
-                head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                shape = (count, *self._part(parts[0][2]).shape[1:])
+                head = {"descr": self.type, "fortran_order": False, "shape": shape}
                 numpy.lib.format.write_array_header_1_0(array, head)
                 written = 0
                 for first, samples, file in parts:  # of another batch size they may overlap
                     if first <= written < first + samples:
-                        array.write(numpy.load(file)[written - first :].astype("<f4").tobytes())
+                        array.write(self._part(file)[written - first :].astype(self.type).tobytes())
                         written = first + samples
         assert written == count, f"{written} of {count} samples were written"
 
@@ -241,14 +256,14 @@ class ArrayFile(Destination):
         return [file for file in self.path.parent.glob(f".{escape(self.path.name)}.*") if file.is_file()]
 
 
-def destination(path: Path) -> Destination:
-    """An .npz, or else a folder of PNG files."""
+def destination(path: Path, *, pixels: bool = False) -> Destination:
+    """An .npz, of 8-bit pixels or else of floating-point numbers; or a folder of PNG files."""
     if path.suffix.lower() == ".npz":
         if path.is_dir():
             raise UsageError(f"{path} is a folder; give the name of a file, or of a folder that does not end in .npz")
         if not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
-        return ArrayFile(path)
+        return ArrayFile(path, pixels=pixels)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; give a folder, or a name that ends in .npz")
     return PictureFolder(path)

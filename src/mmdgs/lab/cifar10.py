@@ -14,9 +14,10 @@ from matplotlib.figure import Figure as Canvas
 from mmdgs.errors import UsageError
 from mmdgs.lab.cifar10_collapse import collapse_grid, collapse_section, long_chain_section
 from mmdgs.lab.cifar10_maps import map_section, maps
-from mmdgs.lab.drawing import legend_beside, new_figure
+from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Results
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import QUICK_NOTE, Judge, References, Sampling, SamplingSettings
 from mmdgs.lab.single_level_chains import DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
@@ -184,5 +185,5 @@ def _draw(curves: dict[str, Results], settings: Cifar10Settings) -> Canvas:
     highest = max(panel.get_ylim()[1] for panel in axes[0])
     for panel in axes[0]:
         panel.set_ylim(0, highest)
-    legend_beside(axes[0][-1])
+    label_curves(canvas)
     return canvas

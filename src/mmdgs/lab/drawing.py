@@ -32,6 +32,7 @@ LOOKS = {
     Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products"),
     Style(GREY, "v:"): ("1 product",),
     Style(SLATE): ("exact",),
+    Style(PINK, "^:"): ("second",),
     Style(RED): ("learned", "diagonal, learned", "Langevin", "many levels, Gibbs", "1 sweep"),
     Style(RED, "s--"): ("consistent annealing", "1 sweep, down first"),
     Style(ORANGE): ("isotropic", "ancestral, isotropic"),
@@ -63,11 +64,6 @@ def line_style(row: str) -> dict[str, Any]:
     """Arguments of matplotlib's `plot` and `errorbar` for a row's curve."""
     colour, line = style(row)
     return {"color": colour, "marker": line[0], "linestyle": line[1:], "markersize": 4, "linewidth": 1.3}
-
-
-def legend_beside(axis: Axes) -> None:
-    """A legend to the right of the axes."""
-    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def new_figure(
@@ -108,14 +104,14 @@ def labelled(axis: Axes, title: str, across: str, up: str, size: int = 8) -> Non
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def plain_logs(axis: Axes) -> None:
-    """Ticks of logarithmic axes at 1, 2 and 5, or more of them on a short one, written as plain numbers."""
+def plain_logs(axis: Axes, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Ticks of logarithmic axes at these of each decade, or more of them on a short one, written as plain numbers."""
     for line in (axis.xaxis, axis.yaxis):
         if line.get_scale() != "log":
             continue
         low, high = line.get_view_interval()
-        line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-        line.set_major_formatter(lambda value, _: f"{value:,g}")
+        line.set_major_locator(LogLocator(subs=ticks if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        line.set_major_formatter(lambda value, _: f"{value:,.9f}".rstrip("0").rstrip("."))
         line.set_minor_locator(NullLocator())
 
 

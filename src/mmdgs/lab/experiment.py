@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.report import Report, Section
-from mmdgs.lab.workspace import Workspace
 from mmdgs.options import option
 from mmdgs.runtime import environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmdgs.lab.report import Report, Section, Step
+    from mmdgs.lab.workspace import Workspace
 
 Settings = TypeVar("Settings")
 
@@ -35,6 +37,7 @@ class Context:
     quick: bool = False
     data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
     seeds: int | None = option(None, "Independent runs a row.", min=1)
+    short_training: bool | None = option(None, "Networks trained as --quick trains them.", flag="--short-training")
     data: tuple[str, ...] | None = option(None, "Only this data set (mog, rings, roll); may be given again.")
     model: str | None = option(None, "A pretrained model in place of the experiment's own.")
     head: str | None = option(None, "The model's head, a folder that `mmdgs train --loss ocm` made.")
@@ -66,10 +69,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: JSON-ready numbers, and the sections that show them."""
+    """What an experiment found: JSON-ready numbers, the sections that show them, the takeaway, and what to try next."""
 
     records: dict[str, Any]
     sections: list[Section]
+    takeaway: str = ""
+    following: Sequence[Step] = ()
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,12 @@ class Experiment:
             return self._written(context, self.run(context))
 
     def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
+        from mmdgs.lab.report import Report
+
         taken = round(time.perf_counter() - context.started, 1)
         asked = {"seed": context.seed, "quick": context.quick, "seconds_of_this_run": taken}
-        report = Report(self.title, self.summary, outcome.sections, environment(context.device) | asked)
+        settings = environment(context.device) | asked
+        report = Report(self.title, self.summary, outcome.sections, settings, outcome.takeaway, outcome.following)
         whole = {
             "title": self.title,
             "environment": report.settings,

@@ -16,7 +16,7 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ import torch
 from matplotlib.axes import Axes
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import labelled, legend_beside, line_style, new_figure, plain_logs, style
+from mmdgs.lab.drawing import labelled, line_style, new_figure, plain_logs, style
 from mmdgs.lab.experiment import Context, TimeIsUp
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Claim, Figure
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import interval, jackknife_interval
@@ -91,16 +92,20 @@ class Measure:
         return {"more": -value, "zero": abs(value)}.get(self.better or "less", value)
 
     def best(self, found: Mapping[Any, Number]) -> set[Any]:
-        """The best of some numbers, and those that its interval and their own do not tell from it."""
+        """The best of some numbers; none where its interval and theirs do not tell it from all others."""
         finite = {key: one for key, one in found.items() if math.isfinite(one.value)}
         if self.better is None or not finite:
             return set()
         first = min(finite, key=lambda key: self.badness(finite[key].value))
-        least, half = self.badness(finite[first].value), math.nan if self.deviation else finite[first].half
-        # A difference without an interval counts as one: a comparison with NaN is false.
-        return {first} | {
-            key for key, one in finite.items() if self.badness(one.value) - least <= math.hypot(half, one.half)
-        }
+        value, half = finite[first]
+        # Where there is no interval, any difference that is shown counts: a comparison with NaN is false.
+        alike = (
+            self.badness(one.value) - self.badness(value) <= math.hypot(half, one.half)
+            or self.text(Number(one.value)) == self.text(Number(value))
+            for key, one in finite.items()
+            if key != first
+        )
+        return set() if any(alike) else {first}
 
 
 @dataclass(frozen=True)
@@ -222,27 +227,28 @@ class Results:
     ) -> Table:
         """One line a row, with each measure at each column; `rows` and `columns` pick, order and name them.
 
-        Bold: the best of the rows `compared` (None: of all). With `against`, every other row is shown by its difference
-        from that one.
+        Bold: the best of the rows `compared` (None: of all), where intervals tell it from the others. With `against`,
+        every other row is shown by its difference from that one. A measure that no cell has is left out.
         """
         rows = rows or {row: row for row in self.rows}
         columns = columns or {column: f"{column} {self.grid.across}" for column in self.columns}
         header, body, best = [head], [[name] for name in rows.values()], set()
         for column, place in columns.items():
             for measure in measures:
+                here = {i: row for i, row in enumerate(rows) if measure.key in self.values(row, column)}
+                if not here:
+                    continue
                 header.append(f"{measure.title}, {place}".removesuffix(", ") if len(measures) > 1 else place)
-                shown = {
-                    i: self.number(row, column, measure, None if row == against else against)
-                    for i, row in enumerate(rows)
-                    if measure.key in self.values(row, column)
-                }
+                other = {row: None if row == against else against for row in rows}
+                shown = {i: self.number(row, column, measure, other[row]) for i, row in here.items()}
                 for i, (row, line) in enumerate(zip(rows, body, strict=True)):
                     sign = "+" if against is not None and row != against else ""
                     line.append(measure.text(shown[i], sign) if i in shown else "")
+                by = replace(measure, deviation=False)  # the interval decides, whichever is shown
                 judged = {
-                    i: Number(0.0) if row == against else shown[i]
-                    for i, row in enumerate(rows)
-                    if i in shown and (compared is None or row in compared)
+                    i: Number(0.0) if row == against else self.number(row, column, by, other[row])
+                    for i, row in here.items()
+                    if compared is None or row in compared
                 }
                 best |= {(i, len(header) - 1) for i in measure.best(judged)}
         return Table(title, header, body, note, best=frozenset(best))
@@ -250,30 +256,41 @@ class Results:
     def listing(
         self, title: str, measures: Sequence[Measure], *, note: str = "", head: str = "", rows: Sequence[str] = ()
     ) -> Table:
-        """One line a cell: row, column and each measure; these rows (none given: all), their columns ascending."""
+        """One line a cell: row, column and each measure; these rows (none given: all), their columns ascending.
+
+        A measure that no cell has is left out.
+        """
         order = list(rows) or self.rows
         keys = sorted((key for key in self.parts if key[0] in order), key=lambda key: (order.index(key[0]), key[1]))
         lines, best = [[row, f"{column}"] for row, column in keys], set()
+        measures = [one for one in measures if any(one.key in self.values(*key) for key in keys)]
         for j, measure in enumerate(measures):
-            shown = {i: measure.of(self.values(*k)) for i, k in enumerate(keys) if measure.key in self.values(*k)}
+            here = {i: self.values(*key) for i, key in enumerate(keys) if measure.key in self.values(*key)}
             for i, line in enumerate(lines):
-                line.append(measure.text(shown[i]) if i in shown else "")
-            best |= {(i, 2 + j) for i in measure.best(shown)}
+                line.append(measure.text(measure.of(here[i])) if i in here else "")
+            by = replace(measure, deviation=False)
+            best |= {(i, 2 + j) for i in measure.best({i: by.of(values) for i, values in here.items()})}
         header = [head, self.grid.across, *(measure.title for measure in measures)]
         return Table(title, header, lines, note, best=frozenset(best))
 
     def below(self, row: str, other: str, measure: Measure, columns: Sequence[Any] | None = None) -> Claim:
-        """The claim that a row is better than another at every column, by more than the interval where there is one."""
+        """The claim that a row is better than another at every column.
+
+        Not decided where the interval of a difference holds zero and no column contradicts by more than its interval.
+        """
         shared = [c for c in columns or self.columns if self.has(row, c) and self.has(other, c)]
-        won, said = [], []
+        verdicts, said = [], []
         for column in shared:
             own, others = (self.number(one, column, measure) for one in (row, other))
             gap = self.number(row, column, measure.key, other)
-            won.append(measure.badness(own.value) < measure.badness(others.value) and not abs(gap.value) <= gap.half)
+            better = measure.badness(own.value) < measure.badness(others.value)
+            verdicts.append(None if abs(gap.value) <= gap.half else better)
             values = f"{measure.text(Number(own.value))} against {measure.text(Number(others.value))} at {column}"
             said.append(values if math.isnan(gap.half) else f"{values}, {measure.text(gap, '+')}")
-        text = f"{row} has a better {measure.title} than {other} for all {self.grid.across}"
-        return Claim(text, all(won) if shared else None, "; ".join(said))
+        where = f"({self.grid.across}: {shared[0]})" if len(shared) == 1 else f"for all {self.grid.across}"
+        text = f"{row} has a better {measure.title} than {other} {where}"
+        holds = False if False in verdicts else None if None in verdicts or not shared else True
+        return Claim(text, holds, "; ".join(said))
 
     def draw(
         self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy", *, intervals: bool = True
@@ -298,11 +315,12 @@ class Results:
     def curves(
         self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
     ) -> Figure:
-        """The figure of `draw`: a panel for each x (None: the column), the legend beside them."""
-        canvas, axes = new_figure(1, len(x), inches=(2.2 + 4.8 * len(x), 4.0))
+        """The figure of `draw`: a panel for each x (None: the column), every curve labelled in each."""
+        canvas, axes = new_figure(1, len(x), inches=(7.2 * len(x), 4.6))
         for panel, one in zip(axes[0], x, strict=True):
+            panel.margins(x=0.29)  # room for labels
             self.draw(panel, measure, one, log)
-        legend_beside(axes[0][-1])
+        label_curves(canvas)
         return Figure(name, caption, canvas)
 
     def draw_bars(

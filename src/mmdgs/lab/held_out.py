@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mmdgs.data import dequantised, load_images, spread
 from mmdgs.errors import UsageError
-from mmdgs.lab.drawing import legend_beside, new_figure
+from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import Measure, Results
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Figure
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
@@ -69,5 +70,5 @@ def over_levels(found: Results, name: str, caption: str, measures: Sequence[tupl
         else:
             found.draw(panel, measure, log=log)
     if not one:
-        legend_beside(axes[0][-1])
+        label_curves(canvas)
     return Figure(name, caption, canvas)

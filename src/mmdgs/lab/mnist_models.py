@@ -25,7 +25,7 @@ from mmdgs.models import CONFIG, Model, load
 from mmdgs.moments import FLOOR, Moments
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Streams
-from mmdgs.training import Recipe, TrainingSettings, metrics, train_model
+from mmdgs.training import Recipe, TrainingSettings, last_step, metrics, train_model
 
 SIGMA = 0.5
 SIGMAS = (0.3, 0.5, 0.8)
@@ -137,7 +137,8 @@ def trained(context: Context, name: str, recipe: Recipe) -> Training:
     folder = context.workspace.out / "models" / name
 
     def compute() -> Part:
-        go_on, stopped_at, seconds = context.workspace.resumed, None, math.nan
+        go_on = context.workspace.resumed and last_step(folder) is not None
+        stopped_at, seconds = None, math.nan
         try:
             _, run = train_model(
                 recipe, folder, device=context.device, resume=go_on, overwrite=not go_on, progress=f"training {name}"

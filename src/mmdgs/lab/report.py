@@ -1,4 +1,7 @@
-"""Reports: claims, tables and figures, as a self-contained HTML page, as PNG files and in the terminal."""
+"""Reports: claims, figures and tables, as a self-contained HTML page, as PNG files and in the terminal.
+
+Texts may hold mathematics, as TeX between dollar signs (mathematics.py).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmdgs.lab.mathematics import typeset
 from mmdgs.lab.workspace import Workspace
-from mmdgs.tables import Table
+from mmdgs.tables import Table, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -47,7 +51,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with text, claims, tables and figures under it."""
+    """A heading with text, figures, tables and claims under it."""
 
     title: str
     text: Sequence[str] = ()
@@ -64,13 +68,23 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A command to try next, its arguments after `mmdgs`, and what it does."""
+
+    command: str
+    purpose: str
+
+
+@dataclass(frozen=True)
 class Report:
-    """A page: sections under a title, and the settings it was made with."""
+    """A page: the takeaway and sections under a title, commands to try next, and the settings it was made with."""
 
     title: str
     summary: str
     sections: Sequence[Section]
     settings: dict[str, object] = field(default_factory=dict)
+    takeaway: str = ""
+    following: Sequence[Step] = ()
 
     def write(self, workspace: Workspace) -> Path:
         """Write every figure as PNG and the page as report.html, figures inside; returns the page's path."""
@@ -83,7 +97,9 @@ class Report:
                 workspace.write(f"{figure.name}.png", png)
                 pictures[figure.name] = base64.b64encode(png).decode()
         template = files("mmdgs.lab").joinpath("report.html.j2").read_text(encoding="utf-8")
-        page = Environment(autoescape=True).from_string(template).render(report=self, pictures=pictures)
+        environment = Environment(autoescape=True)
+        environment.filters |= {"typeset": typeset, "plain": plain}
+        page = environment.from_string(template).render(report=self, pictures=pictures)
         return workspace.write("report.html", page.encode())
 
     def tables(self) -> list[Table]:

@@ -14,11 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
-from mmdgs.data import ImageSet, image_set, load_images, to_uint8
+from mmdgs.data import ImageSet, image_set, load_images, load_samples
 from mmdgs.evaluation import OF_FEATURES, evaluate
 from mmdgs.evaluation.checks import OF_ROWS
 from mmdgs.generation import Generated, generate, make_plan
@@ -207,8 +206,8 @@ class Sampling:
                 batch_size=settings.batch_size, precision=settings.precision, fast=not self.context.quick,
                 resume=workspace.resumed, overwrite=not workspace.resumed, progress=cell.name,
             ))  # fmt: skip
-        x = torch.cat([_pixels(file) for file in files.values()])
-        for file in files.values():  # hundreds of megabytes: the numbers and the first images are kept
+        x = torch.cat([load_samples(file).images for file in files.values()])
+        for file in files.values():  # tens of megabytes: the numbers and the first images are kept
             file.unlink()
             file.with_suffix(".samples.json").unlink()
         seconds, cost = sum(one.seconds for one in made), made[0].cost
@@ -217,11 +216,6 @@ class Sampling:
             "repaired": statistics.mean(one.repaired for one in made),
             "forwards": cost.forwards, "products": cost.products, "evaluations": cost.evaluations,
         }  # fmt: skip
-
-
-def _pixels(file: Path) -> Tensor:
-    with numpy.load(file) as stored:
-        return to_uint8(torch.from_numpy(stored["x"]).clamp(0, 1))
 
 
 def path(model: Model, count: int) -> Levels:

@@ -6,6 +6,7 @@ With D(x_t) = E[x | x_t], p~ the noised density and s its score:
     Theorem 3       arg min over m, C of KL(p(x | x_t) || N(m, C)) is the mean D and that covariance
     Appendix B      E[-hess log p~] = E[s s'] under p~, so that the formulas of the isotropic variance agree
     Appendix A.2    p~ has a clean model if and only if F(p~) / F(k) is positive semi-definite (theory_existence)
+    Section 2.2     the joint KL bounds the marginal KL; and the footnote of A.2 (both in theory_bounds)
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.jacobians import mean_and_jacobian
-from mmdgs.lab.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, labelled, new_figure, square
+from mmdgs.lab.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, labelled, new_figure, plain_logs, square
 from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Claim, Figure, Section
-from mmdgs.lab.theory_existence import existence, records_table
+from mmdgs.lab.theory_bounds import always_clean, joint_kl
+from mmdgs.lab.theory_existence import existence, records_table, with_symbols
 from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import kl_divergence
 from mmdgs.moments import FullMoments, IsotropicMoments
+from mmdgs.moments.isotropic import by_score
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, seeded
 from mmdgs.runtime import threads
@@ -50,13 +54,15 @@ Case = tuple[str, GaussianMixture, NoiseLevel]
 
 
 def run(context: Context) -> Outcome:
-    """Put the four statements to the test."""
+    """Put the six statements to the test."""
     with threads(1):  # a second one gains a fifth where the machine is idle, and loses tenfold where it is not
         parts = {
             "covariance_identity": _covariance_identity(context.quick, seeded(context.seed, "draws")),
             "kl_optimum": _kl_optimum(context.quick),
             "fisher_identity": _fisher_identity(context.quick, seeded(context.seed, "data")),
             "existence": existence(context.quick),
+            "joint_kl": joint_kl(),
+            "always_clean": always_clean(),
         }
     return Outcome({name: records for name, (records, _) in parts.items()}, [section for _, section in parts.values()])
 
@@ -96,16 +102,16 @@ def _covariance_identity(quick: bool, generator: Generator) -> tuple[Records, Se
             }
         )
     text = (
-        f"The exact covariance of p(x | x_t) at {len(where):,} points x_t, and that of {count:,} draws from the exact "
-        f"posterior at {len(SHOWN)} points, against (sigma^2 / alpha) dD/dx_t."
+        rf"The exact covariance of $p(x \mid x_t)$ at {len(where):,} points $x_t$, and that of {count:,} draws from "
+        rf"the exact posterior at {len(SHOWN)} points, against $(\sigma^2 / \alpha)\, \partial D / \partial x_t$."
     )
     claims = [
         _claim("the exact covariance is that of the Jacobian", records, "largest_error", ROUNDING),
         _claim("draws deviate from it by no more standard errors than chance", records, "largest_score", UNLIKELY),
     ]
     caption = (
-        "At some points x_t (crosses) the exact posterior's one-standard-deviation ellipse (green) and that of the "
-        "Jacobian (dashed), a line leading from x_t to its mean. Right: draws against the Jacobian."
+        "At some points $x_t$ (crosses) the exact posterior's one-standard-deviation ellipse (green) and that of the "
+        "Jacobian (dashed), with a line from $x_t$ to the posterior's mean. Right: draws against the Jacobian."
     )
     title = "Posterior covariances; scores are deviations of draws from the Jacobian / standard error"
     table = records_table(title, records, without=("points", "draws"))
@@ -134,12 +140,12 @@ def _draw_covariances(records: Records) -> Canvas:
             _ellipse(axis, m, a, color=GREEN, linewidth=3, alpha=0.5)
             _ellipse(axis, m, b, color="black", linewidth=0.9, linestyle=(0, (3, 2)))
         axis.plot(*SHOWN.mT, "x", color=ORANGE, markersize=5, markeredgewidth=1.5)
-        square(axis, 2.0, title, range(-2, 3))
+        square(axis, 2.0, with_symbols(title), range(-2, 3))
         scores = records[i]["scores"]
         axes[0][3].plot(torch.linspace(i - 0.3, i + 0.3, len(scores)), scores, ".", color=BLUE)
     axes[0][3].axhspan(-2, 2, color=GREY, alpha=0.15, linewidth=0)
     axes[0][3].set(ylim=(-4.5, 4.5), xlim=(-0.5, 2.5))
-    axes[0][3].set_xticks(range(3), ["four", "skewed", "skewed,\nalpha 0.8"])
+    axes[0][3].set_xticks(range(3), ["four", "skewed", "skewed,\n" + r"$\alpha$ 0.8"])
     labelled(axes[0][3], "covariance of draws", "", "deviation / standard error")
     return canvas
 
@@ -165,15 +171,17 @@ def _kl_optimum(quick: bool) -> tuple[Records, Section]:
             }
         )
     text = (
-        "KL(p(x | x_t) || N(m, C)) is minimised by L-BFGS over m and a Cholesky factor of C, on a grid and from a "
-        "wrong start, and what is found compared with the analytic moments D and sigma^2 dD/dx_t."
+        r"$\mathrm{KL}(p(x \mid x_t) \,\|\, N(m, C))$ is minimised by L-BFGS over $m$ and a Cholesky factor of $C$, "
+        r"on a grid and from a wrong start. The result is compared with the analytic moments $D$ and "
+        r"$\sigma^2\, \partial D / \partial x_t$."
     )
     claims = [
-        _claim("the mean that is found is D", records, "mean_distance", SEARCHED),
+        _claim("the mean that is found is $D$", records, "mean_distance", SEARCHED),
         _claim("the covariance that is found is that of Theorem 2", records, "covariance_distance", SEARCHED),
     ]
     caption = "KL from the true posterior to the analytic Gaussian, changed in one way: least where it is not changed."
-    table = records_table("The closest Gaussian at sigma 0.2; distances are the largest over entries", records)
+    title = r"The closest Gaussian at $\sigma = 0.2$; distances are the largest over entries"
+    table = records_table(title, records)
     figure = Figure("theory_kl", caption, _draw_divergences(truth, laws, where, cell))
     return records, Section("Theorem 3: no Gaussian is closer than the analytic one", [text], [table], [figure], claims)
 
@@ -223,9 +231,9 @@ def _draw_divergences(truth: list[Tensor], laws: list[tuple[Tensor, Tensor]], wh
         axes[0][1].plot(shifts, shifted, color=colour)
     axes[0][0].axvline(1, color=GREY, linewidth=0.8, linestyle=":")
     axes[0][1].axvline(0, color=GREY, linewidth=0.8, linestyle=":")
-    axes[0][0].legend(fontsize=7, frameon=False)
     labelled(axes[0][0], "covariance scaled", "$s$", r"KL($p$ || N($m$, $s\,C$))")
     labelled(axes[0][1], "mean shifted", "$t$", r"KL($p$ || N($m + (t, t)$, $C$))")
+    label_curves(canvas)
     return canvas
 
 
@@ -243,8 +251,9 @@ def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Sectio
         record["estimate"], record["standard_error"] = estimates[0].item(), record["deviation"] / math.sqrt(sizes[-1])
         records.append(record | {"sizes": sizes, "repeats": repeats})
     text = (
-        "E[-hess log p~] and E[s s'] by quadrature. Where these are the same, so are the mean of tr Cov[x | x_t] / d "
-        f"and sigma^2 - sigma^4 / d E ||s||^2, the isotropic variance, which is also estimated from {sizes[-1]:,} data."
+        r"$E[-\nabla^2 \log \tilde{p}]$ and $E[s\, s^T]$ by quadrature. Where these are the same, so are the mean of "
+        r"$\mathrm{tr}\, \mathrm{Cov}[x \mid x_t] / d$ and $\sigma^2 - \sigma^4\, E\|s\|^2 / d$, the isotropic "
+        f"variance. It is also estimated from {sizes[-1]:,} data."
     )
     off = max(abs(r["estimate"] - r["variance_score"]) / r["standard_error"] for r in records)
     claims = [
@@ -252,7 +261,7 @@ def _fisher_identity(quick: bool, generator: Generator) -> tuple[Records, Sectio
         Claim(f"estimates are within {UNLIKELY} standard errors", off < UNLIKELY, f"{off:.1f}, the farthest"),
     ]
     caption = (
-        f"Left: root mean square error of {repeats} estimates from n data (points), and the standard error that "
+        f"Left: root mean square error of {repeats} estimates from $n$ data (points), and the standard error that "
         "quadrature predicts (lines). Right: the variance by quadrature, and one estimate. Bars: two standard errors."
     )
     title = f"The isotropic variance; estimates from {sizes[-1]:,} data"
@@ -289,7 +298,8 @@ def _estimate(mixture: GaussianMixture, sigma: float, n: int, generator: Generat
     """The isotropic variance as a user gets it, from n data."""
     level = NoiseLevel(sigma=sigma)
     x = mixture.sample((n,), generator=generator)
-    return IsotropicMoments.fit_by_score(mixture.denoiser(), x, level, generator=generator).variances[level]
+    fitted = IsotropicMoments.fit(mixture.denoiser(), x, level, generator=generator, variance_of=by_score)
+    return fitted.variances[level]
 
 
 def _draw_fisher(records: Records) -> Canvas:
@@ -304,10 +314,11 @@ def _draw_fisher(records: Records) -> Canvas:
     exact = [_expectations(four_gaussians(), NoiseLevel(sigma=sigma), 81)["variance_score"] for sigma in sigmas]
     right.loglog(sigmas, exact, color=GREY, zorder=0, label="quadrature")
     right.loglog(sigmas, [sigma**2 for sigma in sigmas], ":", color=GREY, zorder=0, label=r"$\sigma^2$, a flat prior's")
-    left.legend(fontsize=7, frameon=False)
-    right.legend(fontsize=7, frameon=False)
     labelled(left, "error of the estimate", "number of data $n$", "root mean square error")
     labelled(right, "isotropic variance", r"$\sigma$", "variance")
+    plain_logs(left, (1.0,))
+    plain_logs(right, (1.0, 3.0))
+    label_curves(canvas)
     return canvas
 
 

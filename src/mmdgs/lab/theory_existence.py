@@ -14,6 +14,7 @@ cos(2 x / sigma) is the component times exp(4) cos(4 x / sigma - c), so the clea
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, density, labelled, new_figure, square
+from mmdgs.lab.drawing import BLUE, GREEN, GREY, RED, density, labelled, new_figure, plain_logs, square
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.toys import four_gaussians
 from mmdgs.metrics import Deconvolution, deconvolve
@@ -37,6 +38,8 @@ NARROW = 0.95  # standard deviation of the narrow Gaussian, relative to the nois
 FLAT_SIGMA = 0.25  # noise for exp(-|x|^4), whose standard deviation in one dimension is 0.58
 LIMIT = 3.6  # of the grid: nine standard deviations beyond the outer means
 VIEW = 2.0  # of the pictures
+TEX = {"sigma": r"\sigma", "alpha": r"\alpha", "exp(-|x|^4)": r"\exp(-|x|^4)"}
+SYMBOLS = r"\b(?:sigma|alpha)\b|exp\(-\|x\|\^4\)"
 FOUND = ("exists", "least_eigenvalue", "tolerance", "frequencies", "cutoff", "threshold", "negative_mass")
 
 
@@ -58,7 +61,17 @@ def records_table(title: str, records: Sequence[Mapping[str, Any]], without: Seq
     """The numbers of records; lists of them are left out, but for points."""
     names = [k for k, v in records[0].items() if (not isinstance(v, list) or k == "x_t") and k not in without]
     rows = [[_text(record[name]) for name in names] for record in records]
-    return Table(title, [name if name == "x_t" else name.replace("_", " ") for name in names], rows)
+    return Table(title, [_heading(name) for name in names], rows)
+
+
+def _heading(name: str) -> str:
+    words = name.replace("_", " ").replace("kl ", "KL, ")
+    return "$x_t$" if name == "x_t" else with_symbols(words)
+
+
+def with_symbols(text: str) -> str:
+    """A text with the names of symbols as mathematics."""
+    return re.sub(SYMBOLS, lambda found: f"${TEX.get(found.group(), found.group())}$", text)
 
 
 def _text(value: object) -> str:
@@ -66,7 +79,7 @@ def _text(value: object) -> str:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < abs(value) < 1e-6 else f"{value:.4g}"
-    return f"({value[0]:g}, {value[1]:g})" if isinstance(value, list) else str(value)
+    return f"({value[0]:g}, {value[1]:g})" if isinstance(value, list) else with_symbols(str(value))
 
 
 def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
@@ -74,9 +87,11 @@ def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
     line, plane = _cases(1, 641), _cases(2, 97 if quick else 193)
     records = [case.record() for case in (*line, *plane)]
     text = [
-        "A noisy density q~ has a clean model if and only if phi = F(q~) / F(k) is positive semi-definite. phi is used "
-        f"where F(k) is at least {records[0]['threshold']:.0e}, and tested by the least eigenvalue of the matrix "
-        "phi(w_i - w_j) / phi(0). Distance: int |q - p| of the recovered q from the clean density p where it is known.",
+        r"A noisy density $\tilde{q}$ has a clean model if and only if $\phi = F(\tilde{q}) / F(k)$ is positive "
+        rf"semi-definite, with $F$ the Fourier transform and $k$ the noise. $\phi$ is used where $F(k)$ is at least "
+        rf"{records[0]['threshold']:.0e}, and tested by the least eigenvalue of the matrix "
+        r"$\phi(\omega_i - \omega_j) / \phi(0)$. Distance: $\int |q - p|$ of the recovered $q$ from the clean density "
+        "$p$ where it is known.",
         "A ripple of 1% on the noisy density is one of 55% on the clean one, which it leaves a density; one of 5% "
         "leaves none. The negative mass under the ripple of 1% comes from the cut-off in frequency.",
     ]
@@ -84,14 +99,14 @@ def existence(quick: bool) -> tuple[list[dict[str, Any]], Section]:
     right = [case.result.exists for case in (*line, *plane)] == 2 * [True, True, False, False, False]
     claims = [
         Claim("the first two densities have a clean model, the other three have none, in both dimensions", right),
-        Claim("the clean density is recovered where it is known", far < 1e-6, f"int |q - p| {far:.1e}"),
+        Claim("the clean density is recovered where it is known", far < 1e-6, rf"$\int |q - p|$ {far:.1e}"),
     ]
     table = records_table("Is there a clean model?", records, without=("frequencies", "cutoff", "threshold"))
     on_line = (
-        "Top: the noisy density (grey), the recovered q (blue, its negative part red) and the true clean density "
-        "(dashed). Bottom: |phi|, which nowhere exceeds phi(0) = 1 (dotted) if there is a clean model."
+        "Top: the noisy density (grey), the recovered $q$ (blue, its negative part red) and the true clean density "
+        r"(dashed). Bottom: $|\phi|$, which nowhere exceeds $\phi(0) = 1$ (dotted) if there is a clean model."
     )
-    on_plane = "Top: the noisy density. Bottom: the recovered q, blue where positive and red where negative."
+    on_plane = "Top: the noisy density. Bottom: the recovered $q$, blue where positive and red where negative."
     figures = [
         Figure("theory_existence_line", on_line, _draw_line(line)),
         Figure("theory_existence_plane", on_plane, _draw_plane(plane)),
@@ -130,7 +145,7 @@ def _three() -> GaussianMixture:
 
 def _verdict(axis: Axes, case: _Case) -> None:
     verdict = "clean model" if case.result.exists else "no clean model"
-    axis.set_title(f"{case.title}\n{verdict}", fontsize=8, color=GREEN if case.result.exists else RED)
+    axis.set_title(f"{with_symbols(case.title)}\n{verdict}", fontsize=8, color=GREEN if case.result.exists else RED)
 
 
 def _draw_line(cases: list[_Case]) -> Canvas:
@@ -151,6 +166,7 @@ def _draw_line(cases: list[_Case]) -> Canvas:
         bottom.semilogy(w[inside], torch.fft.fftshift(case.result.phi).abs()[inside], color=BLUE, linewidth=1)
         bottom.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         bottom.set(ylim=(1e-3, 10))
+        plain_logs(bottom, (1.0,))
         labelled(bottom, "", "frequency", r"$|\phi|$" if case is cases[0] else "")
     return canvas
 
@@ -163,8 +179,9 @@ def _draw_plane(cases: list[_Case]) -> Canvas:
         density(bottom, case.result.clean.mT, LIMIT, "RdBu", vmin=-largest, vmax=largest, interpolation="bilinear")
         for axis in (top, bottom):
             square(axis, VIEW, ticks=range(-2, 3))
+            axis.label_outer()
         _verdict(top, case)
         bottom.set_title(f"negative mass {case.result.negative_mass:.2g}", fontsize=8)
     axes[0][0].set_ylabel("noisy density", fontsize=8)
-    axes[1][0].set_ylabel("recovered q", fontsize=8)
+    axes[1][0].set_ylabel("recovered $q$", fontsize=8)
     return canvas

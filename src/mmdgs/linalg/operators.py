@@ -174,13 +174,14 @@ def looks_finite(tensor: Tensor) -> bool:
     return math.isfinite(tensor.sum().item())
 
 
-def raise_non_finite(what: str, tensor: Tensor) -> None:
+def raise_non_finite(what: str, tensor: Tensor, advice: str | None = None) -> None:
     """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if there are any."""
     if looks_finite(tensor):
         return
     bad = (~torch.isfinite(tensor)).flatten(1).any(1)
     if bad.any():
-        raise NonFiniteError(what, bad.nonzero().flatten().tolist())
+        rows = bad.nonzero().flatten().tolist()
+        raise NonFiniteError(what, rows) if advice is None else NonFiniteError(what, rows, advice=advice)
 
 
 def available_memory(device: torch.device) -> int | None:

@@ -23,6 +23,7 @@ from mmdgs.data import ImageSet
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json, tensors_to_bytes, to_json, write_atomically
+from mmdgs.memory import Batches
 from mmdgs.metrics.frechet import FeatureMoments
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import Inception
@@ -82,13 +83,16 @@ def _blocks(
     images: ImageSet, inception: Inception, device: torch.device, size: int, progress: str | None
 ) -> Iterator[Tensor]:
     """Features, in blocks of fixed length."""
+    batches = Batches(size, "images")
     with progress_bar(len(images), progress, unit="image") as bar:
-        for block in images.images.split(BLOCK):
-            parts = []
-            for batch in block.split(size):
-                parts.append(inception.features(batch.to(device)))
-                bar.update(len(batch))
-            yield torch.cat(parts)
+
+        def features(first: int, last: int) -> Tensor:
+            found = inception.features(images.images[first:last].to(device))
+            bar.update(last - first)
+            return found
+
+        for start in range(0, len(images), BLOCK):
+            yield torch.cat(list(batches.over(min(start + BLOCK, len(images)), features, start)))
 
 
 def cached_features(

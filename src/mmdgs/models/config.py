@@ -22,9 +22,8 @@ from mmdgs.denoisers import (
     takes_level,
     velocity_denoiser,
 )
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.moments.ocm import RatioScale
-from mmdgs.networks.registry import nearest
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.version import __version__
 
@@ -86,8 +85,7 @@ variances of p(x | x_t) under another network's denoiser (ocm.py)."""
 def check_param(param: str) -> None:
     """Refuse a parametrisation there is not."""
     if param not in PARAMS:
-        like = nearest(param, PARAMS)
-        raise UsageError(f"unknown parametrisation {param!r}{like}; choose one of {', '.join(PARAMS)}")
+        raise unknown_name("parametrisation", param, PARAMS)
 
 
 def check_level(alpha: float, sigma: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.files import folder_written_atomically, holds_nothing, read_file, tensors_to_bytes, write_atomically
 from mmdgs.models import diffusers
 from mmdgs.models.card import LICENCE
@@ -18,7 +18,6 @@ from mmdgs.models.loading import CHECKPOINTS, load
 from mmdgs.models.model import CARD, CONFIG
 from mmdgs.models.ncsnv2 import read_ncsnv2
 from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, read_checkpoint
-from mmdgs.networks.registry import nearest
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What weights are stored in. Not in float16: its range is too small for some of them."""
@@ -60,6 +59,13 @@ def _convert_pipeline(source: Path, out: Path) -> Path:
     if source.resolve() == out.resolve():
         raise UsageError(f"the output {out} is the source itself; give another folder")
     network = diffusers.network_folder(source)
+    patterns = (WEIGHTS, SHARDS) if network is None else (f"{diffusers.WEIGHTS}*.safetensors",)
+    found = [file for pattern in patterns for file in (network or source).glob(pattern)]
+    if found:
+        raise UsageError(
+            f"nothing needs converting: the weights in {source} are safetensors already ({found[0].name}); use the "
+            f"folder as it is, for example: mmdgs sample {source}"
+        )
     pickled = None if network is None else network / f"{diffusers.WEIGHTS}.bin"
     if network is None or pickled is None or not pickled.is_file():
         raise UsageError(f"there is no {diffusers.WEIGHTS}.bin to convert in {source}, nor in its folder unet")
@@ -86,7 +92,7 @@ def export_model(
     A training run's model has its averaged weights, and so has what is exported.
     """
     if dtype not in DTYPES:
-        raise UsageError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; choose one of {', '.join(DTYPES)}")
+        raise unknown_name("dtype", dtype, DTYPES)
     if not holds_nothing(out, overwrite):
         other = [path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in OURS)]
         if other:

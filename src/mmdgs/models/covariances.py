@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.models.config import MEAN_STD
 from mmdgs.models.fits import isotropic_moments, spectral_moments
 from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments, OcmMoments
+from mmdgs.moments.full import MOST_PRODUCTS
 from mmdgs.moments.probes import Lattice, Rademacher
-from mmdgs.networks.registry import nearest
 
 if TYPE_CHECKING:
     from mmdgs.models.model import Model
@@ -39,7 +39,10 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
         {"krylov_steps": 20, "floor": None},
         lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"]),
     ),
-    "full": ({"floor": None}, lambda model, given: FullMoments(model, given["floor"])),
+    "full": (
+        {"most_products": MOST_PRODUCTS, "floor": None},
+        lambda model, given: FullMoments(model, given["floor"], given["most_products"]),
+    ),
     "learned": ({}, lambda model, given: model.learned()),
 }
 """What can be set of each covariance, with its default, and its estimator.
@@ -61,9 +64,7 @@ def make_moments(model: Model, covariance: str | None, given: Mapping[str, Any])
     """The estimator of a covariance by name, with the settings that are given in place of its defaults."""
     name = covariance or own_covariance(model)
     if name not in COVARIANCES:
-        raise UsageError(
-            f"unknown covariance {name!r}{nearest(name, COVARIANCES)}; choose one of {', '.join(COVARIANCES)}"
-        )
+        raise unknown_name("covariance", name, COVARIANCES)
     defaults, make = COVARIANCES[name]
     known = (*defaults, *FITTED.get(name, ()))
     for key in given:

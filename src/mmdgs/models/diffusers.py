@@ -11,7 +11,7 @@ import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def prediction_of(scheduler: Any) -> Prediction:
 class DiffusersDenoiser:
     """E[x | x_t] by a UNet2DModel at any level; arithmetic in the dtype of x_t, the network in its own."""
 
-    unet: Any
+    unet: Any = field(repr=False)
     trained: TrainedLevels
     prediction: Prediction
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ STEPS, SIGMA_MIN, SIGMA_MAX = 18, 0.002, 80.0
 class KarrasDenoiser:
     """D(x_t) = net(x_t / alpha, sigma / alpha), without class labels."""
 
-    network: Callable[..., Tensor]
+    network: Callable[..., Tensor] = field(repr=False)
     labelled: bool  # whether None must be given in place of class labels
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:

@@ -24,6 +24,16 @@ SAME_RATIO = 1e-4
 """How much a ratio sigma / alpha may differ from the one of a single-level model, relatively."""
 
 
+def in_words(levels: Sequence[NoiseLevel]) -> str:
+    """How many noise levels, and from where to where."""
+    if not levels:
+        return "no noise levels"
+    name = "sigma" if all(level.alpha == 1 for level in levels) else "sigma / alpha"
+    if len(levels) == 1:
+        return f"{name} {levels[0].ratio:.4g}"
+    return f"{len(levels)} levels, {name} {levels[0].ratio:.4g} to {levels[-1].ratio:.4g}"
+
+
 class TrainedLevels:
     """The levels a network was trained at, the noisiest first, with the alpha and the place of any other.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest
 from mmdgs.files import read_json
 from mmdgs.models import diffusers
 from mmdgs.models.config import ModelConfig
@@ -17,7 +17,7 @@ from mmdgs.models.edm import from_edm
 from mmdgs.models.fits import FIT_FILES
 from mmdgs.models.model import CARD, CONFIG, Model
 from mmdgs.models.ncsnv2 import read_ncsnv2
-from mmdgs.models.shipped import shipped_folder
+from mmdgs.models.shipped import shipped_folder, shipped_names
 from mmdgs.models.weights import SHARDS, WEIGHTS, load_weights, read_weights
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt")
@@ -154,7 +154,11 @@ def from_hub(name: str, files: Sequence[str], *, revision: str | None = None, to
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UsageError(f"there is no model folder {name!r} here")
+        names = shipped_names()
+        raise UsageError(
+            f"no model {name!r}{nearest(name, names)}: there is no folder of this name here. These models ship: "
+            f"{', '.join(names)}. Others are given by their folder, or as owner/name on the Hugging Face hub"
+        )
     try:
         found = snapshot_download(name, revision=revision, token=token, allow_patterns=list(files))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -24,9 +24,9 @@ from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.covariances import make_moments
 from mmdgs.models.fits import FitData
-from mmdgs.models.levels import AtAnyLevel, TrainedLevels
+from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import weights_digest, write_weights
-from mmdgs.moments import LearnedMoments, Moments, require_batch
+from mmdgs.moments import LearnedMoments, Moments, require_input
 from mmdgs.moments.learned import LearnedMean
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
@@ -76,15 +76,16 @@ class Model:
 
     def __repr__(self) -> str:
         what = self.param or type(self._denoiser).__name__
-        levels = f"{len(self.levels)} levels" if len(self.levels) != 1 else str(self.levels[0])
+        classes = 0 if self._config is None else len(self._config.classes)
+        answers = f"{classes} classes" if classes else in_words(self.levels)
         size = sum(weights.numel() for weights in self.network.parameters()) / 1e6
         shape = "x".join(map(str, self.shape))
-        return f"Model({self.source!r}, {what}, {shape}, {levels}, {size:.2f} million parameters)"
+        return f"Model({self.source!r}, {what}, {shape}, {answers}, {size:.2f} million parameters)"
 
     # --- the denoiser ---------------------------------------------------------------------------------------------
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        require_batch(x_t, level)
+        require_input(x_t, level, self)
         return self.require_denoiser()(x_t, level)
 
     def pure(self, level: AnyLevel) -> Pure | None:
@@ -136,6 +137,7 @@ class Model:
         *,
         probes: int | None = None,
         krylov_steps: int | None = None,
+        most_products: int | None = None,
         head: str | Path | Model | None = None,
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
@@ -145,14 +147,13 @@ class Model:
         """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
 
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
-        takes the `head` that was trained for this model. "isotropic" and "spectral" are fitted on `data`, or without
-        it taken from what is kept with the model or in the cache; isotropic variances are fitted at `levels`. Where a
-        calibration is kept for the estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless
-        `calibrated` is False or a `floor` is given.
+        takes the `head` that was trained for this model, "full" the `most_products` that a batch may cost. "isotropic"
+        and "spectral" are fitted on `data`, or without it taken from what is kept with the model or in the cache;
+        isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator (`mmdgs.calibrate`;
+        models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
         """
-        settings = {
-            "probes": probes, "krylov_steps": krylov_steps, "head": head, "data": data, "levels": levels, "floor": floor
-        }  # fmt: skip
+        settings: dict[str, Any] = {"probes": probes, "krylov_steps": krylov_steps, "most_products": most_products}
+        settings |= {"head": head, "data": data, "levels": levels, "floor": floor}
         self.require_denoiser()
         made = make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
         return kept_calibration(self, made) if calibrated and floor is None else made

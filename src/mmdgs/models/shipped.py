@@ -27,12 +27,22 @@ def shipped_roots() -> list[Path]:
     return [here / "weights", here.parents[1] / "weights"]
 
 
+def shipped_names() -> list[str]:
+    """The names of the models that came with this installation."""
+    found = [name for name, folder in SHIPPED.items() if any(_holds_model(root / folder) for root in shipped_roots())]
+    return sorted(found)
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
 def shipped_folder(name: str) -> Path | None:
     """The folder of a model that comes with the package."""
     if name not in SHIPPED or Path(name).is_dir():
         return None
     for root in shipped_roots():
-        if (root / SHIPPED[name] / "config.json").is_file():
+        if _holds_model(root / SHIPPED[name]):
             return root / SHIPPED[name]
     said = f"the weights of {name!r} did not come with this installation"
     if name not in RECIPES:

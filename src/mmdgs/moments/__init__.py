@@ -2,7 +2,7 @@
 
 from mmdgs.moments.calibrated import CalibratedMoments
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
-from mmdgs.moments.contract import FLOOR, Moments, fit_rows, require_batch
+from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch, require_input
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.isotropic import IsotropicMoments
@@ -25,6 +25,7 @@ __all__ = [
     "Moments",
     "OcmMoments",
     "SpectralMoments",
-    "fit_rows",
+    "fitted_in_parts",
     "require_batch",
+    "require_input",
 ]

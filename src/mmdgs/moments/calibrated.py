@@ -84,7 +84,11 @@ def posteriors(
 
     Each row has random streams of its own: one for its noise, one for what an estimator draws.
     """
-    rows = max(1, NUMBERS_AT_ONCE.get(x.device.type, NUMBERS_AT_ONCE["cpu"]) // x[0].numel())
+    numbers = NUMBERS_AT_ONCE.get(x.device.type, NUMBERS_AT_ONCE["cpu"])
+    inner = moments.moments if isinstance(moments, CalibratedMoments) else moments
+    if isinstance(inner, FullMoments) and inner.most_products is not None:  # d products a row
+        numbers = min(numbers, inner.most_products)
+    rows = max(1, numbers // x[0].numel())
     for first in range(0, len(x), rows):
         clean = x[first : first + rows]
         noise, own = (Streams(seed, len(clean), first, purpose=f"calibration {what}") for what in ("noise", "probes"))

@@ -14,22 +14,30 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, subtracts_noise
+from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.repair import SHARE
+from mmdgs.memory import Batches
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
 logger = logging.getLogger("mmdgs")
 
+T = TypeVar("T")
+
 
 FLOOR = 1e-6
 """Smallest variance allowed, relative to (sigma / alpha)^2: a thousandth of the noise's standard deviation."""
+
+FAR = 10.0
+"""How many times as large as it can be the root mean square of an input is before it is refused."""
 
 
 def floor_at(level: NoiseLevel, floor: float | None) -> tuple[float, float]:
@@ -96,6 +104,57 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
         raise ValueError(f"x_t must be a floating-point tensor, got {x_t.dtype}")
 
 
-def fit_rows(x: Tensor) -> int:
-    """How many rows of data x go through a network at a time, where an estimator is fitted on them."""
-    return max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object = None) -> None:
+    """`require_batch`, and refuse numbers that are not finite, and images far outside the interval of a model's data.
+
+    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly.
+    """
+    require_batch(x_t, level)
+    norm = _norm(x_t)
+    if not math.isfinite(norm):
+        raise_non_finite("input x_t", x_t, advice="check the data that it was made from")
+    interval = getattr(denoiser, "interval", None)
+    if interval is None or x_t.ndim != 4 or not isinstance(level, NoiseLevel):
+        return
+    size, largest = norm / math.sqrt(x_t.numel()), level.alpha * max(map(abs, interval)) + level.sigma
+    if size > FAR * largest:
+        low, high = interval
+        raise ValueError(
+            f"x_t lies far outside the model's data: its root mean square is {size:.3g}, and at {level} images in "
+            f"[{low:g}, {high:g}] give at most {largest:.3g}. Scale pixels from 0 to 255 before noise is added: "
+            "x = model.scaled(pixels / 255). If x_t is the state of a chain, the chain has diverged"
+        )
+
+
+def _norm(x_t: Tensor) -> float:
+    """The Euclidean norm of a batch; 0 inside torch.func.vmap, where no number can be looked at."""
+    half = x_t.dtype in (torch.float16, torch.bfloat16)  # whose range a sum of squares leaves
+    norm = torch.linalg.vector_norm(x_t.detach(), dtype=torch.float32 if half else None)
+    try:
+        return norm.item()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return 0.0
+
+
+def require_fitted(name: str, covariance: str, variances: object) -> None:
+    """Refuse an estimator without the variances that are fitted for it, and say how to fit them."""
+    if not hasattr(variances, "__getitem__"):
+        got = "none" if variances is None else type(variances).__name__
+        raise TypeError(
+            f"{name} needs its variances, a LevelTable, and got {got}. Fit them on clean data x (N, ...): "
+            f"{name}.fit(denoiser, x, levels, generator=torch.Generator().manual_seed(0)). "
+            f"Those that are kept with a model are in model.posterior({covariance!r})"
+        )
+
+
+_fitting: dict[tuple[torch.device, torch.Size], Batches] = {}
+"""How many rows of a shape are fitted on at a time: what did not fit in memory once is not tried at every level."""
+
+
+def fitted_in_parts(work: Callable[[Tensor, Tensor], T], x: Tensor, x_t: Tensor) -> Iterator[T]:
+    """work(x, x_t) for parts of the rows of data x and noisy data x_t, as many at a time as fit in memory."""
+    rows = max(1, min(FIT_ROWS, FIT_NUMBERS.get(x.device.type, FIT_NUMBERS["cpu"]) // math.prod(x.shape[1:])))
+    batches = _fitting.setdefault((x.device, x.shape[1:]), Batches(rows, "examples to fit on"))
+    return batches.over(len(x), lambda first, last: work(x[first:last], x_t[first:last]))

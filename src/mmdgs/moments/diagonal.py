@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import floor_at, require_batch, watch_rounding
+from mmdgs.moments.contract import floor_at, require_input, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -35,13 +35,14 @@ class DiagonalMoments:
     design: ProbeDesign | None = None
 
     def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
         if self.probes is not None and (not isinstance(self.probes, int) or self.probes < 1):
             raise ValueError(f"probes must be a positive number, or None for the exact diagonal, got {self.probes}")
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         if self.probes is None or self.probes >= math.prod(x_t.shape[1:]):
             mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
         elif generator is None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, denoise, score
+from mmdgs.denoisers import Denoiser, denoise, require_denoiser, score
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.moments.contract import FLOOR, fit_rows, require_batch
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -25,6 +25,24 @@ ROUNDING = 1e-5
 """How far from the floor, relatively, a variance counts as lifted to it: logarithms are kept in float32."""
 
 
+VarianceOf = Callable[[Denoiser, Tensor, Tensor, NoiseLevel], Tensor]
+"""(denoiser, x, x_t, level) -> numbers in x's shape, whose mean estimates the variance."""
+
+
+def by_errors(denoiser: Denoiser, x: Tensor, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    """(x - D(x_t))^2: its mean is the variance that fits the mean D, exact or not."""
+    return (x - denoise(denoiser, x_t, level)).double().square()
+
+
+def by_score(denoiser: Denoiser, x: Tensor, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    """(sigma^2 / alpha^2) (1 - sigma^2 score(x_t)^2), the paper's formula.
+
+    For an exact denoiser its mean is that of `by_errors`, but it needs far more images: at high noise it is the
+    difference of two large numbers.
+    """
+    return level.variance * (1 - level.sigma**2 * score(denoiser, x_t, level).double().square())
+
+
 @dataclass(frozen=True)
 class IsotropicMoments:
     """One variance per noise level, the same at every x_t (Bao et al., 2022; the paper's eq. isotropic:score).
@@ -33,8 +51,12 @@ class IsotropicMoments:
     """
 
     denoiser: Denoiser
-    variances: LevelTable
+    variances: LevelTable = None  # type: ignore[assignment]  # needed: the message says how to fit them
     floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
+        require_fitted("IsotropicMoments", "isotropic", self.variances)
 
     @classmethod
     def fit(
@@ -45,56 +67,21 @@ class IsotropicMoments:
         *,
         generator: Generator,
         floor: float = FLOOR,
+        variance_of: VarianceOf = by_errors,
     ) -> IsotropicMoments:
-        """Estimate E ||x - D(x_t)||^2 / d from clean data x, at each level: the variance that fits the mean D."""
-
-        def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
-            return (clean - denoise(denoiser, x_t, one)).double().square()
-
-        return cls._fitted(denoiser, x, level, variance, generator, floor)
-
-    @classmethod
-    def fit_by_score(
-        cls,
-        denoiser: Denoiser,
-        x: Float[Tensor, "data ..."],
-        level: NoiseLevel | Sequence[NoiseLevel],
-        *,
-        generator: Generator,
-        floor: float = FLOOR,
-    ) -> IsotropicMoments:
-        """Estimate (sigma^2 / alpha^2) (1 - (sigma^2 / d) E ||score(x_t)||^2), the paper's formula, at each level.
-
-        For an exact denoiser this is the same as `fit`, but needs far more images: at high noise it is the difference
-        of two large numbers.
-        """
-
-        def variance(clean: Tensor, x_t: Tensor, one: NoiseLevel) -> Tensor:
-            return one.variance * (1 - one.sigma**2 * score(denoiser, x_t, one).double().square())
-
-        return cls._fitted(denoiser, x, level, variance, generator, floor)
-
-    @classmethod
-    def _fitted(
-        cls,
-        denoiser: Denoiser,
-        x: Tensor,
-        level: NoiseLevel | Sequence[NoiseLevel],
-        variance_of: Callable[[Tensor, Tensor, NoiseLevel], Tensor],
-        generator: Generator,
-        floor: float,
-    ) -> IsotropicMoments:
-        """The mean of `variance_of(x, x_t, level)` over data and dimensions, at each level."""
+        """Estimate the variance at each level from clean data x: the mean of `variance_of` over data and dimensions."""
         require_batch(x)
         if not torch.isfinite(x).all():
             raise ValueError("the data to fit on holds values that are not finite")
-        rows = fit_rows(x)
         variances = {}
         for one in [level] if isinstance(level, NoiseLevel) else level:
             x_t = add_noise(x, one, generator=generator)
+
+            def total(clean: Tensor, noisy: Tensor, at: NoiseLevel = one) -> Tensor:
+                return variance_of(denoiser, clean, noisy, at).sum()
+
             with torch.no_grad():
-                parts = zip(x.split(rows), x_t.split(rows), strict=True)
-                sums = [variance_of(clean, noisy, one).sum() for clean, noisy in parts]
+                sums = list(fitted_in_parts(total, x, x_t))
             variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
@@ -106,7 +93,7 @@ class IsotropicMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)

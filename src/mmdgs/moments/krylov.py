@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import chunked, linearised
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import floor_at, require_batch
+from mmdgs.moments.contract import floor_at, require_input
 from mmdgs.moments.probes import design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -39,6 +39,7 @@ class KrylovMoments:
     probes: int = 10
 
     def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
         for name in ("steps", "probes"):
             given = getattr(self, name)
             if not isinstance(given, int) or isinstance(given, bool) or given < 1:
@@ -47,7 +48,7 @@ class KrylovMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
         mean = at.mean
         raise_non_finite("denoising mean", mean)

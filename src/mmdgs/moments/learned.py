@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdgs.cost import spend
 from mmdgs.denoisers import Network, takes_level
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.moments.contract import require_batch
+from mmdgs.moments.contract import require_input
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -20,7 +20,7 @@ from mmdgs.randomness import Generator
 class LearnedMean:
     """The mean of a network that predicts (mean, log_std): a denoiser."""
 
-    network: Network
+    network: Network = field(repr=False)
     with_level: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class LearnedMoments:
     The network returns the pair (mean, log_std), or one tensor with both along dimension 1.
     """
 
-    network: Network
+    network: Network = field(repr=False)
     denoiser: LearnedMean = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class LearnedMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel | NoiseLevels, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level)
         spend(forwards=1)
         mean, log_std = self.denoiser.both(x_t, level)
         return Gaussian(mean, Diagonal((2 * log_std).exp()))

@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, Network, denoise, takes_level
+from mmdgs.denoisers import Denoiser, Network, denoise, require_denoiser, takes_level
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, floor_at, require_batch
+from mmdgs.moments.contract import FLOOR, floor_at, require_batch, require_input
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher, probed_diagonal
 from mmdgs.noise import LevelTable, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
@@ -183,10 +183,13 @@ class OcmMoments:
     head: Head
     floor: float | None = None
 
+    def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
+
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
             raise_non_finite("denoising mean", mean)

@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, denoise
+from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
-from mmdgs.moments.contract import fit_rows, require_batch
+from mmdgs.moments.contract import fitted_in_parts, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -40,13 +40,15 @@ class SpectralMoments:
     """
 
     denoiser: Denoiser
-    variances: LevelTable
+    variances: LevelTable = None  # type: ignore[assignment]  # needed: the message says how to fit them
     floor: float = TINY
     _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], tuple[Tensor, float]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
+        require_denoiser(self.denoiser)
+        require_fitted("SpectralMoments", "spectral", self.variances)
         if not (self.variances.values > 0).all():
             raise ValueError("the variances of the frequencies must be positive and finite")
 
@@ -68,7 +70,7 @@ class SpectralMoments:
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        require_batch(x_t, level)
+        require_input(x_t, level, self.denoiser)
         fitted = self.variances.values.shape[1:]
         if x_t.shape[1:] != fitted:
             raise ValueError(f"the spectrum was fitted for {tuple(fitted)}, got x_t of shape {tuple(x_t.shape)}")
@@ -97,12 +99,13 @@ def fitted_spectrum(
     require_batch(x)
     if len(x) < 2 or not torch.isfinite(x).all():
         raise ValueError(f"a spectrum is fitted on two images or more, all finite; got {len(x)}")
-    rows = fit_rows(x)
     x_t = add_noise(x, level, generator=generator)
-    total = torch.zeros(x.shape[1:], dtype=torch.float64)
+
+    def squares(clean: Tensor, noisy: Tensor) -> Tensor:
+        return to_cosines(clean - denoise(denoiser, noisy, level)).double().square().sum(0).cpu()
+
     with torch.no_grad():
-        for clean, noisy in zip(x.split(rows), x_t.split(rows), strict=True):
-            total += to_cosines(clean - denoise(denoiser, noisy, level)).double().square().sum(0).cpu()
+        total = sum(fitted_in_parts(squares, x, x_t), torch.zeros(x.shape[1:], dtype=torch.float64))
     if not torch.isfinite(total).all():
         raise ValueError(f"the spectrum at {level} is not finite: the denoiser gives non-finite means")
     return (total / len(x)).clamp(min=floor * level.variance)

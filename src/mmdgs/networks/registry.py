@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.networks.classifier import ConvClassifier
 from mmdgs.networks.ncsnv2 import NCSNv2
 from mmdgs.networks.perceptron import MLP
@@ -30,16 +29,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 Song and Ermon's, a score network (29.7 million)."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """' (did you mean ...?)' where one of the names is like this one, else ''."""
-    like = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean {like[0]!r}?)" if like else ""
-
-
 def preset(name: str) -> tuple[str, dict[str, Any]]:
     """The network and the options a preset stands for."""
     if name not in PRESETS:
-        raise UsageError(f"unknown model {name!r}{nearest(name, PRESETS)}; choose one of {', '.join(PRESETS)}")
+        raise unknown_name("model", name, PRESETS)
     network, options = PRESETS[name]
     return network, dict(options)
 
@@ -54,7 +47,7 @@ def conditional_options(name: str) -> dict[str, Any]:
 def build_network(name: str, inputs: int, outputs: int, options: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
     """A network by name; options it does not know are refused with the nearest name."""
     if name not in NETWORKS:
-        raise UsageError(f"unknown network {name!r}{nearest(name, NETWORKS)}; choose one of {', '.join(NETWORKS)}")
+        raise unknown_name("network", name, NETWORKS)
     signature = inspect.signature(NETWORKS[name]).parameters
     known = [key for key, p in signature.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:

@@ -76,9 +76,12 @@ def _positive(name: str, value: int) -> None:
 def gibbs_plan(moments: Moments, levels: Sequence[NoiseLevel], *, sweeps: int = 3, noise_first: bool = True) -> Plan:
     """Multi-level pseudo-Gibbs, the paper's Algorithm 2: `sweeps` up and down at each pair of levels, then D.
 
+    As printed it needs a level above the first and leaves out the last pair; here every pair of neighbours is visited.
+
     As the paper has it every sweep begins with noise, though the state comes from the noisier level already. With
     close levels a sweep is a Langevin step of b^2, as much as the levels' variance falls, and the state lags behind:
-    the variance of a Gaussian comes out too large by one part in 2 sweeps - 1, however many levels there are. With
+    the variance of a Gaussian comes out too large by one part in 2 sweeps - 1, however many levels there are, where
+    the starting noise is much larger than the data. With
     `noise_first=False` the first sweep of a pair only goes down, as in ancestral sampling, and the law converges.
     """
     found = _ordered(levels, 2)
@@ -107,6 +110,8 @@ def langevin_plan(
     denoiser: Denoiser, levels: Sequence[NoiseLevel], *, steps: int = 5, rate: float | None = None, final: bool = True
 ) -> Plan:
     """Annealed Langevin dynamics, the paper's Algorithm 1: `steps` at each level, then D (unless not `final`).
+
+    As printed it takes no steps at the last level; here it does, as NCSNv2's code.
 
     The default rate is the one that NCSNv2's analysis suggests for the levels and steps: their own 0.062 on CIFAR-10
     (6.2e-6 / 0.01^2) and 0.033 on CelebA.

@@ -62,13 +62,9 @@ class RunFolder:
 
     def state(self) -> dict[str, Any] | None:
         """The numbers of the last checkpoint, or None where there is none; refused where its settings were others."""
-        folder = self.path / CHECKPOINTS / LAST
-        if not folder.is_dir():
-            # A kill between the two renames of a save leaves the one before under its old name.
-            old = folder.with_name(f".{LAST}.old")
-            if not old.is_dir():
-                return None
-            old.rename(folder)
+        folder = _last(self.path)
+        if folder is None:
+            return None
         state = read_json(folder / "state.json")
         before = state.pop("settings", {})
         changed = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
@@ -128,6 +124,22 @@ class RunFolder:
         if self._board:
             self._board.close()
         self._board = None
+
+
+def _last(path: Path) -> Path | None:
+    """The folder of a run's last checkpoint; None where there is none."""
+    folder = path / CHECKPOINTS / LAST
+    # A kill between the two renames of a save leaves the one before under its old name.
+    old = folder.with_name(f".{LAST}.old")
+    if not folder.is_dir() and old.is_dir():
+        old.rename(folder)
+    return folder if folder.is_dir() else None
+
+
+def last_step(path: Path) -> int | None:
+    """The step of a run's last checkpoint; None where there is none."""
+    folder = _last(path)
+    return None if folder is None else int(read_json(folder / "state.json")["step"])
 
 
 def metrics(path: Path | str) -> list[dict[str, Any]]:

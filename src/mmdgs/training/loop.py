@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,18 +21,21 @@ from torch import Tensor, nn
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.randomness import Streams, child_seed
-from mmdgs.runtime import matmul_precision, progress_bar, stop_if_asked
+from mmdgs.runtime import Stopped, matmul_precision, progress_bar, stop_if_asked
 from mmdgs.training.checkpoint import CHECKPOINTS, Checkpoint, RunFolder
 from mmdgs.training.examples import Examples, Shares, TensorExamples, batch_order
 from mmdgs.training.objective import PerExampleLoss
 from mmdgs.training.recipe import TrainingSettings
 from mmdgs.training.step import Stepper
+from mmdgs.training.stopping import Interrupted, stop_requests
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
 """Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
+FIRST_SAVE = 55.0
+"""Seconds after which the first checkpoint is due: it is written at the next look, within the first minute."""
 ADVICE = "try a smaller learning rate, --set clip=1, --set warmup=1000, or float32 in place of bf16"
 
 
@@ -115,10 +119,14 @@ class Trainer:
         self.lowest = {"validation": math.inf, "watch": math.inf}
         self.losses: list[float] = []
         self.recent: list[Tensor] = []  # losses since they were last looked at
+        self.saved: int | None = None  # the step of the last checkpoint that this run wrote
         self.done = Trained()
 
     def run(self, progress: str | None = "training") -> Trained:
-        """Train to the end, from the folder's checkpoint if it has one; the network is left with its average."""
+        """Train to the end, from the folder's checkpoint if it has one; the network is left with its average.
+
+        With a folder, Ctrl-C and SIGTERM raise `Interrupted` after a checkpoint was written.
+        """
         self._go_on_from_checkpoint()
         settings, done, first, watched_before = self.settings, self.done, self.step, self.done.watch_seconds
         end = settings.last_step(max(1, self.count // self.batch_size))
@@ -131,14 +139,19 @@ class Trainer:
         self.network.train()
         bar = progress_bar(end or 0, progress if self.main else None)
         bar.update(first)
-        with bar, matmul_precision(settings.precision):
+        none: list[int] = []
+        stops: AbstractContextManager[list[int]] = (
+            stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
+        )
+        with bar, matmul_precision(settings.precision), stops as asked:
             while done.ended_by == "steps" and (end is None or self.step < end):
-                stop_if_asked()
+                self._stop_with_companions()
                 fraction = max(clock.fraction, self.step / end if end else 0.0)
                 self.recent.append(self.stepper.step(next(order), self.step, settings.rate(self.step, fraction)))
                 self.step += 1
                 bar.update()
-                if self.step in (clock.look_at, end):
+                looking = self.step in (clock.look_at, end)
+                if looking:
                     seen = done.watches[-1][1] if done.watches else {}
                     told = {"loss": self._flush(), **seen}
                     bar.set_postfix({name: f"{value:.4g}" for name, value in told.items()}, refresh=False)
@@ -152,6 +165,12 @@ class Trainer:
                     if last or (every is not None and self.step % every == 0):
                         self._flush()
                         event()
+                early = self.saved is None and settings.checkpoint_every is not None
+                if looking and early and clock.seconds - self.seconds_before >= FIRST_SAVE:
+                    self._save()
+                if not last and self._stopping(asked, looking):
+                    self._save()
+                    raise Interrupted(self.step, *asked[:1])
         done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
         done.seconds = self._seconds()
         training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
@@ -160,6 +179,24 @@ class Trainer:
             self.stepper.average.settle()
         self.network.eval()
         return done
+
+    def _stopping(self, asked: list[int], looking: bool) -> bool:
+        """Whether a signal came; several processes ask each other, at looks, so that all stop at the same step."""
+        if self.accelerator is None or self.accelerator.num_processes == 1:
+            return bool(asked)
+        if not looking:
+            return False
+        count = torch.tensor([float(len(asked))], device=self.accelerator.device)
+        return self.accelerator.reduce(count, "sum").item() > 0
+
+    def _stop_with_companions(self) -> None:
+        """End a job whose companions failed or were interrupted, with a checkpoint."""
+        try:
+            stop_if_asked()
+        except Stopped:
+            if self.recent or self.losses:
+                self._save()
+            raise
 
     def _seconds(self) -> float:
         """Time of the run so far, that before its last checkpoint included."""
@@ -236,9 +273,10 @@ class Trainer:
                 self.best.keep(what, value, self.step, self._seconds())
 
     def _save(self) -> None:
-        """Write a checkpoint, unless its weights are not finite."""
-        if self.folder is None:
+        """Write a checkpoint, unless there is one of this step, or its weights are not finite."""
+        if self.folder is None or self.saved == self.step:
             return
+        self._flush()
         if not all(torch.isfinite(p).all() for p in self.stepper.parameters):
             raise NonFiniteError("network's weights", [], self.step, advice=ADVICE)
         if self.main:
@@ -256,6 +294,7 @@ class Trainer:
                 "split": len(self.shares.parts),
             }
             self.folder.save(Checkpoint(state, self.stepper.tensors()))
+        self.saved = self.step
         self._wait()
 
     def _go_on_from_checkpoint(self) -> None:

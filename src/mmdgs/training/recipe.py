@@ -2,6 +2,8 @@
 
 A recipe is a flat table of keys, in YAML or TOML: those of `Recipe` (data, model, loss) and those of
 `TrainingSettings` (steps, batch_size, learning_rate ...); `network` holds options over the model's preset.
+
+The fields are the options of `mmdgs train`. Importing them needs no torch; a recipe that is made does.
 """
 
 from __future__ import annotations
@@ -18,16 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mmdgs.errors import UsageError
-from mmdgs.losses import WEIGHTINGS
-from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
-from mmdgs.networks.registry import nearest, preset
+from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.options import key, option, option_names
 from mmdgs.runtime import check_precision
-from mmdgs.schedules import parse_levels
-from mmdgs.training.objective import DRAWS
 
 OPTIMISERS = ("adam", "muon")
 LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
@@ -60,7 +55,7 @@ class TrainingSettings:
     split: int = key(1, "Parts a batch is cut into; grows by itself where a step does not fit in memory.")
     watch: int | None = option(None, "Judge so many samples every watch_every steps [0: off].", show_default=False)
     seed: int = option(0, "Seed of everything random.", min=0, max=2**31 - 1)
-    checkpoint_every: int | None = key(1_000, "Steps between two checkpoints; none: at the end only.")
+    checkpoint_every: int | None = key(1_000, "Steps between two checkpoints; none: at the end, or when stopped.")
     validate_every: int | None = key(1_000, "Steps between two validations; none: at the end only.")
     watch_every: int | None = key(5_000, "Steps between two looks at samples; none: at the end only.")
 
@@ -82,7 +77,7 @@ class TrainingSettings:
             raise UsageError(f"watch must be at least 2 samples, or 0 for none, got {self.watch}")
         check_precision(self.precision)
         if self.optimiser not in OPTIMISERS:
-            raise UsageError(f"optimiser must be one of {', '.join(OPTIMISERS)}, got {self.optimiser!r}")
+            raise unknown_name("optimiser", self.optimiser, OPTIMISERS)
         if self.steps is None and self.epochs is None and self.minutes is None:
             raise UsageError("say when training ends: steps, epochs or minutes")
 
@@ -129,6 +124,11 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        from mmdgs.losses import WEIGHTINGS
+        from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
+        from mmdgs.networks.registry import preset
+        from mmdgs.training.objective import DRAWS
+
         check_param(self.param)
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
@@ -137,8 +137,7 @@ class Recipe:
         for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS), ("level_draw", DRAWS)):
             value = getattr(self, name)
             if value is not None and value not in choices:
-                like = nearest(value, choices)
-                raise UsageError(f"unknown {name} {value!r}{like}; choose one of {', '.join(choices)}")
+                raise unknown_name(name, value, choices)
         if self.loss != wanted:
             raise UsageError(
                 f"the parametrisation {self.param!r} is trained with the loss {wanted!r}, got {self.loss!r}"
@@ -173,6 +172,8 @@ class Recipe:
 
     def _check_levels(self) -> None:
         """Refuse keys of one level beside those of many, and fill in what goes with many."""
+        from mmdgs.schedules import parse_levels
+
         if self.level_jitter is not None and not 0 <= self.level_jitter < 1:
             raise UsageError(f"level_jitter must be at least 0 and below 1, got {self.level_jitter}")
         if self.level_jitter is not None and (self.loss != "dsm" or self.levels is None):
@@ -248,6 +249,8 @@ def _checked(key: str, value: Any, hint: Any) -> Any:
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """A recipe from a flat table of keys; an unknown key is refused with the nearest name."""
+    from mmdgs.models.config import VARIANCE_RATIO
+
     loop = typing.get_type_hints(TrainingSettings)
     known = {name: hint for name, hint in typing.get_type_hints(Recipe).items() if name != "training"} | loop
     values: dict[str, Any] = {}
@@ -272,6 +275,8 @@ def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | N
     """A recipe from a YAML or TOML file (or none: the defaults), with overrides."""
     if path is None:
         return make_recipe(overrides or {}, "the command line")
+    import yaml
+
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -288,6 +293,8 @@ def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | N
 
 def parse_override(text: str) -> tuple[str, Any]:
     """key=value as given on the command line, the value read as YAML; `none` is None."""
+    import yaml
+
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--set takes key=value, such as --set steps=2000, got {text!r}")

@@ -28,7 +28,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, child_seed
 from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
-from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder
+from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
 from mmdgs.training.examples import Examples, Sets, read_sets
 from mmdgs.training.loop import Trained, Trainer, Validation, agreed
 from mmdgs.training.objective import PerExampleLoss, loss_of
@@ -73,6 +73,7 @@ def train_model(
     """Train a recipe into a folder; returns the model with its averaged weights, and how it went.
 
     The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl.
+    Ctrl-C and SIGTERM write a checkpoint, from which `resume=True` goes on, and raise `Interrupted`.
     """
     out, device = Path(out), torch.device(device)
     if resume and overwrite:
@@ -86,6 +87,9 @@ def train_model(
         run = RecipeRun.start(recipe, folder, device, denoiser, begun=begun)
         if report:
             report(run.title())
+        if report and resume:
+            step = last_step(out)
+            report(f"resuming after step {step:,}" if begun else f"no checkpoint in {out}: starting at step 1")
         watcher = run.watcher(report) if main and recipe.training.watch is not None else None
         trainer = Trainer(
             run.model.network,
@@ -120,11 +124,18 @@ def train_model(
 def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
     """Whether to go on from a checkpoint; a folder in use is refused, unless to go on in it or to start anew."""
     out = folder.path
-    if any(path.name != LOCK for path in out.iterdir()) and not (resume or overwrite):
+    if resume and folder.state() is not None:
+        return True
+    if any(path.name != LOCK for path in out.iterdir()) and not overwrite:
+        if resume:
+            raise UsageError(
+                f"there is no checkpoint in {out} to go on from, and the folder is not empty; use --overwrite to start "
+                "anew, or another folder"
+            )
         raise UsageError(
             f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
         )
-    return resume and folder.state() is not None
+    return False
 
 
 @dataclass(frozen=True)

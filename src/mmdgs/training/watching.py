@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
-from mmdgs.data.pictures import image_grid, png
+from mmdgs.data.pictures import save_grid
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.files import write_atomically
 from mmdgs.generation import Method, generate
 from mmdgs.metrics.features import cached_features, image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
@@ -124,7 +123,7 @@ class SampleWatcher:
             return {}
         if x.shape[1] in (1, 3):
             self.folder.mkdir(exist_ok=True)
-            write_atomically(self.folder / f"{step:07}.png", png(image_grid(x[:SHOWN]), SCALE))
+            save_grid(self.folder / f"{step:07}.png", x[:SHOWN], scale=SCALE)
         if self.report:
             self.report(f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         return values

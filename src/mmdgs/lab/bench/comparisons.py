@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmdgs.denoisers import Denoiser, denoise, energy_denoiser, score_denoiser
 from mmdgs.errors import UsageError
 from mmdgs.generation.methods import exploding_levels
-from mmdgs.lab.bench.plain import plain_chain, plain_gibbs, plain_moments, plain_steps
+from mmdgs.lab.bench.plain import batched_chain, plain_chain, plain_gibbs, plain_moments, plain_steps
 from mmdgs.lab.bench.timing import REPEATS, Row, Work, measure, our_way
 from mmdgs.models import Model, from_pretrained, load
 from mmdgs.moments import FLOOR, DiagonalMoments, FullMoments
@@ -57,7 +57,10 @@ CHAIN_STEPS = {"cpu": {1: 500, 5: 500, 1000: 20}, "cuda": {1: 2000, 5: 2000, 100
 
 
 def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
-    """Gibbs chains in 2-D with the full covariance: 1, 5 and 1,000 at once, against one at a time."""
+    """Gibbs chains in 2-D with the full covariance: 1, 5 and 1,000 at once, against one at a time.
+
+    The last row is against 1,000 chains of batched autograd: what is left of the ratio without batching.
+    """
     scale = 0.1 if quick else 1.0
     level, start, generator = NoiseLevel(sigma=0.2), torch.ones(2, device=device), seeded(0)
     energy = MLP(2, 2, seed=0).to(device)
@@ -72,9 +75,14 @@ def chain(device: torch.device, *, quick: bool = False) -> list[Row]:
         return partial(gibbs_chain, moments, x0, level, steps=steps, progress=None), chains * steps
 
     sizes = {chains: max(2, int(steps * scale)) for chains, steps in CHAIN_STEPS[kind_of(device)].items()}
-    base, *measured = measure([(plain, int(300 * scale)), *(ours(c, n) for c, n in sizes.items())], device)
+    (*_, most), (*_, steps) = zip(*sizes.items(), strict=True)
+    x0 = start.expand(most, 2).clone()
+    batched = (partial(batched_chain, energy, x0, steps, level.sigma, generator), most * steps)
+    works: list[Work] = [(plain, int(300 * scale)), batched, *(ours(c, n) for c, n in sizes.items())]
+    base, together, *measured = measure(works, device)
     names = [f"2-D full covariance, {c:,} chain{'s' * (c > 1)}, {n:,} steps" for c, n in sizes.items()]
-    return [Row.of(name, "chain-steps/s", base, found) for name, found in zip(names, measured, strict=True)]
+    rows = [Row.of(name, "chain-steps/s", base, found) for name, found in zip(names, measured, strict=True)]
+    return [*rows, Row.of(f"{names[-1]}, against batched autograd", "chain-steps/s", together, measured[-1])]
 
 
 # --- the mean and the diagonal of images ----------------------------------------------------------------------------

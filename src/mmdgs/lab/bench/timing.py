@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mmdgs.compiled import fast_path
-from mmdgs.runtime import autocast, environment, matmul_precision
+from mmdgs.runtime import autocast, environment, matmul_precision, progress_bar
 
 REPEATS = 5
 
@@ -66,7 +66,13 @@ def measure(works: Sequence[Work], device: torch.device, repeats: int = REPEATS)
     The pieces take turns, so that a change in the machine's speed meets all of them. The best counts, because other
     work on the machine can only slow a call down. The warm-up is there for what compiles at the second call.
     """
-    turns = [[_timed(call, device) for call, _ in works] for _ in range(2 + repeats)]
+    turns: list[list[tuple[float, int | None]]] = []
+    with progress_bar((2 + repeats) * len(works), "measuring", unit="call") as bar:
+        for _ in range(2 + repeats):
+            turns.append([])
+            for call, _ in works:
+                turns[-1].append(_timed(call, device))
+                bar.update()
     best = [min(turn[i][0] for turn in turns[2:]) / units for i, (_, units) in enumerate(works)]
     return [Timing(best[i], turns[0][i][0], turns[-1][i][1]) for i in range(len(works))]
 

@@ -1,0 +1,68 @@
+"""The settings of samplers, which are the options of `mmdgs sample`; importing them needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmdgs.errors import unknown_name
+from mmdgs.options import option
+
+if TYPE_CHECKING:
+    from mmdgs.schedules import Levels
+
+FIXED = ("small", "large")
+"""DDPM's covariances, for ancestral sampling only."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A sampler by name, with its settings; None stands for the sampler's own choice (`resolved` fills it in)."""
+
+    sampler: str | None = option(
+        None,
+        "gibbs, gibbs-down, langevin, consistent, ancestral, ddim or heun.",
+        show_default="gibbs; over many levels heun",
+    )
+    levels: Levels | None = option(
+        None, "Noise levels, such as geometric:232:50:0.01.", show_default="the model's", kind=str
+    )
+    steps: int | None = option(
+        None, "Noise levels that are used; sweeps of a model of one level.", min=1, show_default="all, 20"
+    )
+    covariance: str | None = option(
+        None,
+        f"diagonal, rademacher, lattice, ocm, isotropic, spectral, krylov, full, learned, {', '.join(FIXED)}.",
+        flag=("--covariance", "--posterior"),
+        show_default="auto",
+    )
+    head: str | None = option(None, "Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
+    probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
+    krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
+    most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
+    floor: float | None = option(
+        None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
+    )
+    rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
+    eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
+    churn: float | None = option(None, "Share of noise added before a step of heun [0].")
+    clip: bool | None = option(None, "Keep means in the data's interval.", flag="--clip/--no-clip", show_default="auto")
+    last_noise: float | None = option(None, "Of ancestral: grey levels of noise that may stay in samples [2].")
+    mean: bool | None = option(
+        None, "Of one level: end with the posterior's mean, not a draw.", flag="--mean/--draw", show_default="draw"
+    )
+
+    def __post_init__(self) -> None:
+        from mmdgs.generation.methods import SAMPLERS
+
+        if self.sampler is not None and self.sampler not in SAMPLERS:
+            raise unknown_name("sampler", self.sampler, SAMPLERS)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is set, for records; of levels how many, the first and the last."""
+        found = {key: value for key, value in vars(self).items() if value is not None}
+        if self.levels is not None:
+            ends = [[level.alpha, level.sigma] for level in (self.levels[0], self.levels[-1])]
+            found["levels"] = {"count": len(self.levels), "first": ends[0], "last": ends[1]}
+        return found

@@ -1,0 +1,152 @@
+"""Tables of the README and the docs, written from their records by `mmdgs reproduce tables`.
+
+A page marks where a table stands, and which one it is:
+
+    <!-- table: table1 rings -->
+    ...
+    <!-- end of table -->
+
+`table1` is docs/records/table1.json, and `rings` one of its "tables": columns, and rows of cells. A cell is a text, a
+number, a pair (value, half its 95% interval), nothing, or {"at": path}: where in the record its number stands. A path's
+step is a key, or {"row": "full"}: the first entry of a list with these values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmdgs.errors import UsageError
+from mmdgs.files import write_atomically
+from mmdgs.lab.grid import Measure, Number
+
+RECORDS = Path("docs", "records")
+MARK = re.compile(r"^<!-- table: (\S+) (\S+) -->\n(.*?)^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
+OPENED = "<!-- table:"
+ARROWS = {"less": " ↓", "more": " ↑", "zero": " (→ 0)", "one": " (→ 1)", None: ""}
+"""What is better, behind a column's title."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How the numbers of a column are shown; `better`: less, more, zero or one. The best is bold where `bold` is."""
+
+    title: str
+    digits: int | None = None  # None: as the record has them
+    better: str | None = None
+    bold: bool = True
+    sign: str = ""  # "+": positive numbers have one too
+    unit: str = ""  # behind every number, such as x or %
+
+    def text(self, cell: Number | str) -> str:
+        if isinstance(cell, str):
+            return cell
+        if self.digits is not None:
+            return cell.text(self.digits, self.sign) + self.unit
+        value, half = cell
+        return f"{value:{self.sign},}" + ("" if math.isnan(half) else f" ± {half:,}") + self.unit
+
+    def best(self, cells: Mapping[int, Number]) -> set[int]:
+        """The key of the best number; none where its interval and theirs do not tell it from all others."""
+        if self.better is None or not self.bold or not cells:
+            return set()
+        bad = {key: self._badness(one.value) for key, one in cells.items()}
+        first = min(bad, key=bad.__getitem__)
+        halves = {key: math.hypot(cells[first].half, one.half) for key, one in cells.items()}
+        # Where there is no interval any difference counts: a comparison with NaN is false.
+        alike = (bad[key] == bad[first] or bad[key] - bad[first] <= halves[key] for key in bad if key != first)
+        return set() if any(alike) else {first}
+
+    def _badness(self, value: float) -> float:
+        return {"more": -value, "zero": abs(value), "one": abs(value - 1)}.get(self.better or "", value)
+
+
+def pages(root: Path) -> list[Path]:
+    """The README and the docs of a source tree."""
+    return [path for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))) if path.is_file()]
+
+
+def write_tables(root: Path) -> list[Path]:
+    """Write every marked table of the pages below `root` from its record; returns the pages that changed."""
+    new = {page: rewritten(page.read_text(encoding="utf-8"), page, root) for page in pages(root)}
+    if not any(OPENED in text for text in new.values()):
+        raise UsageError(f"no page below {root.resolve()} has a table's mark; run this where README.md and docs/ are")
+    changed = [page for page, text in new.items() if text != page.read_text(encoding="utf-8")]
+    for page in changed:
+        write_atomically(page, new[page].encode())
+    return changed
+
+
+def rewritten(text: str, page: Path, root: Path) -> str:
+    """The text of a page with its tables as their records say."""
+    if text.count(OPENED) != len(MARK.findall(text)):
+        raise UsageError(f"{page}: a table's mark has no end; write <!-- end of table --> in a line below the table")
+
+    def replaced(mark: re.Match[str]) -> str:
+        record, name, _ = mark.groups()
+        found = markdown(_table(root / RECORDS / f"{record}.json", name, page), root / RECORDS / f"{record}.json")
+        return f"<!-- table: {record} {name} -->\n{found}<!-- end of table -->"
+
+    return MARK.sub(replaced, text)
+
+
+def _table(path: Path, name: str, page: Path) -> dict[str, Any]:
+    if not path.is_file():
+        have = ", ".join(sorted(one.stem for one in path.parent.glob("*.json"))) or "none"
+        raise UsageError(f"{page}: no record {path.stem!r} in {path.parent}; there are {have}")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    tables = record.get("tables", {})
+    if name not in tables:
+        raise UsageError(f"{page}: {path} has no table {name!r}; it has {', '.join(tables) or 'none'}")
+    return {**tables[name], "record": record}
+
+
+def markdown(table: Mapping[str, Any], path: Path) -> str:
+    """A table as Markdown. Bold: the best of a column, where intervals tell it; rows in italics are not compared."""
+    columns = [Column(**column) for column in table["columns"]]
+    rows = [[_cell(cell, table["record"], path) for cell in row] for row in table["rows"]]
+    if odd := [row for row in rows if len(row) != len(columns)]:
+        raise UsageError(f"{path}: a row has {len(odd[0])} cells, and there are {len(columns)} columns: {odd[0]}")
+    lines = [[column.text(cell) for column, cell in zip(columns, row, strict=True)] for row in rows]
+    for j, column in enumerate(columns):
+        compared = {i: row[j] for i, row in enumerate(rows) if not _set_apart(row[0])}
+        for i in column.best({i: cell for i, cell in compared.items() if isinstance(cell, Number)}):
+            lines[i][j] = f"**{lines[i][j]}**"
+    head = [column.title + ARROWS[column.better] for column in columns]
+    return "".join(_line(line) for line in (head, ["---"] * len(head), *lines))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) + "\n"
+
+
+def _set_apart(first: Number | str) -> bool:
+    return isinstance(first, str) and first.startswith("*") and not first.startswith("**")
+
+
+def _cell(cell: Any, record: Mapping[str, Any], path: Path) -> Number | str:
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if isinstance(cell, Mapping):
+        return _looked_up(cell["at"], record, path)
+    return Number(*cell) if isinstance(cell, Sequence) else Number(cell)
+
+
+def _looked_up(steps: Sequence[Any], record: Any, path: Path) -> Number:
+    """The number at a path: a list's mean with its interval, or a value with that of those beside it (see grid)."""
+    *way, key = steps
+    place = record
+    for step in way:
+        try:
+            place = place[step] if isinstance(step, str) else next(one for one in place if step.items() <= one.items())
+        except (KeyError, StopIteration):
+            raise UsageError(f"{path}: nothing at {step!r} of {steps}") from None
+    if key not in place:
+        raise UsageError(f"{path}: nothing at {key!r} of {steps}")
+    found = Measure(key, key).of(place)
+    return found if math.isfinite(found.value) else Number(found.value)

@@ -1,0 +1,67 @@
+"""Work on many rows, as many at a time as fit in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from mmdgs.errors import UsageError
+
+logger = logging.getLogger("mmdgs")
+
+T = TypeVar("T")
+
+SAID_BY_TORCH = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+"""Words of the plain RuntimeErrors that the CPU's allocator, cuDNN and cuBLAS raise where memory is short."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short."""
+    if isinstance(error, UsageError):  # CovarianceTooLargeError: no smaller batch would help
+        return False
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID_BY_TORCH)
+
+
+@dataclass
+class Batches:
+    """Rows that are worked on together: `rows`, or fewer once that many did not fit in memory.
+
+    `unit` names them in messages, and `advice` says what to do where not even one row fits.
+    """
+
+    rows: int
+    unit: str
+    advice: str = "use a GPU with more memory, or the CPU (--device cpu)"
+
+    def over(self, stop: int, work: Callable[[int, int], T], start: int = 0) -> Iterator[T]:
+        """The results of work(first, last) for consecutive ranges from start to stop.
+
+        A range that does not fit in memory is halved, and so are those after it; the log says so.
+        """
+        while start < stop:
+            last = min(start + self.rows, stop)
+            try:
+                found = work(start, last)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve(last - start, error)
+            else:
+                yield found
+                start = last
+                continue
+            # Outside the handler: the error's frames hold the tensors that did not fit.
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _halve(self, tried: int, error: BaseException) -> None:
+        if tried == 1:
+            raise UsageError(f"not even one of the {self.unit} fits in memory; {self.advice}") from error
+        self.rows = tried // 2
+        logger.warning("%d %s at a time do not fit in memory; going on with %d", tried, self.unit, self.rows)
