@@ -42,8 +42,8 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.training import TrainingSettings
 
-ISOTROPIC, PROBED, EXACT, SPECTRAL, KRYLOV, FULL_ROW, HEAD = ROWS = (
-    "isotropic", "diagonal, 3 probes", "diagonal, exact", "spectral", "Krylov", "full", "OCM head",
+ISOTROPIC, SPECTRAL, PROBED, EXACT, FULL_ROW, KRYLOV, HEAD = ROWS = (
+    "isotropic", "spectral", "diagonal, 3 probes", "diagonal, exact", "full", "Krylov", "OCM head",
 )  # fmt: skip
 BEFORE, DEFAULT, AFTER = STAGES = "floor 1e-6", "default", "calibrated"
 SHOWN = ("above_isotropic", "z_variance", "mahalanobis", "coverage", "interval_coverage", "repaired")
@@ -119,8 +119,12 @@ def _fits(row: str, dim: int, case: str, settings: CalibrationSettings, context:
 def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Context) -> Part:
     few = settings.expensive if case.dim > DENSE_POINTS and cell.row in (EXACT, FULL_ROW, KRYLOV) else None
     moments = _estimator(cell.row, case, settings, context)
-    raw = with_floor(moments, -math.inf)
-    fit, judge = (list(posteriors(raw, x[:few], case.level, seed=cell.seed)) for x in (case.fit, case.judge))
+    if cell.row in (EXACT, FULL_ROW):
+        fit, judge = _dense_pairs(case, few, cell.seed)
+        if cell.row == EXACT:
+            fit, judge = ([(x, replace(q, cov=Diagonal(q.cov.diagonal()))) for x, q in one] for one in (fit, judge))
+    else:
+        fit, judge = _pairs(moments, case, few, cell.seed)
     floored = isinstance(moments, FLOORED)
     stages = {BEFORE: (FLOOR, 0.0), DEFAULT: (FLOOR, SHARE)} if floored else {DEFAULT: (0.0, 0.0)}
     reports = {
@@ -130,6 +134,19 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
     fitted, reports[AFTER] = _calibrated(fit, judge, case, floored, cell.seed)
     values = {f"{key}, {stage}": getattr(one, key) for stage, one in reports.items() for key in SHOWN}
     return Part(values | fitted | {"examples": len(case.judge[:few])})
+
+
+def _pairs(moments: Moments, case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
+    """Posteriors before any floor, of what is fitted to and of what judges."""
+    raw = with_floor(moments, -math.inf)
+    fit, judge = (list(posteriors(raw, x[:few], case.level, seed=seed)) for x in (case.fit, case.judge))
+    return fit, judge
+
+
+@lru_cache(maxsize=1)
+def _dense_pairs(case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
+    """The same of full covariances, which have exact diagonals too: their d products are taken once."""
+    return _pairs(FullMoments(case.denoiser), case, few, seed)
 
 
 DENSE_POINTS = 100
