@@ -4,7 +4,7 @@ A true covariance has no negative eigenvalue and no negative variance. Where a n
 its diagonal) has some, they are error and nothing else, so their root mean square s is the size of the error of all
 values. A value below some share of s says nothing but that it is small. Without data the floor is
 
-    floor = SHARE * s,    s^2 = sum_i w_i min(v_i, 0)^2 / sum_i w_i [v_i < 0],    at least `least` and at most 1e6 `least`
+    floor = SHARE * s,    s^2 = sum_i w_i min(v_i, 0)^2 / sum_i w_i [v_i < 0],    within `least` and 1e6 `least`
 
 (1e-6 and 1 in units of (sigma / alpha)^2: an error above what a flat prior would leave says no more than that) for the
 values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
