@@ -529,7 +529,7 @@ def test_the_repaired_fraction_of_a_chain_is_reported(caplog) -> None:
     post = mmdgs.KrylovMoments(linear_denoiser(matrix), steps=2)
     with caplog.at_level(logging.WARNING, logger="mmdgs"):
         mmdgs.gibbs_chain(post, random(4, 2), PLAIN, steps=3, progress=None)
-    assert "50% of the covariance's eigenvalues" in caplog.text
+    assert "50% of the variances" in caplog.text
     assert post(random(4, 2), PLAIN).repaired is None, "it is known of a draw, not before"
 
 

@@ -105,9 +105,10 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
 
 
 def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object = None) -> None:
-    """`require_batch`, and refuse numbers that are not finite, and images far outside the interval of a model's data.
+    """`require_batch`, and refuse numbers that are not finite, and pixels from 0 to 255 where a model has others.
 
-    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly.
+    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly. A
+    chain that diverged lies far outside too, but on both sides of 0.
     """
     require_batch(x_t, level)
     norm = _norm(x_t)
@@ -117,12 +118,12 @@ def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object
     if interval is None or x_t.ndim != 4 or not isinstance(level, NoiseLevel):
         return
     size, largest = norm / math.sqrt(x_t.numel()), level.alpha * max(map(abs, interval)) + level.sigma
-    if size > FAR * largest:
+    if size > FAR * largest and x_t.amin() > -FAR * level.sigma:
         low, high = interval
         raise ValueError(
             f"x_t lies far outside the model's data: its root mean square is {size:.3g}, and at {level} images in "
             f"[{low:g}, {high:g}] give at most {largest:.3g}. Scale pixels from 0 to 255 before noise is added: "
-            "x = model.scaled(pixels / 255). If x_t is the state of a chain, the chain has diverged"
+            "x = model.scaled(pixels / 255)"
         )
 
 
