@@ -5,6 +5,7 @@ One pass over the data serves all three: what an estimator finds before any floo
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +27,7 @@ from mmdgs.linalg.operators import Covariance
 from mmdgs.linalg.repair import SHARE, lifted
 from mmdgs.metrics.coverage import standardised
 from mmdgs.metrics.reports import CalibrationReport, report_of
-from mmdgs.models import load_head
+from mmdgs.models import Model, load_head
 from mmdgs.moments import (
     FLOOR,
     DiagonalMoments,
@@ -158,6 +159,9 @@ def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Con
     if row == ISOTROPIC:
         return IsotropicMoments.fit(case.denoiser, case.fit, case.level, generator=streams)
     if row == SPECTRAL:
+        if isinstance(case.denoiser, Model):
+            with contextlib.suppress(UsageError):  # none is kept
+                return case.denoiser.posterior("spectral", calibrated=False)
         return SpectralMoments.fit(case.denoiser, case.fit, [case.level], generator=streams)
     if row == HEAD:
         return OcmMoments(case.denoiser, load_head(context.head, case.denoiser))  # type: ignore[arg-type]
@@ -213,8 +217,9 @@ def _relifted(cov: Covariance, least: float, share: float) -> dict[str, Any]:
 def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str, str], quick: bool) -> Section:
     text = [
         "Clean examples get noise, each estimator gives the posterior of the clean one, and the clean one judges it. "
-        "A trustworthy posterior has standardised errors z of variance 1, 90% intervals that hold 90%, and a "
-        "likelihood above that of one variance for all numbers (isotropic, fitted on the judged examples themselves).",
+        "A trustworthy posterior has standardised errors z = C^(-1/2) (x - mean) of variance 1, 90% intervals of "
+        "single numbers that hold 90%, and a likelihood above that of one variance for all numbers (isotropic, fitted "
+        "on the judged examples themselves).",
         f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without data, “{AFTER}” what "
         "`mmdgs.calibrate` makes of it with other examples.",
         *(f"Left out: {name} ({reason})." for name, reason in absent.items()),
@@ -232,7 +237,7 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
         )
         for key, title in (
             ("above_isotropic", "nats a number above isotropic"),
-            ("z_variance", "z variance"),
+            ("mahalanobis", "z variance"),
             ("interval_coverage", "coverage of 90% intervals"),
             ("repaired", "share repaired"),
         )
@@ -250,9 +255,9 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
 
 def _verdict(values: Mapping[str, Any], stage: str) -> str | None:
     """ "good", "sane" or "bad"; None where the stage was not measured."""
-    if f"z_variance, {stage}" not in values:
+    if f"mahalanobis, {stage}" not in values:
         return None
-    z, nats, held = (values[f"{key}, {stage}"] for key in ("z_variance", "above_isotropic", "interval_coverage"))
+    z, nats, held = (values[f"{key}, {stage}"] for key in ("mahalanobis", "above_isotropic", "interval_coverage"))
     if Z_GOOD[0] <= z <= Z_GOOD[1] and COVERAGE_GOOD[0] <= held <= COVERAGE_GOOD[1]:
         return "good"
     return "sane" if z < Z_SANE and nats > NATS_SANE else "bad"
@@ -270,7 +275,7 @@ def _draw(found: Results) -> Any:
                 values = found.values(row, column)
                 panel.add_patch(_patch(j, i, COLOURS[_verdict(values, stage)]))
                 if f"z_variance, {stage}" in values:
-                    nats, z = (values[f"{key}, {stage}"] for key in ("above_isotropic", "z_variance"))
+                    nats, z = (values[f"{key}, {stage}"] for key in ("above_isotropic", "mahalanobis"))
                     panel.text(
                         j + 0.5, i + 0.5, f"{_short(nats, '+')}\nz² {_short(z)}", ha="center", va="center", fontsize=6
                     )
