@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.calibration_cases import MIXTURE, Case, cases
+from mmdgs.lab.calibration_cases import MIXTURE, MORE, Case, cases
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -118,7 +118,10 @@ def _fits(row: str, dim: int, case: str, settings: CalibrationSettings, context:
 
 
 def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Context) -> Part:
-    few = settings.expensive if case.dim > DENSE_POINTS and cell.row in (EXACT, FULL_ROW, KRYLOV) else None
+    few = None
+    if case.dim > DENSE_POINTS and cell.row not in (ISOTROPIC, SPECTRAL):
+        few = settings.expensive if cell.row in (EXACT, FULL_ROW, KRYLOV) else settings.images
+        few = MORE * few if cell.row == PROBED and case.dim < SMALL else few
     moments = _estimator(cell.row, case, settings, context)
     if cell.row in (EXACT, FULL_ROW):
         fit, judge = _dense_pairs(case, few, cell.seed)
@@ -150,8 +153,8 @@ def _dense_pairs(case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
     return _pairs(FullMoments(case.denoiser), case, few, seed)
 
 
-DENSE_POINTS = 100
-"""Numbers of an example up to which nothing is expensive."""
+DENSE_POINTS, SMALL = 100, 1_000
+"""Numbers of an example up to which nothing is expensive, and up to which three probes are cheap."""
 
 
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:
@@ -233,7 +236,8 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
             head="estimator",
             columns={name: f"{name}" for name in found.columns},
             note=f"{settings.images} images or {settings.points} points to fit on, and as many to judge by "
-            f"({settings.expensive} images for exact diagonals, Krylov and full).",
+            f"({MORE * settings.images} images for isotropic, spectral and MNIST, {settings.expensive} for exact "
+            "diagonals, Krylov and full).",
         )
         for key, title in (
             ("above_isotropic", "nats a number above isotropic"),
