@@ -146,7 +146,9 @@ HIGH = {
 }
 
 
-@pytest.mark.parametrize("make", HIGH.values(), ids=HIGH.keys())
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name == "gibbs")) for name, make in HIGH.items()]
+)
 def test_the_law_approaches_the_target_in_64_dimensions(make: Make) -> None:
     target, chains = high_dimensional(), 600
     exact = target.sample((4_000,), generator=seeded(5))
