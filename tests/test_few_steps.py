@@ -85,4 +85,5 @@ def test_heun_has_as_many_evaluations_as_the_others_or_one_less(steps: int, prep
 def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
-    assert "--model is for few-steps, probes, ocm, covariances, calibration, cifar10, table2" in " ".join(result.output.split())
+    said = " ".join(result.output.split())
+    assert "--model is for few-steps, probes, ocm, covariances, calibration, cifar10, table2" in said

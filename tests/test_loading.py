@@ -412,7 +412,7 @@ def test_models_by_name_by_folder_and_on_the_hub(tmp_path: Path, monkeypatch: py
     ):
         torch.testing.assert_close(found(x, level), model.denoiser_of(model.network)(x, level).detach())
     weights = ["README.md", "model.safetensors", "model-*-of-*.safetensors"]
-    weights += ["isotropic.safetensors", "spectral.safetensors"]
+    weights += ["isotropic.safetensors", "spectral.safetensors", "calibration-*.safetensors"]
     assert asked == [
         ("some/one", ["*.json"]),
         ("some/one", [f"someone/{name}" for name in weights]),

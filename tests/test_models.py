@@ -329,7 +329,7 @@ def test_a_model_of_the_hub(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert mmdgs.load("someone/digits").config.trained_on == "digits"
     mmdgs.load("someone/digits", revision="v1")
-    tensors = [f"{name}.safetensors" for name in ("isotropic", "model-*-of-*", "model", "spectral")]
+    tensors = [f"{name}.safetensors" for name in ("calibration-*", "isotropic", "model-*-of-*", "model", "spectral")]
     files = (["*.json"], ["README.md", *tensors])
     assert asked == [("someone/digits", revision, some) for revision in (None, "v1") for some in files]
 
