@@ -193,6 +193,21 @@ class Krylov(Covariance):
         lifted, _ = floored(cov.values, self.floor)
         return Dense(lifted, cov.vectors, cov.event_shape).affine(self.scale, self.shift)
 
+    def apply(self, v: Tensor) -> Tensor:
+        """C v: exact where d <= steps, else by one product, in which only the variance along v can be lifted.
+
+        The same lift as in `variance_along`: v' C v is at least floor |v|^2, so that conjugate gradients with C meet
+        no direction of negative curvature. A lift of every eigenvalue, as in `root`, would take `steps` products.
+        """
+        start = v.flatten(1)[None]
+        if self.exact:
+            return self._space(start).apply(self._of(lambda x: x))[0].reshape(v.shape).to(v.dtype)
+        squares = start.square().sum(-1, keepdim=True)
+        image = self.product(start)
+        missing = (self.floor * squares - (start * image).sum(-1, keepdim=True)).clamp(min=0)
+        image = image + torch.where(squares > 0, missing / squares, 0.0) * start
+        return (self.scale * image + self.shift * start)[0].reshape(v.shape)
+
     def root(self, z: Tensor) -> Tensor:
         return self._space(z.flatten(1)[None]).apply(self._of(torch.sqrt))[0].reshape(z.shape).to(z.dtype)
 

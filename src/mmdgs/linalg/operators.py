@@ -4,11 +4,14 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
 
     diagonal()        diag C                    (B, ...)
     dense()           C                         (B, d, d)
-    root(z)           C^(1/2) z                 (B, ...)     symmetric root: samples are continuous in C
+    apply(v)          C v                       (B, ...)
+    root(z)           R z with R R' = C         (B, ...)     symmetric root: samples are continuous in C
     variance_along(u) u' C u, u (n, B, ...)     (n, B)
     mahalanobis(r)    r' C^-1 r                 (B,)
     logdet()          log det C                 (B,)
     affine(a, b)      a C + b I                 an operator of the same kind
+
+R takes as many standard normals z as `normals` says: as many as x has, but in `Given` (given.py), whose R is wider.
 """
 
 from __future__ import annotations
@@ -43,7 +46,14 @@ class Covariance(ABC):
     def dense(self) -> Tensor: ...
 
     @abstractmethod
+    def apply(self, v: Tensor) -> Tensor: ...
+
+    @abstractmethod
     def root(self, z: Tensor) -> Tensor: ...
+
+    def normals(self, event_shape: torch.Size) -> torch.Size:
+        """The shape of the standard normals that `root` takes for one row, where x has the event shape."""
+        return event_shape
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """`root(z)`, and what is known of it only once it is done: numbers (B,) by name, most often none."""
@@ -75,6 +85,9 @@ class Diagonal(Covariance):
         rows = self.variances.flatten(1)
         require_room_for_dense(len(rows), rows.shape[1], rows.dtype, rows.device)
         return torch.diag_embed(rows)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self.variances * v
 
     def root(self, z: Tensor) -> Tensor:
         return self.variances.sqrt() * z
@@ -114,9 +127,16 @@ class Dense(Covariance):
     def dense(self) -> Tensor:
         return (self.vectors * self.values[:, None, :]) @ self.vectors.mT
 
+    def apply(self, v: Tensor) -> Tensor:
+        return self._scaled(self.values, v)
+
     def root(self, z: Tensor) -> Tensor:
-        inner = self.vectors.mT @ z.reshape(len(z), -1, 1)
-        return (self.vectors @ (self.values.sqrt()[..., None] * inner)).reshape(z.shape)
+        return self._scaled(self.values.sqrt(), z)
+
+    def _scaled(self, values: Tensor, v: Tensor) -> Tensor:
+        """V diag(values) V' v."""
+        inner = self.vectors.mT @ v.reshape(len(v), -1, 1)
+        return (self.vectors @ (values[..., None] * inner)).reshape(v.shape)
 
     def variance_along(self, u: Tensor) -> Tensor:
         inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]

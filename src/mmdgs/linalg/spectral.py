@@ -59,6 +59,9 @@ class Spectral(Covariance):
         basis = to_cosines(torch.eye(d).to(self.variances).reshape(d, *shape)).flatten(1)  # (places, frequencies)
         return (basis * self.variances.flatten(1)[:, None]) @ basis.mT
 
+    def apply(self, v: Tensor) -> Tensor:
+        return from_cosines(self.variances * to_cosines(v))
+
     def root(self, z: Tensor) -> Tensor:
         return from_cosines(self.variances.sqrt() * to_cosines(z))
 
