@@ -28,10 +28,12 @@ from mmdgs.linalg.solvers import (
     CholeskySolver,
     ConjugateGradients,
     DiagonalSolver,
+    LanczosSolver,
     Solver,
     cholesky_of_dense,
     cholesky_of_shared,
     gain_of,
+    measured_places,
 )
 from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
 from mmdgs.operators import Mask, Operator
@@ -79,7 +81,9 @@ class Given(Covariance):
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """R z for normals z (B, n), the info of C's root, and over both systems the iterations and the larger residual."""
         if z.ndim != 2 or z.shape[1] != sum(self._parts()):
-            raise ValueError(f"a draw takes {sum(self._parts())} normals a row, `normals` of them, got {tuple(z.shape)}")
+            raise ValueError(
+                f"a draw takes {sum(self._parts())} normals a row, `normals` of them, got {tuple(z.shape)}"
+            )
         rows = len(z)
         first, second, third = z.split(self._parts(), 1)
         x, info = self.prior.root_with_info(first.reshape(rows, *self.like.shape[1:]))
@@ -96,15 +100,18 @@ class Given(Covariance):
             image = self.prior.apply(direction)
             b = self.operator(image)
             inner = (direction * image).flatten(1).sum(1) - (b * self.solver.solve(b)[0]).flatten(1).sum(1)
+            inner = inner.clamp(min=0)  # below it by rounding, or where a Jacobian is indefinite
             found.append(self.scale * inner + self.shift * direction.square().flatten(1).sum(1))
         return torch.stack(found)
 
     def diagonal(self) -> Tensor:
         """The variances: where there is a Cholesky factor for all rows by its inverse, else by the matrix."""
         if isinstance(self.solver, CholeskySolver) and len(self.solver.factor) == 1:
-            m = self.solver.factor.shape[-1]
-            half = torch.linalg.inv(self.solver.factor[0]).to(self.like).reshape(m, *self.operator.out_shape)
-            taken = self.solver.prior.apply(self.operator.adjoint(half)).square().sum(0)
+            factor = self.solver.factor[0]
+            rows = torch.linalg.inv(factor)  # of L^-1, which has no number at places that were not measured
+            wide = rows.new_zeros(len(rows), math.prod(self.operator.out_shape)).index_copy(1, self.solver.places, rows)
+            half = self.operator.adjoint(wide.reshape(-1, *self.operator.out_shape))
+            taken = self.solver.prior.apply(half).square().sum(0)
             return self.scale * (self.prior.diagonal() - taken) + self.shift
         return self.dense().diagonal(dim1=1, dim2=2).reshape(self.like.shape)
 
@@ -118,8 +125,8 @@ class Given(Covariance):
         require_room_for_dense(rows, d, self.like.dtype, self.like.device)
         matrix = self.prior.dense()
         across, _ = gain_of(matrix, self.operator)
-        factor = cholesky_of_dense(self.prior, self.operator, self.variances).factor
-        half = torch.linalg.solve_triangular(factor, across.mT, upper=False)
+        found = cholesky_of_dense(self.prior, self.operator, self.variances, self.like)
+        half = torch.linalg.solve_triangular(found.factor, across[..., found.places].mT, upper=False)
         eye = torch.eye(d, dtype=self.like.dtype, device=self.like.device)
         return self.scale * (matrix - half.mT @ half) + self.shift * eye
 
@@ -138,8 +145,7 @@ class Given(Covariance):
         inner = self.solver.logdet()
         if self.shift > 0 or inner is None:
             return self._decomposed().logdet()
-        noise = self.variances.log().expand(len(self.variances), *self.operator.out_shape).flatten(1).sum(1)
-        return self.prior.logdet() + noise - inner + self.dim * math.log(self.scale)
+        return self.prior.logdet() - inner + self.dim * math.log(self.scale)
 
     def affine(self, scale: float, shift: float) -> Given:
         return replace(self, scale=scale * self.scale, shift=scale * self.shift + shift)
@@ -209,19 +215,33 @@ def _shared(cov: Covariance, variances: Tensor) -> Covariance | None:
 
 
 def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor) -> Solver:
-    m = math.prod(operator.out_shape)
     if isinstance(cov, Diagonal):
         squares = operator.squares(cov.variances)
         if squares is not None:
-            return DiagonalSolver(cov, operator, squares + variances)
-    if isinstance(cov, Dense) and m <= 2 * math.prod(mean.shape[1:]):
-        return cholesky_of_dense(cov, operator, variances)
+            return DiagonalSolver(cov, operator, variances, squares + variances)
+    if isinstance(cov, Dense) and math.prod(operator.out_shape) <= 2 * math.prod(mean.shape[1:]):
+        return cholesky_of_dense(cov, operator, variances, mean)
     shared = _shared(cov, variances)
-    if shared is not None and m <= MOST_SHARED:
-        return cholesky_of_shared(shared, operator, variances, mean)
-    bound = {"iterations": cov.steps} if isinstance(cov, Krylov) else {}
-    return ConjugateGradients(cov, operator, variances, _preconditioner(cov, operator, variances), **bound)
+    if shared is not None:
+        places = measured_places(operator, mean)
+        if len(places) <= MOST_SHARED:
+            return cholesky_of_shared(shared, operator, variances, places, mean)
+    if isinstance(cov, Krylov):
+        return LanczosSolver(cov, operator, variances)
+    return ConjugateGradients(cov, operator, variances, _preconditioner(cov, operator, variances, mean))
 
 
-def _preconditioner(cov: Covariance, operator: Operator, variances: Tensor) -> Callable[[Tensor], Tensor] | None:
-    return None
+def _preconditioner(
+    cov: Covariance, operator: Operator, variances: Tensor, like: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """S^-1 as if A were diagonal in cosines, with the power that it has there; none where it has no such power.
+
+    With the spectrum of cifar10 at sigma 3 and noise 0.02 a box takes 26 iterations in place of 456, 80% missing pixels
+    94 in place of 222, and a motion blur 112 in place of 444.
+    """
+    power = operator.cosine_power(like)
+    if power is None or not (isinstance(cov, Spectral) or _isotropic(cov)):
+        return None
+    noise = variances.mean(tuple(range(1, variances.ndim)), keepdim=True)
+    inverse = 1 / (power * cov.variances + noise)  # type: ignore[attr-defined]
+    return lambda residual: operator.known(from_cosines(inverse * to_cosines(residual)))

@@ -54,7 +54,7 @@ class KrylovSpace:
 
     def below(self, floor: float) -> Tensor:
         """The fraction of Ritz values below a floor, (n, B)."""
-        values = torch.linalg.eigvalsh(_tridiagonal(self.diagonal, self.coupling[..., :-1]))
+        values = torch.linalg.eigvalsh(tridiagonal(self.diagonal, self.coupling[..., :-1]))
         foreign = (self.diagonal.shape[-1] - self.size) * (self.diagonal[..., 0] < floor)  # what stands beyond `size`
         return ((values < floor).sum(-1) - foreign) / self.size.clamp(min=1)
 
@@ -86,20 +86,24 @@ class KrylovSpace:
         return (long - functional.pad(short, (0, steps))).norm(dim=-1) / long.norm(dim=-1)
 
 
-def _tridiagonal(diagonal: Tensor, coupling: Tensor) -> Tensor:
+def tridiagonal(diagonal: Tensor, coupling: Tensor) -> Tensor:
     """Symmetric tridiagonal matrices (..., k, k) from (..., k) and (..., k - 1)."""
     return torch.diag_embed(diagonal) + torch.diag_embed(coupling, 1) + torch.diag_embed(coupling, -1)
 
 
 def _first_column(f: Function, diagonal: Tensor, coupling: Tensor) -> Tensor:
     """f(T) e_1, (..., k)."""
-    values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, coupling))
+    values, vectors = torch.linalg.eigh(tridiagonal(diagonal, coupling))
     return (vectors @ (f(values) * vectors[..., 0, :])[..., None])[..., 0]
 
 
 @torch.no_grad()
-def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
+def lanczos(
+    product: Product, start: Tensor, steps: int, enough: Callable[[Tensor, Tensor], bool] | None = None
+) -> KrylovSpace:
     """Krylov spaces of C from start vectors (n, B, d), by `steps` products or until all are invariant.
+
+    `enough` may end it before: it is told T so far, by its diagonal and its couplings (n, B, k).
 
     Every new vector is made orthogonal to all before it, twice ("twice is enough", Giraud et al., 2005): at some
     tens of steps that costs little, and without it rounding brings back what was found long ago. Rows go on
@@ -127,7 +131,7 @@ def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
         rounding = tolerance * (largest / length).clamp(min=1.0)
         vector = _unit(image, length)
         alive.append(going)
-        if not going.any():
+        if not going.any() or (enough is not None and enough(torch.stack(diagonal, -1), torch.stack(coupling, -1))):
             break
     raise_non_finite("denoising covariance", (torch.stack(diagonal) + torch.stack(coupling)).movedim(-1, 0))
     within = torch.stack(alive[:-1], -1)
@@ -165,6 +169,11 @@ class Krylov(Covariance):
         return math.prod(self.like.shape[1:])
 
     @property
+    def least(self) -> float:
+        """The smallest variance along any direction: the floor, after a L(C) + b I."""
+        return self.scale * self.floor + self.shift
+
+    @property
     def exact(self) -> bool:
         """Whether the steps reach every dimension."""
         return self.dim <= self.steps
@@ -196,8 +205,7 @@ class Krylov(Covariance):
     def apply(self, v: Tensor) -> Tensor:
         """C v: exact where d <= steps, else by one product, in which only the variance along v can be lifted.
 
-        The same lift as in `variance_along`: v' C v is at least floor |v|^2, so that conjugate gradients with C meet
-        no direction of negative curvature. A lift of every eigenvalue, as in `root`, would take `steps` products.
+        The same lift as in `variance_along`. A lift of every eigenvalue, as in `root`, would take `steps` products.
         """
         start = v.flatten(1)[None]
         if self.exact:
@@ -207,6 +215,10 @@ class Krylov(Covariance):
         missing = (self.floor * squares - (start * image).sum(-1, keepdim=True)).clamp(min=0)
         image = image + torch.where(squares > 0, missing / squares, 0.0) * start
         return (self.scale * image + self.shift * start)[0].reshape(v.shape)
+
+    def unlifted(self, v: Tensor) -> Tensor:
+        """a C v + b v by one product, with nothing lifted; (B, ...)."""
+        return (self.scale * self.product(v.flatten(1)[None])[0] + self.shift * v.flatten(1)).reshape(v.shape)
 
     def root(self, z: Tensor) -> Tensor:
         return self._space(z.flatten(1)[None]).apply(self._of(torch.sqrt))[0].reshape(z.shape).to(z.dtype)

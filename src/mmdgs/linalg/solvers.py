@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmdgs.linalg.krylov import Krylov, lanczos, tridiagonal
 from mmdgs.linalg.operators import Covariance
 from mmdgs.operators import Operator
 
@@ -37,7 +38,7 @@ class Solver(abc.ABC):
         """w = S^-1 b (B, *out_shape), C A' w (B, *shape), info."""
 
     def logdet(self) -> Tensor | None:
-        """log det S, (B,) or (1,); None where it is not known."""
+        """log det S - log det diag(tau^2), (B,) or (1,); None where it is not known."""
         return None
 
 
@@ -47,6 +48,7 @@ class DiagonalSolver(Solver):
 
     prior: Covariance
     operator: Operator
+    variances: Tensor
     values: Tensor
 
     def solve(self, b: Tensor) -> Solution:
@@ -54,27 +56,30 @@ class DiagonalSolver(Solver):
         return w, self.prior.apply(self.operator.adjoint(w)), {}
 
     def logdet(self) -> Tensor:
-        return self.values.log().flatten(1).sum(1)
+        return (self.values / self.variances).log().flatten(1).sum(1)
 
 
 @dataclass(frozen=True)
 class CholeskySolver(Solver):
-    """S = L L', L (B, m, m), or (1, m, m) where all rows have the same."""
+    """S = L L' at the `places` of y (m,) that were measured; L (B, m, m), or (1, m, m) where all rows have the same."""
 
     prior: Covariance
     operator: Operator
     factor: Tensor
+    places: Tensor
+    noise: Tensor  # tau^2 at the places, (B, m) or (1, m)
 
     def solve(self, b: Tensor) -> Solution:
+        seen = b.flatten(1)[:, self.places]
         if len(self.factor) == 1:
-            w = torch.cholesky_solve(b.flatten(1).mT, self.factor[0]).mT
+            inner = torch.cholesky_solve(seen.mT, self.factor[0]).mT
         else:
-            w = torch.cholesky_solve(b.flatten(1)[..., None], self.factor)[..., 0]
-        w = w.reshape(b.shape).to(b.dtype)
+            inner = torch.cholesky_solve(seen[..., None], self.factor)[..., 0]
+        w = torch.zeros_like(b).flatten(1).index_copy(1, self.places, inner).reshape(b.shape)
         return w, self.prior.apply(self.operator.adjoint(w)), {}
 
     def logdet(self) -> Tensor:
-        return 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        return 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1) - self.noise.log().sum(1)
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,74 @@ class ConjugateGradients(Solver):
         return residual if self.preconditioner is None else self.preconditioner(residual)
 
 
+@dataclass(frozen=True)
+class LanczosSolver(Solver):
+    """S^-1 for a covariance known by its products, which may be indefinite where a network's Jacobian is.
+
+    Conjugate gradients written as Lanczos' method: with D = diag(tau), the Krylov space of B = D^-1 A C A' D^-1 from
+    D^-1 b has Ritz pairs (u, theta), and D w = sum u (u' D^-1 b) / (theta + 1). Each product is with C itself. As in
+    `Krylov.root` what lies below the floor is lifted: where a = A' D^-1 u has a' C a < floor |a|^2, C a is taken for
+    floor a. And where C a is longer than it can be for a positive C, |C a|^2 <= |C| a' C a, it is cut to that length.
+    Conjugate gradients themselves diverge there.
+    """
+
+    prior: Krylov
+    operator: Operator
+    variances: Tensor
+
+    def solve(self, b: Tensor) -> Solution:
+        rows, tau = len(b), self.variances.sqrt()
+        start = b / tau
+        size = _norm(start).double()
+        tolerance = TOLERANCE.get(b.dtype, TOLERANCE_ELSE)
+        backs, images = [], []
+
+        def product(v: Tensor) -> Tensor:
+            back = self.operator.adjoint(v.reshape(b.shape).to(b.dtype) / tau)
+            image = self.prior.unlifted(back)
+            backs.append(back.flatten(1))
+            images.append(image.flatten(1))
+            return (self.operator(image) / tau).flatten(1)[None]
+
+        def solved(diagonal: Tensor, coupling: Tensor) -> bool:
+            return bool((_residual(diagonal[0], coupling[0]) <= tolerance).all())
+
+        space = lanczos(product, start.flatten(1)[None], min(self.prior.steps, start[0].numel()), solved)
+        diagonal, coupling = space.diagonal[0], space.coupling[0]
+        values, vectors = torch.linalg.eigh(tridiagonal(diagonal, coupling[:, :-1]))
+        back, image = torch.stack(backs, 1).double(), torch.stack(images, 1).double()  # (B, k, d)
+        back, image = vectors.mT @ back, vectors.mT @ image  # a and C a of each Ritz vector
+        least = self.prior.least * back.square().sum(-1)
+        lengths = image.norm(dim=-1)
+        norm = (lengths / back.norm(dim=-1).clamp(min=torch.finfo(back.dtype).tiny)).amax(1, keepdim=True)
+        longest = (SLACK * norm * values.clamp(min=0)).sqrt()
+        cut = (longest / lengths.clamp(min=torch.finfo(back.dtype).tiny)).clamp(max=1)
+        image = torch.where((values < least)[..., None], self.prior.least * back, cut[..., None] * image)
+        weights = size[:, None] * vectors[:, 0] / (values.clamp(min=0) + 1)
+        w = torch.einsum("bk,kbm->bm", (vectors @ weights[..., None])[..., 0].to(space.basis), space.basis[:, 0])
+        gain = torch.einsum("bk,bkd->bd", weights, image).to(b.dtype).reshape(rows, *self.operator.shape)
+        left = torch.where(size > 0, _residual(diagonal, coupling), 0.0)
+        if bool((left > tolerance).any()):
+            _warn_once("Krylov", self.prior.steps)
+        info = {"cg_iterations": space.size[0].to(b.dtype), "cg_residual": left.to(b.dtype)}
+        return w.to(b.dtype).reshape(b.shape) / tau, gain, info
+
+
+SLACK = 10.0
+"""How much larger |C| may be than it looks along the directions of a solution."""
+
+
+def _residual(diagonal: Tensor, coupling: Tensor) -> Tensor:
+    """|b - (B + I) w| / |b| of Lanczos' solution, (B,), from T by its diagonal and couplings (B, k)."""
+    k = diagonal.shape[-1]
+    matrix = tridiagonal(diagonal.double(), coupling[:, :-1].double()) + torch.eye(k, device=diagonal.device)
+    first = torch.zeros_like(matrix[..., 0])
+    first[:, 0] = 1
+    # pinv-free: an indefinite T may be singular by accident, and then the residual is large, not an error.
+    solution, failed = torch.linalg.solve_ex(matrix, first)
+    return torch.where(failed == 0, (coupling[:, -1] * solution[:, -1]).abs(), torch.inf)
+
+
 @functools.cache
 def _warn_once(kind: str, iterations: int) -> None:
     logger.warning(
@@ -142,12 +215,19 @@ def _norm(a: Tensor) -> Tensor:
     return a.flatten(1).norm(dim=1)
 
 
-def cholesky_of_shared(prior: Covariance, operator: Operator, variances: Tensor, like: Tensor) -> CholeskySolver:
+def measured_places(operator: Operator, like: Tensor) -> Tensor:
+    """The places of y, flat, that say something: all but those under a mask."""
+    return operator.known(like.new_full((1, *operator.out_shape), math.nan)).isnan().flatten().nonzero()[:, 0]
+
+
+def cholesky_of_shared(
+    prior: Covariance, operator: Operator, variances: Tensor, places: Tensor, like: Tensor
+) -> CholeskySolver:
     """The factor of an S that is the same in all rows: `prior` is one row."""
-    m = math.prod(operator.out_shape)
-    basis = torch.eye(m, dtype=like.dtype, device=like.device).reshape(m, *operator.out_shape)
-    matrix = operator(prior.apply(operator.adjoint(basis))).flatten(1)
-    return CholeskySolver(prior, operator, _factor(matrix[None], variances, operator))
+    basis = like.new_zeros(len(places), math.prod(operator.out_shape))
+    basis[torch.arange(len(places), device=like.device), places] = 1
+    matrix = operator(prior.apply(operator.adjoint(basis.reshape(-1, *operator.out_shape)))).flatten(1)[:, places]
+    return _cholesky(prior, operator, matrix[None], variances, places)
 
 
 def gain_of(matrix: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
@@ -159,13 +239,17 @@ def gain_of(matrix: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
     return across, inner
 
 
-def cholesky_of_dense(prior: Covariance, operator: Operator, variances: Tensor) -> CholeskySolver:
+def cholesky_of_dense(prior: Covariance, operator: Operator, variances: Tensor, like: Tensor) -> CholeskySolver:
     """The factors of S where the covariance is known as a matrix."""
-    _, inner = gain_of(prior.dense(), operator)
-    return CholeskySolver(prior, operator, _factor(inner, variances, operator))
+    places = measured_places(operator, like)
+    inner = gain_of(prior.dense(), operator)[1][:, places][:, :, places]
+    return _cholesky(prior, operator, inner, variances, places)
 
 
-def _factor(matrix: Tensor, variances: Tensor, operator: Operator) -> Tensor:
-    """The Cholesky factor of a symmetric matrix (B, m, m) plus the noise."""
-    noise = variances.expand(len(variances), *operator.out_shape).flatten(1)
-    return torch.linalg.cholesky(0.5 * (matrix + matrix.mT) + torch.diag_embed(noise))
+def _cholesky(
+    prior: Covariance, operator: Operator, matrix: Tensor, variances: Tensor, places: Tensor
+) -> CholeskySolver:
+    """The solver by the Cholesky factor of a symmetric matrix (B, m, m) plus the noise."""
+    noise = variances.expand(len(variances), *operator.out_shape).flatten(1)[:, places]
+    factor = torch.linalg.cholesky(0.5 * (matrix + matrix.mT) + torch.diag_embed(noise))
+    return CholeskySolver(prior, operator, factor, places, noise)

@@ -1,9 +1,10 @@
 """What a linear operator A is: x (B, *shape) -> A x (B, *out_shape), and its adjoint A'.
 
-An operator of this package may say more of itself, by which a conditioned posterior is exact with no iterations:
+An operator of this package may say more of itself, by which a conditioned posterior takes no iterations, or few:
 
     squares(v)       the diagonal of A diag(v) A', where that matrix is diagonal: no two measurements share a number of x
     cosine_gains(v)  the eigenvalues of A, where it is diagonal in the basis of cosines (linalg/spectral.py)
+    cosine_power(v)  where it is nearly so, their squares: a preconditioner
 
 Anything with `shape`, `out_shape`, a call and `adjoint` is an operator too (`LinearOperator`), and so is anything with
 `A` and `A_adjoint`, such as a LinearPhysics of deepinv. Those of others are checked once: whether A is linear, row by
@@ -71,6 +72,11 @@ class Operator(abc.ABC):
     def cosine_gains(self, like: Tensor) -> Tensor | None:
         """The eigenvalues (*shape) of A where it is diagonal in cosines; None where it is not."""
         return None
+
+    def cosine_power(self, like: Tensor) -> Tensor | None:
+        """About how much of the power of each cosine (*shape) goes into y, which has x's shape; None: not known."""
+        gains = self.cosine_gains(like)
+        return None if gains is None else gains.square()
 
     def known(self, y: Tensor) -> Tensor:
         """Measurements with what says nothing (pixels under a mask) set to zero."""
@@ -251,17 +257,19 @@ def _adapted(
     try:
         out = function(x)
     except Exception as error:
-        raise ValueError(f"{name} cannot be applied to a batch of shape {tuple(x.shape)}: {first_line(error)}") from error
+        raise ValueError(
+            f"{name} cannot be applied to a batch of shape {tuple(x.shape)}: {first_line(error)}"
+        ) from error
     if not isinstance(out, Tensor) or out.ndim < 2 or len(out) != len(x) or not out.is_floating_point():
         raise ValueError(f"{name} must give real numbers (B, ...) for a batch (B, ...), got {_described(out)}")
     if not torch.isfinite(out).all():
         raise ValueError(f"{name} gives numbers that are not finite")
     alone = function(x[1:2])
     size = out.abs().amax().clamp(min=torch.finfo(out.dtype).tiny)
-    if (out[2] - (2 * out[0] - 3 * out[1])).abs().amax() > CHECK_TOLERANCE * size:
-        raise ValueError(f"{name} is not linear: A(2 u - 3 v) is not 2 A(u) - 3 A(v)")
     if alone.shape != out[1:2].shape or (alone - out[1:2]).abs().amax() > CHECK_TOLERANCE * size:
         raise ValueError(f"{name} mixes the rows of a batch: each row must be measured for itself")
+    if (out[2] - (2 * out[0] - 3 * out[1])).abs().amax() > CHECK_TOLERANCE * size:
+        raise ValueError(f"{name} is not linear: A(2 u - 3 v) is not 2 A(u) - 3 A(v)")
     found = FunctionOperator(function, shape, out.shape[1:], adjoint, name)
     y = torch.randn(out.shape, generator=generator).to(out)
     try:
@@ -271,7 +279,9 @@ def _adapted(
     if back.shape != x.shape:
         raise ValueError(f"the adjoint of {name} must give {tuple(x.shape)}, got {tuple(back.shape)}")
     there, here = (out * y).flatten(1).sum(1), (x * back).flatten(1).sum(1)
-    size = out.flatten(1).norm(dim=1) * y.flatten(1).norm(dim=1) + x.flatten(1).norm(dim=1) * back.flatten(1).norm(dim=1)
+    size = out.flatten(1).norm(dim=1) * y.flatten(1).norm(dim=1) + x.flatten(1).norm(dim=1) * back.flatten(1).norm(
+        dim=1
+    )
     if ((there - here).abs() > CHECK_TOLERANCE * size).any():
         raise ValueError(
             f"the adjoint of {name} is wrong: <A x, y> = {there[0].item():g} and <x, A' y> = {here[0].item():g}; "

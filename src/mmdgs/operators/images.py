@@ -62,6 +62,9 @@ class Mask(Operator):
     def cosine_gains(self, like: Tensor) -> Tensor | None:
         return self.keep.at(like) if bool(self.keep.tensor.all()) else None
 
+    def cosine_power(self, like: Tensor) -> Tensor:
+        return torch.ones_like(self.keep.at(like))
+
     def _forward(self, x: Tensor) -> Tensor:
         return x * self.keep.at(x)
 
@@ -216,6 +219,17 @@ class Blur(Operator):
             for n, k in zip(self.shape[1:], kernel.shape, strict=True)
         ]
         return (waves[0] @ kernel @ waves[1].mT).expand(self.shape).to(like)
+
+    def cosine_power(self, like: Tensor) -> Tensor:
+        """|sum_ab k_ab exp(i pi (f a / H + g b / W))|^2, averaged over the signs of f: a cosine is both waves."""
+        kernel = self.kernel.tensor
+        waves = [
+            (1j * math.pi / n * torch.arange(n, dtype=torch.float64)[:, None] * torch.arange(k)).exp()
+            for n, k in zip(self.shape[1:], kernel.shape, strict=True)
+        ]
+        across = kernel.to(waves[0].dtype) @ waves[1].mT
+        power = ((waves[0] @ across).abs().square() + (waves[0].conj() @ across).abs().square()) / 2
+        return power.expand(self.shape).to(like)
 
     def _forward(self, x: Tensor) -> Tensor:
         rows, columns = (places.to(x.device) for places in self._places)
