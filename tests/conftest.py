@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import oracles
 import pytest
@@ -16,6 +17,8 @@ from mmdgs.targets import GaussianMixture
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, too
+# A suite that a shell started in the background ignores Ctrl-C, and so would what its tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -77,7 +77,26 @@ MUTANTS = [
         "torch.stack([sin, cos, cos, sin], 1)",
         "test_linalg.py",
     ),
-    Mutant("linalg/operators.py", "(values < floor).flatten(1)", "(values > floor).flatten(1)", "test_moments.py"),
+    Mutant("linalg/repair.py", "(values < least).flatten(1)", "(values > least).flatten(1)", "test_moments.py"),
+    Mutant("linalg/repair.py", "(values < floor).flatten(1)", "(values > floor).flatten(1)", "test_linalg.py"),
+    Mutant("linalg/repair.py", "rows.clamp(max=0).square()", "rows.square()", "test_linalg.py"),
+    Mutant("linalg/krylov.py", "found.double() + lift", "found.double()", "test_krylov.py -k diagonal"),
+    Mutant(
+        "moments/calibrated.py", "scales = distances / numbers", "scales = numbers / distances", "test_calibrate.py"
+    ),
+    Mutant("moments/calibrated.py", "q.cov.affine(scale, 0.0)", "q.cov", "test_calibrate.py"),
+    Mutant(
+        "generation/engine.py",
+        "repaired += rows * result.repaired",
+        "repaired += len(x) * result.repaired",
+        "test_generate.py -k repairs",
+    ),
+    Mutant(
+        "generation/engine.py",
+        'note["samples"] * note["repaired"]',
+        'samples / len(notes) * note["repaired"]',
+        "test_generate.py -k repairs",
+    ),
     Mutant("linalg/spectral.py", "rows[0] *= math.sqrt(0.5)", "rows[0] *= 1.0", "test_spectral.py -k scipys"),
     Mutant("linalg/spectral.py", "inverse=True, squared=True", "inverse=False, squared=True", "test_linalg.py"),
     Mutant(
@@ -89,8 +108,8 @@ MUTANTS = [
     Mutant("linalg/krylov.py", "for _ in range(2):", "for _ in range(0):", "test_krylov.py -k with_all_steps"),
     Mutant(
         "linalg/krylov.py",
-        "return self.norm.square() * _first_column",
-        "return self.norm * _first_column",
+        "return self.norm.square() * (weights",
+        "return self.norm * (weights",
         "test_krylov.py -k mahalanobis",
     ),
     # Denoisers, Jacobians, estimators, targets
@@ -121,8 +140,8 @@ MUTANTS = [
     Mutant("moments/full.py", "(jacobian + jacobian.mT)", "(jacobian + jacobian)", "test_moments.py"),
     Mutant(
         "moments/diagonal.py",
-        "floored(level.tweedie * diagonal",
-        "floored(level.variance * diagonal",
+        "variances = level.tweedie * diagonal",
+        "variances = level.variance * diagonal",
         "test_moments.py",
     ),
     Mutant("moments/learned.py", "(2 * log_std).exp()", "log_std.exp()", "test_moments.py"),
@@ -326,7 +345,12 @@ MUTANTS = [
     Mutant(
         "models/fits.py", "for _, key, table in kept if key == data.key]", "for _, key, table in kept]", "test_fits.py"
     ),
-    Mutant("models/fits.py", "return max(found, key=", "return min(found, key=", "test_fits.py -k interpolated"),
+    Mutant(
+        "models/fits.py",
+        'return max(found, key=lambda one: one[0]["images"])[1] if',
+        'return min(found, key=lambda one: one[0]["images"])[1] if',
+        "test_fits.py -k interpolated",
+    ),
 ]
 
 

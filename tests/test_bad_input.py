@@ -245,6 +245,7 @@ def test_pixels_that_are_not_scaled(call, interval: tuple[float, float]) -> None
         call(model, PIXELS)
     call(model, model.scaled(PIXELS / 255))
     call(model, 4 * model.scaled(PIXELS / 255))  # a chain may stray
+    call(model, 300 * (PIXELS - PIXELS.mean()))  # or diverge: that is not about pixels
 
 
 def test_a_full_covariance_by_name_has_a_limit_that_can_be_raised() -> None:

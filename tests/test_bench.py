@@ -15,7 +15,7 @@ from mmdgs.errors import UsageError
 from mmdgs.lab import bench
 from mmdgs.lab.bench import comparisons, plain, timing
 from mmdgs.models import save
-from mmdgs.moments import DiagonalMoments
+from mmdgs.moments import FLOOR, DiagonalMoments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.networks import build_network, preset
 from mmdgs.noise import NoiseLevel
@@ -70,7 +70,7 @@ def test_the_plain_moments_are_our_estimator_on_the_same_probes(level):
     denoiser = score_denoiser(lambda x: 30 * network(x))
     x_t = torch.randn(3, 2, 6, 6, generator=seeded(1), dtype=torch.float64)
     mean, variances = plain.plain_moments(denoiser, x_t, level, 5, Streams(4, 3))
-    q = DiagonalMoments(denoiser, probes=5, design=Rademacher())(x_t, level, generator=Streams(4, 3))
+    q = DiagonalMoments(denoiser, probes=5, floor=FLOOR, design=Rademacher())(x_t, level, generator=Streams(4, 3))
     torch.testing.assert_close(q.mean, mean, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(q.cov.diagonal(), variances, rtol=1e-10, atol=1e-12)
     assert 0 < q.repaired.sum() < 3

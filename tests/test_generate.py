@@ -198,6 +198,27 @@ def test_repairs_are_counted_over_all_chains() -> None:
         assert drawn(model, 5, plan=plan, batch_size=2).repaired == pytest.approx(expected)
 
 
+def test_repairs_are_averaged_over_steps_and_chains() -> None:
+    """Every chain counts alike, whatever the batch it is in: 2, 2 and 1 here, with another fraction in each."""
+    level = NoiseLevel(sigma=0.5)
+
+    def bent(x_t: torch.Tensor, level: NoiseLevel) -> torch.Tensor:
+        sign = x_t.detach().sign()  # half of the slopes, roughly, are negative
+        return 0.5 * sign * x_t
+
+    model = Model(bent, exact().network, (level,), SHAPE, (-1.0, 1.0))
+    plan = samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None, floor=1e-6), level, steps=3)
+    seen = torch.zeros(3, 5)
+
+    def note(step: int, state: State, info: samplers.Info, first: int) -> None:
+        seen[step, first : first + len(state.x)] = info["repaired"]
+
+    found = drawn(model, 5, plan=plan, batch_size=2, callback=note)
+    by_batch = torch.stack([part.mean() for part in seen.split(2, 1)])
+    assert (by_batch.mean() - seen.mean()).abs() > 0.01, "an average of the batches' would be another"
+    assert found.repaired == pytest.approx(seen.mean().item(), abs=1e-6)
+
+
 def test_a_sample_does_not_depend_on_its_batch() -> None:
     whole = drawn(batch_size=None)
     for size in (1, 4, 100):

@@ -15,6 +15,7 @@ from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics.coverage import EXPECTED_COVERAGE
 from mmdgs.metrics.diagnostics import running_median
 from mmdgs.moments import ExactMoments
+from mmdgs.moments.calibrated import likeliest_lift
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import seeded
@@ -137,27 +138,24 @@ def test_calibration_looks_at_the_pixels_of_a_mask_only():
 
 def test_a_fitted_floor_is_the_size_of_errors_the_variances_do_not_know():
     """x - mean has variance v + e where v is told and e is not: tiny v are best lifted to about e."""
-    told = torch.logspace(-8, -4, 40_000, dtype=torch.float64).reshape(-1, 1)
-    x = (told + 1e-2).sqrt() * normals(40_000, 1)
-    q = Gaussian(torch.zeros_like(x), Diagonal(told))
-    # All of them lie under e: the best floor is the grid's end, where every variance is the same.
-    assert metrics.fitted_floor(x, q) == pytest.approx(1e-4)
     told = torch.logspace(-8, 1, 40_000, dtype=torch.float64).reshape(-1, 1)
     x = (told + 1e-2).sqrt() * normals(40_000, 1)
     q = Gaussian(torch.zeros_like(x), Diagonal(told))
-    floor = metrics.fitted_floor(x, q)
+    floor, scale = likeliest_lift([(x, q)], 1.0)
     assert 0.8e-2 < floor < 2e-2
+    assert 0.9 < scale < 1.3
 
-    def nll(limit: float) -> float:
-        return metrics.calibration(x, Gaussian(q.mean, Diagonal(told.clamp(min=limit)))).nll
+    def nll(floor: float, scale: float) -> float:
+        return metrics.calibration(x, Gaussian(q.mean, Diagonal(scale * told.clamp(min=floor)))).nll
 
-    grid = torch.logspace(-8, 1, 91, dtype=torch.float64)
-    assert nll(floor) <= min(nll(limit.item()) for limit in grid) + 1e-4
+    grid = torch.logspace(-6, 1, 71, dtype=torch.float64)
+    assert nll(floor, scale) <= min(nll(limit.item(), s) for limit in grid for s in (0.9, 1.0, 1.1)) + 1e-4
+    # In units of another size the floor is another number, and the variance the same.
+    other = likeliest_lift([(x, q)], 0.01)
+    assert 0.01 * other[0] == pytest.approx(floor, rel=0.3)
     # Where the variances are right, none of them is worth lifting: a floor costs likelihood.
     right = Gaussian(torch.zeros_like(x), Diagonal(told))
-    assert metrics.fitted_floor(told.sqrt() * normals(40_000, 1), right) < 1e-6
-    with pytest.raises(ValueError, match="shape"):
-        metrics.fitted_floor(x[:3], q)
+    assert likeliest_lift([(told.sqrt() * normals(40_000, 1), right)], 1.0)[0] < 1e-5
 
 
 def test_reliability_is_the_diagonal_for_right_variances_and_leaves_it_for_wrong_ones():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor
 from mmdgs.errors import NonFiniteError
 from mmdgs.linalg.given import Given  # whose root is not symmetric: test_given.py
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.linalg.operators import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, floored, raise_non_finite
+from mmdgs.linalg.operators import CLOSED_FORM_ROWS, Covariance, Dense, Diagonal, eigen, raise_non_finite
+from mmdgs.linalg.repair import SHARE, error_floor, lifted
 from mmdgs.linalg.spectral import Spectral
 
 B, D = 4, 12  # IMAGE holds 12 numbers
@@ -99,11 +101,28 @@ def test_every_operator_is_tested() -> None:
     assert library == {*tested, Given}, "a covariance operator is missing from the conformance test"
 
 
-def test_floored_lifts_and_counts() -> None:
+def test_values_are_lifted_and_counted() -> None:
     values = torch.tensor([[2.0, 0.1, -3.0, 0.5], [1.0, 1.0, 1.0, 0.49]], dtype=torch.float64)
-    lifted, fraction = floored(values, 0.5)
-    assert torch.equal(lifted, torch.tensor([[2.0, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 0.5]], dtype=torch.float64))
+    found, fraction = lifted(values, 0.5)
+    assert torch.equal(found, torch.tensor([[2.0, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 0.5]], dtype=torch.float64))
     assert fraction.tolist() == [0.5, 0.25]
+
+
+def test_the_floor_by_the_rule_is_a_share_of_what_lies_below_zero() -> None:
+    values = torch.tensor([[2.0, -0.3, 0.2, -0.4], [1.0, 0.0, 0.5, 1e-9]], dtype=torch.float64)
+    s = math.sqrt((0.09 + 0.16) / 2)  # of the negative values alone
+    torch.testing.assert_close(error_floor(values, 1e-6)[:, 0], torch.tensor([SHARE * s, 1e-6], dtype=torch.float64))
+    found, fraction = lifted(values, 1e-6, SHARE)
+    torch.testing.assert_close(
+        found, torch.tensor([[2.0, SHARE * s, SHARE * s, SHARE * s], [1.0, 1e-6, 0.5, 1e-6]], dtype=torch.float64)
+    )
+    assert fraction.tolist() == [0.75, 0.5]
+    # A value of weight 2 counts as two values.
+    weights = torch.tensor([[1.0, 2.0, 1.0, 1.0]]).double()
+    twice = torch.tensor([[2.0, -0.3, -0.3, 0.2, -0.4]], dtype=torch.float64)
+    torch.testing.assert_close(error_floor(values[:1], 1e-6, SHARE, weights), error_floor(twice, 1e-6))
+    # The rule knows no scale, beyond that of the least floor.
+    torch.testing.assert_close(error_floor(100 * values, 1e-4), 100 * error_floor(values, 1e-6))
 
 
 def test_non_finite_rows_are_named() -> None:

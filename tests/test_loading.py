@@ -510,7 +510,7 @@ def test_covariances_by_name() -> None:
     assert model.posterior("krylov", krylov_steps=5) == mmdgs.KrylovMoments(model, steps=5)
     for name, options, parts in (
         ("diagnal", {}, ["unknown covariance 'diagnal' (did you mean 'diagonal'?)"]),
-        ("full", {"probes": 3}, ["'full' takes no probes", "no settings"]),
+        ("full", {"probes": 3}, ["'full' takes no probes", "it takes most_products"]),
         ("diagonal", {"krylov_steps": 3}, ["'diagonal' takes no krylov_steps", "it takes probes"]),
         ("ocm", {}, ["needs its head"]),
         ("learned", {}, ["'energy' has no learned posterior"]),

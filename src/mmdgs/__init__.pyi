@@ -41,12 +41,14 @@ from mmdgs.models import (
     FitData as FitData,
     Model as Model,
     ModelConfig as ModelConfig,
+    calibrate as calibrate,
     from_pretrained as from_pretrained,
     load as load,
     load_head as load_head,
     save as save,
 )
 from mmdgs.moments import (
+    CalibratedMoments as CalibratedMoments,
     DiagonalMoments as DiagonalMoments,
     ExactMoments as ExactMoments,
     FullMoments as FullMoments,

@@ -64,6 +64,14 @@ class HasPure(Protocol):
     def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None: ...
 
 
+def subtracts_noise(denoiser: Denoiser) -> bool:
+    """Whether a denoiser takes the noise off x_t, as scores, energies and predicted noise do: `subtracts`.
+
+    Its Jacobian is then 1 / alpha minus nearly as much where the noise is strong, and small by cancellation.
+    """
+    return bool(getattr(denoiser, "subtracts", False))
+
+
 def has_symmetric_jacobian(denoiser: Denoiser) -> bool:
     """Whether a denoiser says that its Jacobian is symmetric, as that of a gradient is: `symmetric_jacobian`."""
     return bool(getattr(denoiser, "symmetric_jacobian", False))
@@ -175,6 +183,7 @@ class EnergyDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
 
     symmetric_jacobian: ClassVar[bool] = True  # a Hessian
+    subtracts: ClassVar[bool] = True
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         differentiable = torch.is_grad_enabled()
@@ -215,6 +224,8 @@ class EnergyDenoiser(_NetworkDenoiser):
 class ScoreDenoiser(_NetworkDenoiser):
     """D = (x_t + sigma^2 s(x_t)) / alpha."""
 
+    subtracts: ClassVar[bool] = True
+
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         return (x_t + level.sigma**2 * self.predict(x_t, level)) / level.alpha
 
@@ -222,6 +233,8 @@ class ScoreDenoiser(_NetworkDenoiser):
 @dataclass(frozen=True)
 class NoiseDenoiser(_NetworkDenoiser):
     """D = (x_t - sigma eps(x_t)) / alpha."""
+
+    subtracts: ClassVar[bool] = True
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
         return (x_t - level.sigma * self.predict(x_t, level)) / level.alpha

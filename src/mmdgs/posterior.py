@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -38,12 +39,14 @@ class Gaussian:
 
     `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below the
     floor and were lifted to it; None where the covariance cannot need repair, or where that is only known of
-    a draw (KrylovMoments): `sample_with_info` says.
+    a draw (KrylovMoments): `sample_with_info` says. `reach` widens `interval` where errors have heavier (or lighter)
+    tails than a Gaussian's; `mmdgs.calibrate` measures it.
     """
 
     mean: Float[Tensor, "batch ..."]
     cov: Covariance
     repaired: Float[Tensor, " batch"] | None = None
+    reach: float = 1.0
 
     def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
         """Draw mean + C^(1/2) z; (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
@@ -82,7 +85,8 @@ class Gaussian:
         """`given` for measurements, operator and noise variances that were checked before."""
         if len(y) not in (1, len(self.mean)):
             raise UsageError(f"there are measurements for {len(y)} rows, and the posterior has {len(self.mean)}")
-        return Gaussian(*conditioned(self.mean, self.cov, y, operator, variances), self.repaired)
+        mean, cov = conditioned(self.mean, self.cov, y, operator, variances)
+        return replace(self, mean=mean, cov=cov)
 
     def variance_along(self, directions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The variance of u' x, u' C u, for directions u (*shape, B, ...) of any length; (*shape, B)."""
@@ -99,6 +103,13 @@ class Gaussian:
             raise ValueError(f"x must have the posterior's shape {tuple(self.mean.shape)}, got {tuple(x.shape)}")
         d = math.prod(self.mean.shape[1:])
         return -0.5 * (self.cov.mahalanobis(x - self.mean) + self.cov.logdet() + d * math.log(2 * math.pi))
+
+    def interval(self, probability: float = 0.9) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
+        """The ends (low, high) of the interval that holds each number with this probability, (B, ...) each."""
+        if not 0 < probability < 1:
+            raise ValueError(f"probability must lie between 0 and 1, got {probability}")
+        half = self.reach * NormalDist().inv_cdf(0.5 + probability / 2) * self.cov.diagonal().sqrt()
+        return self.mean - half, self.mean + half
 
     def bridge(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel) -> Gaussian:
         """The law of x_s | x_t at the cleaner level s, given that this is the law of x | x_t at `level`."""

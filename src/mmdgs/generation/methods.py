@@ -143,7 +143,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
 }
 """Samplers by the names they have on the command line."""
-OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "most_products", "head")
+OF_GIBBS = ("covariance", "sweeps", "probes", "krylov_steps", "most_products", "floor", "head")
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
 
@@ -247,7 +247,8 @@ def _moments(method: Method, model: Model, data: FitData | None) -> Moments | No
     given = {key: getattr(method, key) for key in COVARIANCES[method.covariance][0]}
     fitting = {"data": data, "levels": method.levels}
     given |= {key: fitting[key] for key in FITTED.get(method.covariance, ())}
-    return model.posterior(method.covariance, **given)
+    # Variances that were fitted are right as they are: a calibration only adds the reach of their intervals.
+    return model.posterior(method.covariance, calibrated=method.covariance not in FITTED, **given)
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:

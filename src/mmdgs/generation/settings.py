@@ -41,6 +41,9 @@ class Method:
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
     most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
+    floor: float | None = option(
+        None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
+    )
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")

@@ -74,6 +74,13 @@ EXPERIMENTS = {
             options=("model", "images"),
         ),
         Experiment(
+            "calibration",
+            "Which uncertainty to trust",
+            "Every estimator of the covariance on images, 2-D data and digits: likelihood, variance of standardised "
+            "errors and coverage, with the paper's floor, by default, and after mmdgs.calibrate.",
+            options=("model", "head", "images", "minutes", "only"),
+        ),
+        Experiment(
             "cifar10",
             "CIFAR-10: one noise level, Gibbs chains from noise",
             "Covariances by 1, 10 and 100 probes, chains every 10 steps, FID against Gibbs steps, and mode collapse of "

@@ -32,6 +32,7 @@ from mmdgs.lab.sampler_cells import (
 )
 from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.models import Model
+from mmdgs.moments import FLOOR
 from mmdgs.samplers.langevin_rates import suggested_rate
 from mmdgs.training import Recipe
 
@@ -103,7 +104,7 @@ def celeba_cells(model: Model, settings: CelebaSettings) -> dict[tuple[str, int]
         (SPECTRAL, len(few)): Method("gibbs-down", few, covariance="spectral", sweeps=settings.few_sweeps),
         (LANGEVIN, len(levels)): Method("langevin", levels, sweeps=settings.langevin_steps, rate=rate),
         (GIBBS, len(levels)): Method(
-            "gibbs", levels, covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps
+            "gibbs", levels, covariance="rademacher", probes=settings.probes, floor=FLOOR, sweeps=settings.sweeps
         ),
     }
 

@@ -21,6 +21,7 @@ from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import DIVERSITY, DUPLICATES, QUICK_NOTE, Judge, Sampling, path
 from mmdgs.lab.single_level_chains import DRAWS, MEANS, PAPERS, ROWS, Chains
 from mmdgs.lab.workspace import Part
+from mmdgs.moments import FLOOR
 
 if TYPE_CHECKING:
     from mmdgs.lab.cifar10 import Cifar10Settings
@@ -38,7 +39,7 @@ def collapse_grid(chains: Chains, judge: Judge, sampling: Sampling | None, setti
     cells: dict[tuple[str, int], Any] = {(TEST, 0): "data"}
     if sampling is not None:
         levels = path(sampling.model, settings.levels)
-        cells[MANY, 0] = Method("gibbs", levels, covariance="rademacher", probes=3, sweeps=3)
+        cells[MANY, 0] = Method("gibbs", levels, covariance="rademacher", probes=3, floor=FLOOR, sweeps=3)
     cells |= {(row, t): MEANS for row in settings.long_rows for t in steps if t > 0}
 
     def measure(cell: Cell) -> Part:

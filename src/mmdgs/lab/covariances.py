@@ -21,10 +21,9 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
-from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics.coverage import fitted_floor
 from mmdgs.models import Model, from_pretrained
-from mmdgs.moments import DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
+from mmdgs.moments import CalibratedMoments, DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
+from mmdgs.moments.calibrated import fit_floor_and_scale
 from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
@@ -118,14 +117,12 @@ class Estimators:
         streams = Streams(self.seed, len(fit), purpose="fit")
         return SpectralMoments.fit(self.model, fit, [self.level], generator=streams)
 
-    def _diagonal(self) -> DiagonalMoments:
-        """The diagonal with the floor under which training images are likeliest."""
-        x, probes = self.images("train")[: self.settings.floor_images], self.settings.probes
-        moments = DiagonalMoments(self.model, probes=probes)
-        found = [q for _, q in posteriors(moments, x, self.level, self.seed, "floor")]
-        variances = Diagonal(torch.cat([q.cov.diagonal() for q in found]))
-        limit = fitted_floor(x, Gaussian(torch.cat([q.mean for q in found]), variances))
-        return DiagonalMoments(self.model, probes=probes, floor=limit / self.level.variance)
+    def _diagonal(self) -> CalibratedMoments:
+        """The diagonal with the floor and the scale under which training images are likeliest."""
+        x = self.images("train")[: self.settings.floor_images]
+        moments = DiagonalMoments(self.model, probes=self.settings.probes)
+        found = fit_floor_and_scale(moments, x, self.level, seed=self.seed)
+        return CalibratedMoments(moments, LevelTable.of({self.level: [*found, 1.0]}))
 
 
 def posteriors(
@@ -152,7 +149,7 @@ def likelihoods(
 
 def _section(found: Results, settings: CovarianceSettings, named: dict[str, object], quick: bool) -> Section:
     text = [
-        "Isotropic and spectral variances are fitted on training images, and so is the floor of the diagonal "
+        "Isotropic and spectral variances are fitted on training images, and so are floor and scale of the diagonal "
         f"({settings.probes} probes). Krylov is the full covariance of the network's Jacobian by "
         f"{settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of the isotropic variance.",
         *(["This is the quick version: so few images say nothing."] if quick else []),

@@ -12,6 +12,7 @@ from mmdgs.lab.grid import Cell, Grid
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.workspace import Part
 from mmdgs.models import load
+from mmdgs.moments import FLOOR
 from mmdgs.samplers import single_level_plan
 
 
@@ -33,13 +34,14 @@ def run(context: Context) -> Outcome:
 
     def chains(cell: Cell) -> Part:
         model = load("mnist", device=context.device)
-        plan = single_level_plan(model.posterior(**cell.what), model.level, steps=settings.steps, mean=True)
+        moments = model.posterior(**cell.what, calibrated=False)
+        plan = single_level_plan(moments, model.level, steps=settings.steps, mean=True)
         found = generate(model, plan, settings.chains, seed=cell.seed, progress="digits")
         assert found.x is not None
         return Part({"repaired": found.repaired}, {"x": found.x})
 
     kinds: dict[str, dict[str, Any]] = {
-        "diagonal": {"covariance": "rademacher", "probes": settings.probes},
+        "diagonal": {"covariance": "rademacher", "probes": settings.probes, "floor": FLOOR},
         "isotropic": {"covariance": "isotropic"},
     }
     cells = {(kind, 0.5): options for kind, options in kinds.items()}

@@ -22,7 +22,7 @@ from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.toys import against_truth, four_gaussians
 from mmdgs.lab.workspace import Part, axis
-from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments
+from mmdgs.moments import FLOOR, DiagonalMoments, FullMoments, IsotropicMoments
 from mmdgs.moments.isotropic import by_score
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel, transition
@@ -85,7 +85,7 @@ TARGETS: dict[str, Callable[[], GaussianMixture]] = {
 
 
 def _diagonal(target: GaussianMixture) -> DiagonalMoments:
-    return DiagonalMoments(target.denoiser(), probes=PROBES, design=Rademacher())
+    return DiagonalMoments(target.denoiser(), probes=PROBES, floor=FLOOR, design=Rademacher())
 
 
 def _isotropic(target: GaussianMixture, levels: Levels) -> IsotropicMoments:

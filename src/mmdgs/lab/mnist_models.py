@@ -22,7 +22,7 @@ from mmdgs.lab.experiment import Context
 from mmdgs.lab.grid import together
 from mmdgs.lab.workspace import Part, described
 from mmdgs.models import CONFIG, Model, load
-from mmdgs.moments import Moments
+from mmdgs.moments import FLOOR, Moments
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Streams
 from mmdgs.training import Recipe, TrainingSettings, last_step, metrics, train_model
@@ -168,7 +168,9 @@ def source(runs: Mapping[str, Training], method: str) -> Training:
 
 def moments_of(model: Model, method: str, probes: int) -> Moments:
     """The estimator of one of METHODS; the diagonal by the paper's probes."""
-    return model.posterior("rademacher", probes=probes) if method == "diagonal" else model.posterior(method)
+    if method == "diagonal":
+        return model.posterior("rademacher", probes=probes, floor=FLOOR)
+    return model.posterior(method, calibrated=False)
 
 
 def noisy_digits(context: Context, level: NoiseLevel, count: int) -> tuple[Tensor, Tensor]:

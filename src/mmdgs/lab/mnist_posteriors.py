@@ -29,8 +29,9 @@ from mmdgs.lab.mnist_models import (
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.workspace import Part
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics import calibration, fitted_floor, reliability, standardised
+from mmdgs.metrics import calibration, reliability, standardised
 from mmdgs.metrics.coverage import EXPECTED_COVERAGE
+from mmdgs.moments.calibrated import likeliest_lift
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams, randn_like
@@ -39,8 +40,8 @@ from mmdgs.tables import Table
 UNCERTAIN = 0.05
 """A posterior is uncertain of a pixel where its own standard deviation is above this."""
 PLACES = {"all": "all", "uncertain": f"uncertain (std > {UNCERTAIN:g})", "background": "background"}
-FITTED = ", fitted floor"
-"""Ends the label of a posterior whose floor was fitted."""
+FITTED = ", calibrated"
+"""Ends the label of a posterior whose floor and scale were fitted."""
 ROWS = {"cuda": 256, "cpu": 32}
 """Images that go through a network at a time."""
 SHOWN = 25
@@ -152,16 +153,17 @@ def _draw_noise(found: HeldOut, seed: int) -> tuple[Canvas, float]:
 def calibrations(found: HeldOut, background: Tensor) -> dict[str, dict[str, Any]]:
     """For each posterior its calibration over all pixels, those it is uncertain of, and the background; reliability.
 
-    The diagonal of many probes also with the floor that fits every second digit, judged on the others.
+    The diagonal of many probes also with the floor and scale that fit every second digit, judged on the others.
     """
     records = {label: _calibration(found.x, q, background) for label, q in found.posteriors.items()}
     for label in (label for label in found.drawn() if found.methods[label] == "diagonal"):
         q = found.posteriors[label]
         fitted, judged = (Gaussian(q.mean[i::2], Diagonal(q.cov.diagonal()[i::2])) for i in (0, 1))
-        floor, variances = fitted_floor(found.x[::2], fitted), judged.cov.diagonal()
-        lifted = (variances < floor).float().flatten(1).mean(1)
-        judged = Gaussian(judged.mean, Diagonal(variances.clamp(min=floor)), lifted)
-        records[label + FITTED] = _calibration(found.x[1::2], judged, background) | {"floor": floor}
+        floor, scale = likeliest_lift([(found.x[::2], fitted)], SIGMA**2)
+        variances, limit = judged.cov.diagonal(), floor * SIGMA**2
+        lifted = (variances < limit).float().flatten(1).mean(1)
+        judged = Gaussian(judged.mean, Diagonal(scale * variances.clamp(min=limit)), lifted)
+        records[label + FITTED] = _calibration(found.x[1::2], judged, background) | {"floor": floor, "scale": scale}
     return records
 
 
@@ -194,15 +196,15 @@ def calibration_section(found: HeldOut, calibrated: Mapping[str, dict[str, Any]]
     )
     text = [
         "If a posterior's variances are right, its standardised residuals have variance 1: above 1 it is too sure, "
-        "below 1 not sure enough. A fitted floor is the one that makes every second digit likeliest, judged on the "
-        "others (`metrics.fitted_floor`).",
+        "below 1 not sure enough. The calibrated posterior has the floor and the scale that make every second digit "
+        "likeliest, judged on the others (`mmdgs.calibrate`).",
     ]
     claims = []
     for label, one in calibrated.items():
         if "floor" in one:
             plain, floored = calibrated[label.removesuffix(FITTED)]["all"]["nll"], one["all"]["nll"]
-            gained = f"{_plain(floored)} against {_plain(plain)}, floor {one['floor'] / SIGMA**2:.2g} sigma^2"
-            claims.append(Claim("a fitted floor makes held-out digits likelier", floored < plain, gained))
+            gained = f"{_plain(floored)} against {_plain(plain)}, floor {one['floor']:.2g} sigma^2"
+            claims.append(Claim("a fitted floor and scale make held-out digits likelier", floored < plain, gained))
     caption = (
         "Left and middle: residuals against the standard normal (black), on a logarithmic scale. Right: error against "
         "predicted standard deviation, in bins; on the line the prediction is right, above it too sure."

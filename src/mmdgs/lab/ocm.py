@@ -15,7 +15,7 @@ from mmdgs.lab.small_models import trained_here
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.metrics.comparison import compare_diagonals
 from mmdgs.models import VARIANCE_RATIO, Model, from_pretrained, load, load_head
-from mmdgs.moments import DiagonalMoments, IsotropicMoments, Moments
+from mmdgs.moments import FLOOR, DiagonalMoments, IsotropicMoments, Moments
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.noise import NoiseLevel
@@ -111,8 +111,8 @@ def at_level(
     fit = held_out_images(context, model, "train", settings.fit_images)
     streams = Streams(context.seed, len(fit), purpose="fit")
     estimators: dict[str, Moments] = {
-        HEAD: OcmMoments(model, load_head(head, model)),
-        **{row: DiagonalMoments(model, probes=n, design=design) for row, (n, design) in PROBED.items()},
+        HEAD: OcmMoments(model, load_head(head, model), FLOOR),
+        **{row: DiagonalMoments(model, probes=n, floor=FLOOR, design=design) for row, (n, design) in PROBED.items()},
         ISOTROPIC: IsotropicMoments.fit(model, fit, level, generator=streams),
     }
     x = held_out_images(context, model, "test", settings.images)

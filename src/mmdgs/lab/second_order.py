@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.denoisers import Denoiser, denoise
-from mmdgs.linalg.operators import Dense, floored
+from mmdgs.linalg.operators import Dense
+from mmdgs.linalg.repair import lifted
 from mmdgs.moments.contract import FLOOR, require_batch
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -40,7 +41,7 @@ class SecondOrderMoments:
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian:
         require_batch(x_t, level)
         cov = Dense.from_matrix(level.variance * self.ratio(x_t), x_t.shape[1:])
-        values, repaired = floored(cov.values, self.floor * level.variance)
+        values, repaired = lifted(cov.values, self.floor * level.variance)
         return Gaussian(denoise(self.denoiser, x_t, level), Dense(values, cov.vectors, cov.event_shape), repaired)
 
 

@@ -20,7 +20,7 @@ from mmdgs.lab.experiment import Context
 from mmdgs.lab.sampler_cells import References, SamplingSettings
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model
-from mmdgs.moments import Moments
+from mmdgs.moments import FLOOR, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams, randn, uniforms
@@ -130,5 +130,7 @@ class Chains:
 
     def _moments(self, covariance: str) -> Moments:
         if covariance == "diagonal":
-            return self.model.posterior(covariance, probes=self.probes)
-        return self.model.posterior(covariance, data=self.references.fit_data(self.settings.fit_images))
+            return self.model.posterior(covariance, probes=self.probes, floor=FLOOR)
+        return self.model.posterior(
+            covariance, data=self.references.fit_data(self.settings.fit_images), calibrated=False
+        )

@@ -34,6 +34,7 @@ from mmdgs.lab.sampler_cells import (
 from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model
+from mmdgs.moments import FLOOR
 from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate
 from mmdgs.schedules import Levels
 from mmdgs.tables import Table
@@ -176,9 +177,9 @@ def langevin(levels: Levels, factor: float, settings: Table2Settings) -> Method:
 def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[tuple[str, int], Method]:
     """All cells, the cheapest first; but those beyond the paper that cost as much as its own come after them."""
     equal, every = equal_cost_levels(settings), settings.levels
-    probed = Method("gibbs", covariance="rademacher", probes=settings.probes, sweeps=settings.sweeps)
-    diagonal = Method("ancestral", covariance="diagonal", probes=settings.probes)
-    krylov = Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps)
+    probed = Method("gibbs", covariance="rademacher", probes=settings.probes, floor=FLOOR, sweeps=settings.sweeps)
+    diagonal = Method("ancestral", covariance="diagonal", probes=settings.probes, floor=FLOOR)
+    krylov = Method("ancestral", covariance="krylov", krylov_steps=settings.krylov_steps, floor=FLOOR)
     swept = {
         GIBBS: probed,
         DOWN: replace(probed, sampler="gibbs-down"),

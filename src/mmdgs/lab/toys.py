@@ -20,7 +20,15 @@ from mmdgs.lab.grid import Cell, Grid, Results, together
 from mmdgs.lab.second_order import SecondOrderMoments, second_order_loss
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import effective_sample_size, mmd, mode_statistics
-from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, IsotropicMoments, LearnedMoments, Moments
+from mmdgs.moments import (
+    FLOOR as PAPER_FLOOR,
+    DiagonalMoments,
+    ExactMoments,
+    FullMoments,
+    IsotropicMoments,
+    LearnedMoments,
+    Moments,
+)
 from mmdgs.moments.isotropic import by_score
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
@@ -132,8 +140,8 @@ def _fitted(context: Context, one: Toy, seed: int, settings: ToySettings) -> Fit
     moments: dict[str, Moments] = {
         "learned": LearnedMoments(trained("learned")),
         "isotropic": IsotropicMoments.fit(denoiser, data, LEVEL, generator=noise, variance_of=by_score),
-        "diagonal": DiagonalMoments(denoiser, probes=None),
-        "full": FullMoments(denoiser),
+        "diagonal": DiagonalMoments(denoiser, probes=None, floor=PAPER_FLOOR),
+        "full": FullMoments(denoiser, floor=PAPER_FLOOR),
         "moments": ExactMoments(one.density().to(device=context.device)),
     }
     if settings.second_order:

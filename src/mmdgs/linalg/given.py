@@ -130,6 +130,12 @@ class Given(Covariance):
         eye = torch.eye(d, dtype=self.like.dtype, device=self.like.device)
         return self.scale * (matrix - half.mT @ half) + self.shift * eye
 
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return self._decomposed().spectrum()
+
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self._decomposed().coordinates(r)
+
     def _decomposed(self) -> Dense:
         return Dense.from_matrix(self.dense(), self.like.shape[1:])
 

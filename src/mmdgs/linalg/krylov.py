@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmdgs.linalg.operators import Covariance, Dense, floored, raise_non_finite, require_room, require_room_for_dense
+from mmdgs.linalg.operators import Covariance, Dense, raise_non_finite, require_room, require_room_for_dense
+from mmdgs.linalg.repair import error_floor, lifted, watch
 
 Product = Callable[[Tensor], Tensor]
 """n products for each of B rows: v (n, B, d) -> C v (n, B, d). It cuts n to what its memory holds."""
@@ -29,6 +31,9 @@ Function = Callable[[Tensor], Tensor]
 
 BASIS_NUMBERS = 1 << 24
 """How many numbers the bases of several start vectors a row may hold at once; more go through in chunks."""
+
+FLOOR_PROBES = 2
+"""Of the probes, those whose Ritz values say how much lies below zero: each sees the whole spectrum, so few do."""
 
 BREAKDOWN = 50.0
 """A residual below so many roundings of C is taken for zero: the space is invariant.
@@ -52,20 +57,33 @@ class KrylovSpace:
     size: Tensor
     norm: Tensor
 
-    def below(self, floor: float) -> Tensor:
-        """The fraction of Ritz values below a floor, (n, B)."""
-        values = torch.linalg.eigvalsh(tridiagonal(self.diagonal, self.coupling[..., :-1]))
-        foreign = (self.diagonal.shape[-1] - self.size) * (self.diagonal[..., 0] < floor)  # what stands beyond `size`
-        return ((values < floor).sum(-1) - foreign) / self.size.clamp(min=1)
+    @cached_property
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        """Ritz values (n, B, k) and the eigenvectors of T (n, B, k, k)."""
+        return torch.linalg.eigh(tridiagonal(self.diagonal, self.coupling[..., :-1]))
+
+    @property
+    def quadrature(self) -> tuple[Tensor, Tensor]:
+        """Ritz values and weights (n, B, k), which sum to 1: z' f(C) z = ||z||^2 sum w f(values)."""
+        values, vectors = self._eigen
+        return values, vectors[..., 0, :].square()
+
+    def below(self, floor: float | Tensor) -> Tensor:
+        """The fraction of Ritz values below a floor, (n, B); the floor is one number or (n, B, 1)."""
+        # What stands beyond `size` is no Ritz value.
+        foreign = (self.diagonal.shape[-1] - self.size) * (self.diagonal[..., :1] < floor)[..., 0]
+        return ((self._eigen[0] < floor).sum(-1) - foreign) / self.size.clamp(min=1)
 
     def apply(self, f: Function) -> Tensor:
         """f(C) z, (n, B, d)."""
-        inner = (_first_column(f, self.diagonal, self.coupling[..., :-1]) * self.norm[..., None]).to(self.basis.dtype)
-        return torch.einsum("nbk,knbd->nbd", inner, self.basis)
+        values, vectors = self._eigen
+        inner = (vectors @ (f(values) * vectors[..., 0, :])[..., None])[..., 0] * self.norm[..., None]
+        return torch.einsum("nbk,knbd->nbd", inner.to(self.basis.dtype), self.basis)
 
     def quadratic(self, f: Function) -> Tensor:
         """z' f(C) z, (n, B)."""
-        return self.norm.square() * _first_column(f, self.diagonal, self.coupling[..., :-1])[..., 0]
+        values, weights = self.quadrature
+        return self.norm.square() * (weights * f(values)).sum(-1)
 
     def error(self, f: Function) -> Tensor:
         """An estimate of ||error|| / ||f(C) z|| for `apply`, (n, B); zero where the space is invariant.
@@ -148,12 +166,15 @@ def _unit(vector: Tensor, norm: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Krylov(Covariance):
-    """a L(C) + b I for a symmetric C known by its products; L lifts eigenvalues to at least `floor`.
+    """a L(C) + b I for a symmetric C known by its products; L lifts eigenvalues to a floor.
 
-    `root` and `mahalanobis` take `steps` products. `logdet` takes as many for each probe, and `diagonal` one a
-    probe: signs (S, B, d) from `probes`, the same at every call. `variance_along` takes one product, in which only
-    the variance itself can be lifted. Where d <= steps everything is exact, and nothing is drawn. `like` (B, ...)
-    gives shape, dtype and device. The operator holds whatever the product holds (a network's graph) until dropped.
+    The floor is `floor`; with a `share` it is that of the Ritz values by the rule of repair.py, at least `floor`: for
+    `root` of those of the vector itself, for all else of those of two probes. `root` and `coordinates` take `steps`
+    products, `spectrum` as many for each probe: signs (S, B, d) from `probes`, the same at every call. `diagonal` is
+    diag C by `estimate` (None: the mean of s * C s over the probes s) and the mean of what was lifted.
+    `variance_along` takes one product, in which only the variance itself can be lifted. Where d <= steps everything
+    is exact, and nothing is drawn. `like` (B, ...) gives shape, dtype and device. The operator holds whatever the
+    product holds (a network's graph) until dropped.
     """
 
     product: Product
@@ -161,6 +182,8 @@ class Krylov(Covariance):
     steps: int
     floor: float
     probes: Callable[[], Tensor] | None = None
+    estimate: Callable[[], Tensor] | None = None
+    share: float = 0.0
     scale: float = 1.0
     shift: float = 0.0
 
@@ -169,47 +192,55 @@ class Krylov(Covariance):
         return math.prod(self.like.shape[1:])
 
     @property
-    def least(self) -> float:
-        """The smallest variance along any direction: the floor, after a L(C) + b I."""
-        return self.scale * self.floor + self.shift
-
-    @property
     def exact(self) -> bool:
         """Whether the steps reach every dimension."""
         return self.dim <= self.steps
 
     def diagonal(self) -> Tensor:
-        """diag C: exact where d <= steps, else the mean of s * C s over the probes s, lifted to the floor."""
+        """diag L(C): exact where d <= steps, else an estimate of diag C and the mean lift, at least the floor."""
         if self.exact:
-            return self.as_dense().diagonal()
-        total, signs = torch.zeros_like(self.like).flatten(1), self._signs()
-        for part in signs.split(self._at_once(1)):
-            total += (part * self.product(part)).sum(0)
-        variances = (total / len(signs)).clamp(min=self.floor)
-        return (self.scale * variances + self.shift).reshape(self.like.shape)
+            return self._dense.diagonal()
+        values, weights = _pooled(*self._few)
+        floor = self._floor
+        lift = (weights * (values.clamp(min=floor) - values)).sum(1, keepdim=True)
+        found = self._probed_diagonal() if self.estimate is None else self.estimate().flatten(1)
+        variances = found.double() + lift
+        if self.share:  # an estimate has errors of its own
+            floor = torch.maximum(floor, error_floor(variances, self.floor, self.share))  # type: ignore[arg-type]
+        variances = variances.clamp(min=floor)
+        return (self.scale * variances + self.shift).to(self.like.dtype).reshape(self.like.shape)
+
+    def _probed_diagonal(self) -> Tensor:
+        signs = self._signs()
+        parts = [(part * self.product(part)).sum(0) for part in signs.split(self._at_once(1))]
+        return torch.stack(parts).sum(0) / len(signs)
 
     def dense(self) -> Tensor:
         return self.as_dense().dense()
 
     def as_dense(self) -> Dense:
         """The same covariance, formed by d products and decomposed."""
+        return self._decomposed()[0]
+
+    def _decomposed(self) -> tuple[Dense, Tensor]:
+        """The dense covariance, and the fraction of its eigenvalues that were lifted, (B,)."""
         rows, d = len(self.like), self.dim
         require_room_for_dense(rows, d, self.like.dtype, self.like.device)
         basis = torch.eye(d, dtype=self.like.dtype, device=self.like.device)
         parts = [self.product(part[:, None, :].expand(-1, rows, -1)) for part in basis.split(self._at_once(1))]
         matrix = torch.cat(parts).transpose(0, 1)
         cov = Dense.from_matrix(0.5 * (matrix + matrix.mT), self.like.shape[1:])
-        lifted, _ = floored(cov.values, self.floor)
-        return Dense(lifted, cov.vectors, cov.event_shape).affine(self.scale, self.shift)
+        values, repaired = lifted(cov.values, self.floor, self.share)
+        return Dense(values, cov.vectors, cov.event_shape).affine(self.scale, self.shift), repaired
 
     def apply(self, v: Tensor) -> Tensor:
         """C v: exact where d <= steps, else by one product, in which only the variance along v can be lifted.
 
         The same lift as in `variance_along`. A lift of every eigenvalue, as in `root`, would take `steps` products.
         """
-        start = v.flatten(1)[None]
         if self.exact:
-            return self._space(start).apply(self._of(lambda x: x))[0].reshape(v.shape).to(v.dtype)
+            return self._dense.apply(v)
+        start = v.flatten(1)[None]
         squares = start.square().sum(-1, keepdim=True)
         image = self.product(start)
         missing = (self.floor * squares - (start * image).sum(-1, keepdim=True)).clamp(min=0)
@@ -220,41 +251,63 @@ class Krylov(Covariance):
         """a C v + b v by one product, with nothing lifted; (B, ...)."""
         return (self.scale * self.product(v.flatten(1)[None])[0] + self.shift * v.flatten(1)).reshape(v.shape)
 
+    def floor_among(self, values: Tensor) -> Tensor:
+        """The smallest value to be believed among unlifted variances of a C + b I along some directions, (B, 1)."""
+        raw = (values - self.shift) / self.scale
+        return self.scale * error_floor(raw, self.floor, self.share) + self.shift
+
     def root(self, z: Tensor) -> Tensor:
-        return self._space(z.flatten(1)[None]).apply(self._of(torch.sqrt))[0].reshape(z.shape).to(z.dtype)
+        if self._by_matrix:
+            return self._dense.root(z)
+        space, floor = self._started(z)
+        return space.apply(self._of(torch.sqrt, floor))[0].reshape(z.shape).to(z.dtype)
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """C^(1/2) z, with the fraction of Ritz values that were lifted and the estimated relative error."""
-        space = self._space(z.flatten(1)[None])
-        f = self._of(torch.sqrt)
-        info = {"repaired": space.below(self.floor), "krylov_error": space.error(f)}
+        if self._by_matrix:
+            dense, repaired = self._matrix
+            return dense.root(z), {"repaired": repaired, "krylov_error": torch.zeros_like(repaired)}
+        space, floor = self._started(z)
+        f = self._of(torch.sqrt, floor)
+        info = {"repaired": space.below(floor), "krylov_error": space.error(f)}
         root = space.apply(f)[0].reshape(z.shape).to(z.dtype)
         return root, {name: value[0].to(root.dtype) for name, value in info.items()}
 
-    def mahalanobis(self, r: Tensor) -> Tensor:
-        """r' C^-1 r, (B,): from below where nothing is repaired, as Gauss quadrature of 1 / x is.
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """By Gauss quadrature: r' C^-1 r comes out from below where nothing is repaired.
 
         The slowest to converge, above all where much is repaired: 1 / x is largest just where it has its kink.
         """
-        return self._space(r.flatten(1)[None]).quadratic(self._of(torch.reciprocal))[0].to(r.dtype)
+        if self._by_matrix:
+            return self._dense.coordinates(r)
+        space = self._space(r.flatten(1)[None])
+        values, weights = space.quadrature
+        floor = self._floor if self.probes is not None or not self.share else self._floor_of(space)[0]
+        return self._of(lambda x: x, floor)(values[0]), space.norm[0, :, None].square() * weights[0]
 
-    def logdet(self) -> Tensor:
-        return self.logdet_with_error()[0]
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """By stochastic Lanczos quadrature over the probes."""
+        if self.exact:
+            return self._dense.spectrum()
+        values, weights = _pooled(*self._all)
+        return self._of(lambda x: x, self._floor)(values), self.dim * weights
 
     def logdet_with_error(self) -> tuple[Tensor, Tensor]:
         """log det C and the standard error that the probes leave it, (B,) each; NaN for a single probe."""
         if self.exact:
-            exact = self.as_dense().logdet()
+            exact = self.logdet()
             return exact, torch.zeros_like(exact)
-        parts = self._signs().split(self._at_once(self.steps))
-        terms = torch.cat([self._space(part).quadratic(self._of(torch.log)) for part in parts])
+        values, weights = self._all
+        terms = self.dim * (weights * self._of(torch.log, self._floor)(values)).sum(-1)
         error = (terms.var(0, correction=0) / (len(terms) - 1)).sqrt()
-        return terms.mean(0).to(self.like.dtype), error.to(self.like.dtype)
+        return self.logdet(), error.to(self.like.dtype)
 
     def variance_along(self, u: Tensor) -> Tensor:
+        if self._by_matrix:
+            return self._dense.variance_along(u)
         start = u.flatten(2)
         if self.exact:
-            return self._space(start).quadratic(self._of(lambda x: x)).to(u.dtype)
+            return self._space(start).quadratic(self._of(lambda x: x, self.floor)).to(u.dtype)
         squares = start.square().sum(-1)
         variances = torch.maximum((start * self.product(start)).sum(-1), self.floor * squares)
         return self.scale * variances + self.shift * squares
@@ -262,8 +315,67 @@ class Krylov(Covariance):
     def affine(self, scale: float, shift: float) -> Krylov:
         return replace(self, scale=scale * self.scale, shift=scale * self.shift + shift)
 
-    def _of(self, f: Function) -> Function:
-        return lambda x: f(self.scale * x.clamp(min=self.floor) + self.shift)
+    @property
+    def _by_matrix(self) -> bool:
+        """Whether the rule needs all eigenvalues, which take no more products than a draw."""
+        return self.exact and self.share > 0
+
+    @cached_property
+    def _matrix(self) -> tuple[Dense, Tensor]:
+        return self._decomposed()
+
+    @property
+    def _dense(self) -> Dense:
+        return self._matrix[0]
+
+    @cached_property
+    def _few(self) -> tuple[Tensor, Tensor]:
+        """Ritz values and weights (n, B, steps) of the probes that say where the floor is."""
+        return self._quadrature(self._signs()[:FLOOR_PROBES])
+
+    @cached_property
+    def _all(self) -> tuple[Tensor, Tensor]:
+        """The same of all probes."""
+        rest = self._signs()[FLOOR_PROBES:]
+        if not len(rest):
+            return self._few
+        values, weights = zip(self._few, self._quadrature(rest), strict=True)
+        return torch.cat(values), torch.cat(weights)
+
+    def _quadrature(self, signs: Tensor) -> tuple[Tensor, Tensor]:
+        found = [self._space(part).quadrature for part in signs.split(self._at_once(self.steps))]
+        # An invariant space ends early: values without weight fill it up.
+        values, weights = (
+            torch.cat([functional.pad(one[i], (0, self.steps - one[i].shape[-1]), value=1 - i) for one in found])
+            for i in (0, 1)
+        )
+        return values, weights
+
+    @property
+    def _floor(self) -> float | Tensor:
+        """The floor of all but draws, one number or (B, 1)."""
+        if not self.share:
+            return self.floor
+        values, weights = _pooled(*self._few)
+        return error_floor(values, self.floor, self.share, weights)
+
+    def _floor_of(self, space: KrylovSpace) -> Tensor:
+        """The floor by the Ritz values of each start vector, (n, B, 1)."""
+        values, weights = space.quadrature
+        rows = error_floor(values.flatten(0, 1), self.floor, self.share, weights.flatten(0, 1))
+        return rows.reshape(*values.shape[:2], 1)
+
+    def _started(self, z: Tensor) -> tuple[KrylovSpace, float | Tensor]:
+        """The space of a draw, and its floor."""
+        space = self._space(z.flatten(1)[None])
+        if not self.share:
+            return space, self.floor
+        floor = self._floor_of(space)
+        watch(space.below(floor))
+        return space, floor
+
+    def _of(self, f: Function, floor: float | Tensor) -> Function:
+        return lambda x: f(self.scale * x.clamp(min=floor) + self.shift)
 
     def _space(self, start: Tensor) -> KrylovSpace:
         n, rows, d = start.shape
@@ -286,3 +398,9 @@ class Krylov(Covariance):
 
     def _at_once(self, steps: int) -> int:
         return max(1, BASIS_NUMBERS // (steps * self.like.numel()))
+
+
+def _pooled(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ritz values and weights (n, B, k) of several start vectors as one quadrature, (B, n k)."""
+    n = len(values)
+    return values.movedim(0, 1).flatten(1), weights.movedim(0, 1).flatten(1) / n

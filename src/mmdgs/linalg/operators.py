@@ -7,11 +7,12 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
     apply(v)          C v                       (B, ...)
     root(z)           R z with R R' = C         (B, ...)     symmetric root: samples are continuous in C
     variance_along(u) u' C u, u (n, B, ...)     (n, B)
-    mahalanobis(r)    r' C^-1 r                 (B,)
-    logdet()          log det C                 (B,)
+    spectrum()        v and counts n: log det C = sum n log v          (B, k) each
+    coordinates(r)    v and squares c: r' C^-1 r = sum c / v           (B, k) each
     affine(a, b)      a C + b I                 an operator of the same kind
 
-R takes as many standard normals z as `normals` says: as many as x has, but in `Given` (given.py), whose R is wider.
+mahalanobis(r) and logdet(), (B,) each, are those sums. R takes as many standard normals z as `normals` says: as many as
+x has, but in `Given` (given.py), whose R is wider.
 """
 
 from __future__ import annotations
@@ -63,10 +64,22 @@ class Covariance(ABC):
     def variance_along(self, u: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def mahalanobis(self, r: Tensor) -> Tensor: ...
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues v and how many each stands for, (B, k): tr f(C) = sum n f(v) for any f."""
 
     @abstractmethod
-    def logdet(self) -> Tensor: ...
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues v and the squares c of r's coordinates along them, (B, k): r' f(C) r = sum c f(v) for any f."""
+
+    def mahalanobis(self, r: Tensor) -> Tensor:
+        """r' C^-1 r, (B,)."""
+        values, squares = self.coordinates(r)
+        return (squares / values).sum(1).to(r.dtype)
+
+    def logdet(self) -> Tensor:
+        """log det C, (B,)."""
+        values, counts = self.spectrum()
+        return (counts * values.log()).sum(1)
 
     @abstractmethod
     def affine(self, scale: float, shift: float) -> Covariance: ...
@@ -95,14 +108,14 @@ class Diagonal(Covariance):
     def variance_along(self, u: Tensor) -> Tensor:
         return (u.square() * self.variances).flatten(2).sum(2)
 
-    def mahalanobis(self, r: Tensor) -> Tensor:
-        return (r.square() / self.variances).flatten(1).sum(1)
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return (values := self.variances.flatten(1)), values.new_ones(()).expand_as(values)
 
-    def logdet(self) -> Tensor:
-        return self.variances.log().flatten(1).sum(1)
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self.variances.flatten(1), r.square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Diagonal:
-        return Diagonal(scale * self.variances + shift)
+        return Diagonal(scaled(self.variances, scale, shift))
 
 
 @dataclass(frozen=True)
@@ -142,15 +155,20 @@ class Dense(Covariance):
         inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]
         return (inner.square() * self.values).sum(2)
 
-    def mahalanobis(self, r: Tensor) -> Tensor:
-        inner = (self.vectors.mT @ r.reshape(len(r), -1, 1)).squeeze(-1)
-        return (inner.square() / self.values).sum(1)
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return self.values, self.values.new_ones(()).expand_as(self.values)
 
-    def logdet(self) -> Tensor:
-        return self.values.log().sum(1)
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self.values, (self.vectors.mT @ r.reshape(len(r), -1, 1)).squeeze(-1).square()
 
     def affine(self, scale: float, shift: float) -> Dense:
         return Dense(scale * self.values + shift, self.vectors, self.event_shape)
+
+
+def scaled(x: Tensor, scale: float, shift: float) -> Tensor:
+    """scale * x + shift; an expanded tensor stays one, so that what is the same for all rows is still known to be."""
+    base = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+    return (scale * base + shift).expand(x.shape)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,11 +192,6 @@ def _eigen_2x2(matrix: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = angle.cos(), angle.sin()
     values = torch.stack([middle - r, middle + r], 1).mul_(0.5)
     return values, torch.stack([-sin, cos, cos, sin], 1).view(-1, 2, 2)
-
-
-def floored(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Lift finite values (B, ...) to at least `floor`; also the fraction (B,) of each row that was lifted."""
-    return values.clamp(min=floor), (values < floor).flatten(1).to(values.dtype).mean(1)
 
 
 def looks_finite(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.linalg.operators import Covariance, require_room_for_dense
+from mmdgs.linalg.operators import Covariance, require_room_for_dense, scaled
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,11 +68,11 @@ class Spectral(Covariance):
     def variance_along(self, u: Tensor) -> Tensor:
         return (to_cosines(u, lead=2).square() * self.variances).flatten(2).sum(2)
 
-    def mahalanobis(self, r: Tensor) -> Tensor:
-        return (to_cosines(r).square() / self.variances).flatten(1).sum(1)
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return (values := self.variances.flatten(1)), values.new_ones(()).expand_as(values)
 
-    def logdet(self) -> Tensor:
-        return self.variances.log().flatten(1).sum(1)
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self.variances.flatten(1), to_cosines(r).square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Spectral:
-        return Spectral(scale * self.variances + shift)
+        return Spectral(scaled(self.variances, scale, shift))

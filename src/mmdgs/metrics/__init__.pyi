@@ -10,7 +10,6 @@ from mmdgs.metrics.coverage import (
     Calibration as Calibration,
     Reliability as Reliability,
     calibration as calibration,
-    fitted_floor as fitted_floor,
     reliability as reliability,
     standardised as standardised,
 )
@@ -47,6 +46,10 @@ from mmdgs.metrics.neighbours import (
     PrecisionRecall as PrecisionRecall,
     diversity as diversity,
     precision_recall as precision_recall,
+)
+from mmdgs.metrics.reports import (
+    CalibrationReport as CalibrationReport,
+    calibration_report as calibration_report,
 )
 from mmdgs.metrics.scores import (
     Spread as Spread,

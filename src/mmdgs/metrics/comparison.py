@@ -21,8 +21,9 @@ from torch import Tensor
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.metrics.coverage import Calibration, calibration, fitted_floor
+from mmdgs.metrics.coverage import Calibration, calibration
 from mmdgs.moments import Moments
+from mmdgs.moments.calibrated import likeliest_lift
 from mmdgs.moments.ocm import ratio_target
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
@@ -36,8 +37,8 @@ REFERENCE_PROBES = 16
 class Compared:
     """An estimator at some points: the relative error of its variances, |v - v*| / |v*|, and their fit to x.
 
-    `fitted` is the fit with the lower limit of the variances that makes every second x likeliest, on the others: what
-    a network's mean is off by is not in its Jacobian, and without a limit it is most of the likelihood.
+    `fitted` is the fit with the floor and the scale of the variances that make every second x likeliest, on the
+    others: what a network's mean is off by is not in its Jacobian, and without a floor it is most of the likelihood.
     """
 
     error: float
@@ -91,7 +92,8 @@ def compare_diagonals(
             repaired = None if q.repaired is None else q.repaired.cpu()
             parts[name].append(Gaussian(q.mean.cpu(), Diagonal(q.cov.diagonal().cpu()), repaired))
     y, y_other = (torch.cat(found) for found in references)
-    return {name: _compared(x.cpu(), _joined(qs), y, y_other, costs[name]) for name, qs in parts.items()}
+    unit = level.variance
+    return {name: _compared(x.cpu(), _joined(qs), unit, y, y_other, costs[name]) for name, qs in parts.items()}
 
 
 def _joined(parts: list[Gaussian]) -> Gaussian:
@@ -100,12 +102,12 @@ def _joined(parts: list[Gaussian]) -> Gaussian:
     return Gaussian(mean, Diagonal(variance), torch.cat(repaired))
 
 
-def _compared(x: Tensor, q: Gaussian, y: Tensor, y_other: Tensor, cost: Cost) -> Compared:
+def _compared(x: Tensor, q: Gaussian, unit: float, y: Tensor, y_other: Tensor, cost: Cost) -> Compared:
     assert q.repaired is not None
     variances = q.cov.diagonal()
     error, resolution = relative_error(variances, y, y_other)
-    # One limit for all of them, from one half and for the other.
-    limit = fitted_floor(x[::2], Gaussian(q.mean[::2], Diagonal(variances[::2])))
-    lifted = Gaussian(q.mean[1::2], Diagonal(variances[1::2].clamp(min=limit)))
+    # One floor and one scale for all of them, from one half and for the other.
+    floor, scale = likeliest_lift([(x[::2], Gaussian(q.mean[::2], Diagonal(variances[::2])))], unit)
+    lifted = Gaussian(q.mean[1::2], Diagonal(scale * variances[1::2].clamp(min=floor * unit)))
     fitted = calibration(x[1::2], lifted)
     return Compared(error, resolution, calibration(x, q), fitted, q.repaired.mean().item(), cost)

@@ -57,29 +57,6 @@ def calibration(
     )
 
 
-def fitted_floor(x: Float[Tensor, "batch ..."], posterior: Gaussian, *, points: int = 200) -> float:
-    """The lower limit of the variances under which x is likeliest: a network's errors have a size that its Jacobian
-    does not know. Give it to an estimator as `floor`, in units of (sigma / alpha)^2; fit and judge on different x.
-
-    The best of a grid of `points` limits, equally spaced in log from the smallest variance to the largest.
-    """
-    if x.shape != posterior.mean.shape:
-        raise ValueError(f"x must have the posterior's shape {tuple(posterior.mean.shape)}, got {tuple(x.shape)}")
-    variances = posterior.cov.diagonal().double().expand_as(x).flatten()
-    order = variances.argsort()
-    variances, errors = variances[order], (x.double() - posterior.mean.double()).square().flatten()[order]
-    grid = torch.linspace(0, 1, points, dtype=torch.float64, device=x.device)
-    low, high = variances[0].log(), variances[-1].log()
-    limits = (low + grid * (high - low)).exp()
-    # Sorted by variance, a limit lifts the first few: their share by a cumulative sum, the others' by its complement.
-    lifted = torch.searchsorted(variances, limits, right=True)
-    zero = errors.new_zeros(1)
-    error_sum = torch.cat([zero, errors.cumsum(0)])
-    kept = torch.cat([zero, (errors / variances + variances.log()).cumsum(0)])
-    total = error_sum[lifted] / limits + lifted * limits.log() + kept[-1] - kept[lifted]
-    return limits[total.argmin()].item()
-
-
 @dataclass(frozen=True)
 class Reliability:
     """Pixels in bins of predicted standard deviation: root mean squares of prediction and of error, and counts."""
@@ -95,7 +72,13 @@ def reliability(x: Float[Tensor, "batch ..."], posterior: Gaussian, *, bins: int
     A calibrated posterior has predicted = observed in every bin.
     """
     errors = (x.double() - posterior.mean.double()).square().flatten()
-    variances = posterior.cov.diagonal().double().expand_as(x).flatten()
+    return reliability_of(errors, posterior.cov.diagonal().double().expand_as(x).flatten(), bins=bins, least=least)
+
+
+def reliability_of(
+    errors: Float[Tensor, " n"], variances: Float[Tensor, " n"], *, bins: int = 20, least: int = 100
+) -> Reliability:
+    """The same from squared errors and variances."""
     logs = variances.log()
     low, high = logs.min(), logs.max()
     place = ((logs - low) / (high - low).clamp(min=1e-12) * bins).long().clamp(max=bins - 1)

@@ -1,5 +1,6 @@
 """Models: one class for every network, however it comes; its configuration, card, files and fitted variances."""
 
+from mmdgs.models.calibration import calibrate
 from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, VARIANCE_RATIO, ModelConfig, check_levels
 from mmdgs.models.covariances import COVARIANCES
 from mmdgs.models.fits import FitData
@@ -22,6 +23,7 @@ __all__ = [
     "FitData",
     "Model",
     "ModelConfig",
+    "calibrate",
     "check_levels",
     "from_pretrained",
     "load",

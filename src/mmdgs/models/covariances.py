@@ -23,29 +23,32 @@ def _ocm(model: Model, given: Mapping[str, Any]) -> Moments:
         raise UsageError(
             "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
         )
-    return OcmMoments(model, load_head(given["head"], model))
+    return OcmMoments(model, load_head(given["head"], model), given["floor"])
 
+
+PROBED = {"probes": 3, "floor": None}
 
 COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]], Moments]]] = {
-    "diagonal": ({"probes": 3}, lambda model, given: DiagonalMoments(model, probes=given["probes"])),
-    "rademacher": (
-        {"probes": 3},
-        lambda model, given: DiagonalMoments(model, probes=given["probes"], design=Rademacher()),
-    ),
-    "lattice": ({"probes": 3}, lambda model, given: DiagonalMoments(model, probes=given["probes"], design=Lattice())),
-    "ocm": ({"head": None}, _ocm),
+    "diagonal": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"])),
+    "rademacher": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"], Rademacher())),
+    "lattice": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"], Lattice())),
+    "ocm": ({"head": None, "floor": None}, _ocm),
     "isotropic": ({}, lambda model, given: isotropic_moments(model, given.get("levels"), given.get("data"))),
     "spectral": ({}, lambda model, given: spectral_moments(model, given.get("data"))),
-    "krylov": ({"krylov_steps": 20}, lambda model, given: KrylovMoments(model, steps=given["krylov_steps"])),
+    "krylov": (
+        {"krylov_steps": 20, "floor": None},
+        lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"]),
+    ),
     "full": (
-        {"most_products": MOST_PRODUCTS},
-        lambda model, given: FullMoments(model, most_products=given["most_products"]),
+        {"most_products": MOST_PRODUCTS, "floor": None},
+        lambda model, given: FullMoments(model, given["floor"], given["most_products"]),
     ),
     "learned": ({}, lambda model, given: model.learned()),
 }
 """What can be set of each covariance, with its default, and its estimator.
 
-"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images."""
+"diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images. A floor is
+relative to (sigma / alpha)^2 (the paper's results are with 1e-6); None takes it from the network's own error."""
 
 FITTED: dict[str, tuple[str, ...]] = {"isotropic": ("data", "levels"), "spectral": ("data",)}
 """Those that are estimated from data (one variance for all pixels, or one for each frequency), and what else they take.

@@ -1,13 +1,15 @@
-"""Variances that are fitted on data and kept: one a noise level (isotropic), or one a level and frequency (spectral).
+"""What is fitted on data and kept: variances and calibrations.
 
-A fit is a table over levels (`LevelTable`) in one file of safetensors:
+Variances are one a noise level (isotropic), or one a level and frequency (spectral). A calibration is the floor, scale
+and reach of an estimator at each level (models/calibration.py). Each is a table over levels (`LevelTable`) in one file
+of safetensors:
 
     ratios (K,), log_variances (K, ...)        and as metadata the digest of the weights and the key of the data
 
-It is isotropic.safetensors or spectral.safetensors in the model's folder, or in the cache folder (MMDGS_CACHE, else
-~/.cache/mmdgs) where that cannot be written, came with mmdgs or from the hub, or holds a fit on other data. A fit
-belongs to the weights, the data, the number of images and the seed. Every level is fitted with the same noise, so that
-levels may be added in any order.
+It is isotropic.safetensors, spectral.safetensors or calibration-ESTIMATOR.safetensors in the model's folder, or in the
+cache folder (MMDGS_CACHE, else ~/.cache/mmdgs) where that cannot be written, came with mmdgs or from the hub, or holds
+a fit on other data. A fit belongs to the weights, the data, the number of images and the seed. Every level is fitted
+with the same noise, so that levels may be added in any order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mmdgs")
 
-ISOTROPIC, SPECTRAL = "isotropic", "spectral"
-FIT_FILES = tuple(f"{kind}.safetensors" for kind in (ISOTROPIC, SPECTRAL))
+ISOTROPIC, SPECTRAL, CALIBRATION = "isotropic", "spectral", "calibration"
+FIT_FILES = (*(f"{kind}.safetensors" for kind in (ISOTROPIC, SPECTRAL)), f"{CALIBRATION}-*.safetensors")
 """What the folder of a model may hold of fits."""
 KNOTS = 32
 """Levels at which variances are fitted between the ends of a model's range, where none are asked for: from 50 to 0.01
@@ -136,15 +139,27 @@ def _knots(model: Model) -> list[NoiseLevel]:
 
 
 class FitStore:
-    """The fits of one kind that are kept for a model's weights, beside the model and in the cache folder."""
+    """The fits of one kind that are kept for a model's weights, beside the model and in the cache folder.
+
+    The kind of a calibration is "calibration-" and the name of its estimator.
+    """
 
     def __init__(self, model: Model, kind: str) -> None:
         self.model, self.kind = model, kind
-        self.digest = model.digest
-        self.shape = model.shape if kind == SPECTRAL else ()  # of the variances at a level
+        calibration = (3,) if kind.startswith(CALIBRATION) else ()
+        self.shape = model.shape if kind == SPECTRAL else calibration  # of what is fitted at a level
         self.known_as = FITTED_AT if kind == ISOTROPIC else None
         self.beside = model.folder / f"{kind}.safetensors" if model.folder else None
         self.cache = cache_folder() / kind
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the model's weights: what the fits belong to."""
+        return self.model.digest
+
+    def might_hold(self) -> bool:
+        """Whether there are files of this kind at all, of these weights or others: a digest takes a while."""
+        return (self.beside is not None and self.beside.is_file()) or any(self.cache.glob("*.safetensors"))
 
     def files(self) -> list[Path]:
         """Where fits are: beside the model, and in the cache folder."""
@@ -153,14 +168,26 @@ class FitStore:
 
     def any_of(self, levels: Sequence[NoiseLevel] | None = None) -> LevelTable:
         """What is kept and covers the levels, whatever the data; that of the most images first."""
-        found = [(key, table) for _, key, table in self._kept() if levels is None or table.covers(levels)]
-        if found:
-            return max(found, key=lambda one: one[0]["images"])[1]
+        found = self.best_of(levels)
+        if found is not None:
+            return found
         where = "" if levels is None else f" that cover these {len(levels)} levels"
         raise UsageError(
             f"no {self.kind} variances are kept for {self.model.source}{where}: give the data to estimate them from, "
             "such as --data cifar10"
         )
+
+    def best_of(self, levels: Sequence[NoiseLevel] | None = None) -> LevelTable | None:
+        """The same, and None where nothing is kept."""
+        found = [(key, table) for _, key, table in self._kept() if levels is None or table.covers(levels)]
+        return max(found, key=lambda one: one[0]["images"])[1] if found else None
+
+    def keep(self, key: dict[str, Any], table: LevelTable) -> Path | None:
+        """Write a table that was fitted on the data of this key; where it went."""
+        place = self._destination(key, taken={file for file, other, _ in self._kept() if other != key})
+        if place is not None:
+            self.write(place, key, table)
+        return place
 
     def fitted(self, data: FitData, levels: Sequence[NoiseLevel], fit: Fit, progress: str | None) -> LevelTable:
         """The table of these data, fitted at the levels that are not kept; each is kept as soon as it is fitted."""
@@ -170,7 +197,7 @@ class FitStore:
         missing = [level for level in dict.fromkeys(levels) if table is None or not _holds(table, level)]
         if missing:
             x = data.load(self.model).to(self.model.device)
-            place = self._destination(data, taken={file for file, key, _ in kept if key != data.key})
+            place = self._destination(data.key, taken={file for file, key, _ in kept if key != data.key})
             with progress_bar(len(missing), progress, unit="level") as bar:
                 for level in missing:
                     if table is not None and _holds(table, level):  # the same ratio, with another alpha
@@ -178,7 +205,7 @@ class FitStore:
                     found = fit(x, level, Streams(data.seed, len(x), purpose="noise"))
                     table = self._added(table, level, torch.as_tensor(found, dtype=torch.float64))
                     if place is not None:
-                        self._write(place, data, table)
+                        self.write(place, data.key, table)
                     bar.update()
         assert table is not None, "there are levels"
         return table
@@ -222,9 +249,9 @@ class FitStore:
             raise ValueError("its variances are not all positive and finite")
         return key, LevelTable(ratios, values, self.known_as)
 
-    def _destination(self, data: FitData, taken: set[Path]) -> Path | None:
+    def _destination(self, key: dict[str, Any], taken: set[Path]) -> Path | None:
         """Where a fit is written: beside the model, or in the cache folder; None where neither can be."""
-        name = hashlib.sha256(json.dumps(data.key, sort_keys=True).encode()).hexdigest()[:DIGEST]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:DIGEST]
         places = [self.cache / f"{self.digest[:DIGEST]}-{name}.safetensors"]
         if self.beside is not None and self.beside not in taken and _is_own_folder(self.model):
             places.insert(0, self.beside)
@@ -239,8 +266,9 @@ class FitStore:
         logger.warning(said, self.kind)
         return None
 
-    def _write(self, file: Path, data: FitData, table: LevelTable) -> None:
-        notes = {"digest": self.digest, "key": json.dumps(data.key)}
+    def write(self, file: Path, key: dict[str, Any], table: LevelTable) -> None:
+        """Write a table to a file; where that cannot be, the log says so."""
+        notes = {"digest": self.digest, "key": json.dumps(key)}
         content = save({"ratios": table.ratios, "log_variances": table.values.log().float()}, notes)
         try:
             write_atomically(file, content)

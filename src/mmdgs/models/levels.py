@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import Denoiser, HasPure, has_symmetric_jacobian
+from mmdgs.denoisers import Denoiser, HasPure, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
 from mmdgs.models.config import check_levels
 from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel, NoiseLevels
@@ -71,6 +71,10 @@ class AtAnyLevel:
     @property
     def symmetric_jacobian(self) -> bool:
         return has_symmetric_jacobian(self.denoiser)
+
+    @property
+    def subtracts(self) -> bool:
+        return subtracts_noise(self.denoiser)
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         factor, own = self._own(level)

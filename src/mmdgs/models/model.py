@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian
+from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
 from mmdgs.files import to_json, write_atomically
+from mmdgs.models.calibration import kept_calibration
 from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.covariances import make_moments
@@ -101,6 +102,11 @@ class Model:
         """Whether the denoiser's Jacobian is symmetric, as an energy's is."""
         return self._denoiser is not None and has_symmetric_jacobian(self._denoiser)
 
+    @property
+    def subtracts(self) -> bool:
+        """Whether the denoiser takes the noise off x_t (`denoisers.subtracts_noise`)."""
+        return self._denoiser is not None and subtracts_noise(self._denoiser)
+
     def require_denoiser(self) -> Denoiser:
         """The denoiser itself; a classifier or a head of variance ratios has none, and raises UsageError."""
         if self._denoiser is None:
@@ -135,18 +141,22 @@ class Model:
         head: str | Path | Model | None = None,
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
+        floor: float | None = None,
+        calibrated: bool = True,
     ) -> Moments:
         """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
 
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
         takes the `head` that was trained for this model, "full" the `most_products` that a batch may cost. "isotropic"
         and "spectral" are fitted on `data`, or without it taken from what is kept with the model or in the cache;
-        isotropic variances are fitted at `levels`.
+        isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator (`mmdgs.calibrate`;
+        models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
         """
         settings: dict[str, Any] = {"probes": probes, "krylov_steps": krylov_steps, "most_products": most_products}
-        settings |= {"head": head, "data": data, "levels": levels}
+        settings |= {"head": head, "data": data, "levels": levels, "floor": floor}
         self.require_denoiser()
-        return make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
+        made = make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
+        return kept_calibration(self, made) if calibrated and floor is None else made
 
     def learned(self) -> LearnedMoments:
         """The posterior with the learned mean and standard deviation."""

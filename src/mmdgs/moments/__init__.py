@@ -1,5 +1,6 @@
 """Moment estimators: from a denoiser to the Gaussian that stands for p(x | x_t). One file a way to the covariance."""
 
+from mmdgs.moments.calibrated import CalibratedMoments
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch, require_input
 from mmdgs.moments.diagonal import DiagonalMoments
@@ -13,6 +14,7 @@ from mmdgs.moments.spectral import SpectralMoments
 
 __all__ = [
     "FLOOR",
+    "CalibratedMoments",
     "ClippedDenoiser",
     "ClippedMoments",
     "DiagonalMoments",

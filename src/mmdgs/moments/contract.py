@@ -6,7 +6,8 @@ By Tweedie's formulas the mean of p(x | x_t) is the denoiser D and its covarianc
 
 so every estimator needs one forward pass, shared by the mean and all products with the Jacobian. Products
 are vector-Jacobian products, batched: fused attention has no forward-mode derivative. A network's Jacobian
-need not be symmetric or positive, so what is repaired is counted in `Gaussian.repaired`.
+need not be symmetric or positive: small values are lifted to a floor (linalg/repair.py), counted in
+`Gaussian.repaired`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser
+from mmdgs.denoisers import Denoiser, subtracts_noise
 from mmdgs.linalg.operators import raise_non_finite
+from mmdgs.linalg.repair import SHARE
 from mmdgs.memory import Batches
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
@@ -36,6 +38,42 @@ FLOOR = 1e-6
 
 FAR = 10.0
 """How many times as large as it can be the root mean square of an input is before it is refused."""
+
+
+def floor_at(level: NoiseLevel, floor: float | None) -> tuple[float, float]:
+    """`least` and `share` of linalg/repair.py for an estimator's `floor`: a number is relative to (sigma / alpha)^2.
+
+    None is the rule: what the network's own negative values say of its error.
+    """
+    return (FLOOR * level.variance, SHARE) if floor is None else (floor * level.variance, 0.0)
+
+
+STRONG_NOISE, ROUNDING = 10.0, 0.01
+"""From this sigma / alpha on rounding is looked at, and the relative error of variances that is worth a warning."""
+_looks = {"left": 10}
+"""Posteriors of a process that are still looked at: looking makes a GPU wait."""
+
+
+def watch_rounding(denoiser: Denoiser, variances: Tensor, level: NoiseLevel) -> None:
+    """Warn once where variances (B, ...) are lost to rounding: differences of numbers that are nearly equal.
+
+    Score, energy and noise networks give alpha J = 1 - (nearly 1) at strong noise, known to one rounding of 1.
+    """
+    if level.ratio < STRONG_NOISE or not _looks["left"] or not subtracts_noise(denoiser):
+        return
+    _looks["left"] -= 1
+    mean = variances.mean().abs().item() / level.variance
+    error = torch.finfo(variances.dtype).eps / max(mean, 1e-300)
+    if error > ROUNDING:
+        _looks["left"] = 0
+        logger.warning(
+            "at sigma / alpha %.3g rounding in %s is about %.2g of the posterior's variances: take the network and x_t "
+            "in float64, or a network that predicts clean data (edm_denoiser, clean_denoiser)",
+            level.ratio,
+            str(variances.dtype).removeprefix("torch."),
+            error,
+        )
+
 
 FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 """Rows per forward pass where an estimator is fitted on data, and numbers in them: on a GPU 500 images of CIFAR-10."""
@@ -67,9 +105,10 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
 
 
 def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object = None) -> None:
-    """`require_batch`, and refuse numbers that are not finite, and images far outside the interval of a model's data.
+    """`require_batch`, and refuse numbers that are not finite, and pixels from 0 to 255 where a model has others.
 
-    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly.
+    With x in an interval the root mean square of x_t = alpha x + sigma e is at most alpha max|x| + sigma, nearly. A
+    chain that diverged lies far outside too, but on both sides of 0.
     """
     require_batch(x_t, level)
     norm = _norm(x_t)
@@ -79,12 +118,12 @@ def require_input(x_t: Tensor, level: NoiseLevel | NoiseLevels, denoiser: object
     if interval is None or x_t.ndim != 4 or not isinstance(level, NoiseLevel):
         return
     size, largest = norm / math.sqrt(x_t.numel()), level.alpha * max(map(abs, interval)) + level.sigma
-    if size > FAR * largest:
+    if size > FAR * largest and x_t.amin() > -FAR * level.sigma:
         low, high = interval
         raise ValueError(
             f"x_t lies far outside the model's data: its root mean square is {size:.3g}, and at {level} images in "
             f"[{low:g}, {high:g}] give at most {largest:.3g}. Scale pixels from 0 to 255 before noise is added: "
-            "x = model.scaled(pixels / 255). If x_t is the state of a chain, the chain has diverged"
+            "x = model.scaled(pixels / 255)"
         )
 
 

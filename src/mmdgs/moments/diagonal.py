@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
-from mmdgs.jacobians import chunks, linearised, mean_and_diagonal
-from mmdgs.linalg.operators import Diagonal, floored, raise_non_finite
-from mmdgs.moments.contract import FLOOR, require_input
-from mmdgs.moments.probes import ProbeDesign, design_for
+from mmdgs.jacobians import linearised, mean_and_diagonal
+from mmdgs.linalg.operators import Diagonal, raise_non_finite
+from mmdgs.linalg.repair import lifted
+from mmdgs.moments.contract import floor_at, require_input, watch_rounding
+from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -23,12 +25,13 @@ class DiagonalMoments:
 
     `design` says which probes (probes.py): `Rademacher()` are the paper's, the mean of v * (v' J). None takes
     `Lattice()` for images (B, C, H, W), where it comes nearer with fewer products, and the paper's for all else.
-    `probes=None` takes the exact diagonal, by d products. Variances below floor (sigma / alpha)^2 are lifted to it.
+    `probes=None` takes the exact diagonal, by d products, and so do d probes or more. Variances below
+    floor (sigma / alpha)^2 are lifted to it; None takes the floor from the network's own error (linalg/repair.py).
     """
 
     denoiser: Denoiser
     probes: int | None = 10
-    floor: float = FLOOR
+    floor: float | None = None
     design: ProbeDesign | None = None
 
     def __post_init__(self) -> None:
@@ -40,19 +43,17 @@ class DiagonalMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
-        if self.probes is None:
+        if self.probes is None or self.probes >= math.prod(x_t.shape[1:]):
             mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
         elif generator is None:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             at = linearised(self.denoiser, x_t, level)
-            design = self.design or design_for(x_t)
-            v = design.draw(self.probes, x_t, generator)
-            sums = design.diagonal(self.probes, x_t)
-            for start, stop in chunks(self.probes, x_t):
-                sums.add(v[start:stop], at.pull(v[start:stop]))
-            mean, diagonal = at.mean, sums.estimate()
+            diagonal = probed_diagonal(at, self.design or design_for(x_t), self.probes, x_t, generator)
+            mean = at.mean
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
-        values, repaired = floored(level.tweedie * diagonal, self.floor * level.variance)
+        variances = level.tweedie * diagonal
+        watch_rounding(self.denoiser, variances, level)
+        values, repaired = lifted(variances, *floor_at(level, self.floor))
         return Gaussian(mean, Diagonal(values), repaired)

@@ -11,8 +11,9 @@ from torch import Tensor
 from mmdgs.denoisers import CLOSED_FORM_LIMIT, Denoiser, require_denoiser
 from mmdgs.errors import UsageError
 from mmdgs.jacobians import mean_and_jacobian
-from mmdgs.linalg.operators import Dense, floored, raise_non_finite, require_room_for_dense
-from mmdgs.moments.contract import FLOOR, require_input
+from mmdgs.linalg.operators import Dense, raise_non_finite, require_room_for_dense
+from mmdgs.linalg.repair import lifted
+from mmdgs.moments.contract import FLOOR, floor_at, require_input, watch_rounding
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -22,11 +23,11 @@ MOST_PRODUCTS = 10_000
 """Products with the Jacobian, over all rows, that FullMoments takes unasked: three images of CIFAR-10."""
 
 
-def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float) -> Gaussian:
-    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to floor (sigma / alpha)^2."""
+def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float | None) -> Gaussian:
+    """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to a floor."""
     raise_non_finite("denoising mean", mean)
     cov = Dense.from_matrix(covariance, mean.shape[1:])
-    values, repaired = floored(cov.values, floor * level.variance)
+    values, repaired = lifted(cov.values, *floor_at(level, floor))
     return Gaussian(mean, Dense(values, cov.vectors, cov.event_shape), repaired)
 
 
@@ -34,12 +35,13 @@ def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: 
 class FullMoments:
     """The full covariance, by d products with the Jacobian (the paper's eq. optimaldenoising).
 
-    The Jacobian is symmetrised, and eigenvalues below floor (sigma / alpha)^2 are lifted to it. Above 64 dimensions a
-    batch that takes more than `most_products` products, d for each row, is refused; None refuses nothing.
+    The Jacobian is symmetrised, and eigenvalues below floor (sigma / alpha)^2 are lifted to it; None takes the floor
+    from the network's own error (linalg/repair.py). Above 64 dimensions a batch that takes more than `most_products`
+    products, d for each row, is refused; None refuses nothing.
     """
 
     denoiser: Denoiser
-    floor: float = FLOOR
+    floor: float | None = None
     most_products: int | None = field(default=MOST_PRODUCTS, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +55,9 @@ class FullMoments:
         require_room_for_dense(rows, d, x_t.dtype, x_t.device)
         self._require_affordable(rows, d)
         mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
-        return _repaired_dense(mean, (0.5 * level.tweedie) * (jacobian + jacobian.mT), level, self.floor)
+        covariance = (0.5 * level.tweedie) * (jacobian + jacobian.mT)
+        watch_rounding(self.denoiser, covariance.diagonal(dim1=1, dim2=2), level)
+        return _repaired_dense(mean, covariance, level, self.floor)
 
     def _require_affordable(self, rows: int, d: int) -> None:
         products = rows * d

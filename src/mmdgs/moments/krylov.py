@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +12,8 @@ from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import chunked, linearised
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import FLOOR, require_input
+from mmdgs.moments.contract import floor_at, require_input
+from mmdgs.moments.probes import design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams, signs, spawn_seeds
@@ -23,15 +24,17 @@ class KrylovMoments:
     """The full covariance without forming it: `steps` products with the symmetrised Jacobian for each draw (krylov.py).
 
     Draws, densities and variances along directions converge to FullMoments' as steps grow, and are theirs where
-    d <= steps. Ritz values below floor (sigma / alpha)^2 are lifted to it; how many, and the estimated relative
-    error of a draw, are in a run's info ("repaired", "krylov_error") and in `Gaussian.sample_with_info`. The
-    densities draw `probes` signs. `symmetric` says whether the Jacobian is symmetric, which halves the work; None
-    asks the denoiser: energies' are. The posterior holds the graph of its forward pass until it is dropped.
+    d <= steps. Ritz values below floor (sigma / alpha)^2 are lifted to it, and None takes the floor from the network's
+    own error (linalg/repair.py); how many, and the estimated relative error of a draw, are in a run's info
+    ("repaired", "krylov_error") and in `Gaussian.sample_with_info`. Densities draw `probes` signs, and the diagonal
+    is that of DiagonalMoments with as many probes, raised by what was lifted. `symmetric` says whether the Jacobian
+    is symmetric, which halves the work; None asks the denoiser: energies' are. The posterior holds the graph of its
+    forward pass until it is dropped.
     """
 
     denoiser: Denoiser
     steps: int = 20
-    floor: float = FLOOR
+    floor: float | None = None
     symmetric: bool | None = None
     probes: int = 10
 
@@ -64,5 +67,11 @@ class KrylovMoments:
             drawn = signs((len(x_t), self.probes, d), mean, Streams(seeds.tolist(), len(x_t)))
             return drawn.transpose(0, 1)
 
-        cov = Krylov(product, mean, self.steps, self.floor * level.variance, None if seeds is None else probes)
-        return Gaussian(mean, cov)
+        def estimate() -> Tensor:
+            assert seeds is not None
+            streams = Streams(seeds.tolist(), len(x_t), purpose="diagonal")
+            return level.tweedie * probed_diagonal(at, design_for(mean), self.probes, mean, streams)
+
+        least, share = floor_at(level, self.floor)
+        cov = Krylov(product, mean, self.steps, least, share=share)
+        return Gaussian(mean, cov if seeds is None else replace(cov, probes=probes, estimate=estimate))

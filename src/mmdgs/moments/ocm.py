@@ -29,10 +29,11 @@ from torch.nn import functional
 
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, Network, denoise, require_denoiser, takes_level
-from mmdgs.jacobians import chunks, linearised
-from mmdgs.linalg.operators import Diagonal, floored, raise_non_finite
-from mmdgs.moments.contract import FLOOR, require_batch, require_input
-from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
+from mmdgs.jacobians import linearised
+from mmdgs.linalg.operators import Diagonal, raise_non_finite
+from mmdgs.linalg.repair import lifted
+from mmdgs.moments.contract import FLOOR, floor_at, require_batch, require_input
+from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher, probed_diagonal
 from mmdgs.noise import LevelTable, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams
@@ -73,11 +74,8 @@ def ratio_target(
     design = unbiased_design(x_t) if design is None else design
     with torch.autocast(x_t.device.type, enabled=False):
         at = linearised(denoiser, x_t, level)
-        v = design.draw(probes, x_t, generator)
-        sums = design.diagonal(probes, x_t)
-        for start, stop in chunks(probes, x_t):
-            sums.add(v[start:stop], at.pull(v[start:stop]))
-        return at.mean, level.alpha * sums.estimate()
+        diagonal = probed_diagonal(at, design, probes, x_t, generator)  # which may make the mean on its way
+        return at.mean, level.alpha * diagonal
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class OcmMoments:
 
     denoiser: Denoiser
     head: Head
-    floor: float = FLOOR
+    floor: float | None = None
 
     def __post_init__(self) -> None:
         require_denoiser(self.denoiser)
@@ -200,5 +198,5 @@ class OcmMoments:
         if ratio.shape != x_t.shape:
             raise ValueError(f"the head must return its input's shape {tuple(x_t.shape)}, got {tuple(ratio.shape)}")
         raise_non_finite("denoising covariance", ratio)
-        values, repaired = floored(level.variance * ratio, self.floor * level.variance)
+        values, repaired = lifted(level.variance * ratio, *floor_at(level, self.floor))
         return Gaussian(mean, Diagonal(values), repaired)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmdgs.jacobians import Linearised, chunks
 from mmdgs.randomness import Generator, signs, uniforms
 
 MOST_CLASSES = 64
@@ -157,6 +158,15 @@ def _hadamard(order: int) -> Tensor:
 def design_for(x: Tensor) -> ProbeDesign:
     """The design that is taken where none is named: `Lattice` for images (B, C, H, W), `Rademacher` for all else."""
     return Lattice() if x.ndim == 4 and min(x.shape[2:]) > 1 else Rademacher()
+
+
+def probed_diagonal(at: Linearised, design: ProbeDesign, count: int, like: Tensor, generator: Generator) -> Tensor:
+    """diag J (B, ...) of a linearised denoiser, by products with `count` probes; `like` is its input's like."""
+    v = design.draw(count, like, generator)
+    sums = design.diagonal(count, like)
+    for start, stop in chunks(count, like):
+        sums.add(v[start:stop], at.pull(v[start:stop]))
+    return sums.estimate()
 
 
 def filtered(x: Tensor, noise: Tensor) -> Tensor:

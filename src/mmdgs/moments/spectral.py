@@ -20,23 +20,29 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
-from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch, require_fitted, require_input
+from mmdgs.moments.contract import fitted_in_parts, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
+
+TINY = 1e-12
+"""Smallest variance of a fit, relative to (sigma / alpha)^2: what keeps logarithms finite."""
+ROUNDING = 1e-5
+"""How far above the floor, relatively, a variance counts as lifted to it: logarithms are kept in float32."""
 
 
 @dataclass(frozen=True)
 class SpectralMoments:
     """One variance for each frequency, the same at every x_t; between the fitted levels it is interpolated.
 
-    `variances` are those of the coefficients, (...) at each level. They are at least floor (sigma / alpha)^2.
+    `variances` are those of the coefficients, (...) at each level. They are fitted, so they need no floor relative to
+    the noise; where one is given, `Gaussian.repaired` is the fraction of frequencies at floor (sigma / alpha)^2.
     """
 
     denoiser: Denoiser
     variances: LevelTable = None  # type: ignore[assignment]  # needed: the message says how to fit them
-    floor: float = FLOOR
-    _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], Tensor] = field(
+    floor: float = TINY
+    _made: dict[tuple[NoiseLevel, torch.dtype, torch.device], tuple[Tensor, float]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -54,7 +60,7 @@ class SpectralMoments:
         levels: Sequence[NoiseLevel],
         *,
         generator: Generator,
-        floor: float = FLOOR,
+        floor: float = TINY,
     ) -> SpectralMoments:
         """Estimate E[(Q' (x - D(x_t)))^2] from clean data x, at each level: what fits the denoiser's own mean."""
         ordered = sorted(levels, key=lambda level: level.ratio)
@@ -73,8 +79,12 @@ class SpectralMoments:
         raise_non_finite("denoising mean", mean)
         key = (level, mean.dtype, mean.device)
         if key not in self._made:
-            self._made[key] = self.variances[level].clamp(min=self.floor * level.variance).to(mean)
-        return Gaussian(mean, Spectral(self._made[key].expand_as(mean)))
+            variances, least = self.variances[level], self.floor * level.variance
+            at_floor = (variances <= least * (1 + ROUNDING)).double().mean().item()
+            self._made[key] = variances.clamp(min=least).to(mean), at_floor
+        made, at_floor = self._made[key]
+        repaired = mean.new_full((len(mean),), at_floor) if at_floor else None
+        return Gaussian(mean, Spectral(made.expand_as(mean)), repaired)
 
 
 def fitted_spectrum(
@@ -83,7 +93,7 @@ def fitted_spectrum(
     level: NoiseLevel,
     *,
     generator: Generator,
-    floor: float = FLOOR,
+    floor: float = TINY,
 ) -> Float[Tensor, "..."]:
     """The mean square of the coefficients of x - D(x_t) over clean data x, (...), in float64 on the CPU."""
     require_batch(x)

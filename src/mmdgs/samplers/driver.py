@@ -120,7 +120,7 @@ def repair_note(fraction: float) -> str:
         )
     return (
         f"{said} This is usual for the Jacobian of a network, and the samples can be used. As uncertainties these "
-        "variances are too small: mmdgs.metrics.fitted_floor finds a better floor"
+        "variances are a cautious guess: mmdgs.calibrate(moments, data, levels) fits them"
     )
 
 

@@ -17,7 +17,7 @@ from mmdgs.generation.methods import exploding_levels
 from mmdgs.lab.bench.plain import batched_chain, plain_chain, plain_gibbs, plain_moments, plain_steps
 from mmdgs.lab.bench.timing import REPEATS, Row, Work, measure, our_way
 from mmdgs.models import Model, from_pretrained, load
-from mmdgs.moments import DiagonalMoments, FullMoments
+from mmdgs.moments import FLOOR, DiagonalMoments, FullMoments
 from mmdgs.moments.probes import Rademacher
 from mmdgs.networks import MLP, build_network, preset
 from mmdgs.noise import NoiseLevel
@@ -113,7 +113,7 @@ class Case:
 
     def estimate(self, x_t: Tensor, probes: int, precision: str) -> Callable[[Generator], Tensor]:
         """Our estimator: the diagonal at x_t as a function of the generator."""
-        moments = DiagonalMoments(self.denoiser, probes=probes, design=Rademacher())
+        moments = DiagonalMoments(self.denoiser, probes=probes, floor=FLOOR, design=Rademacher())
 
         def estimate(generator: Generator) -> Tensor:
             with our_way(precision, x_t.device):
@@ -263,7 +263,7 @@ def sampler(
         raise UsageError(f"{model!r} was trained at one noise level; multi-level Gibbs needs a model of many")
     batch = batch or usual
     levels = exploding_levels(chosen, 2 if quick else levels_count)
-    moments = DiagonalMoments(chosen, probes=probes, design=Rademacher())
+    moments = DiagonalMoments(chosen, probes=probes, floor=FLOOR, design=Rademacher())
     plan = gibbs_plan(moments, levels, sweeps=sweeps)
     x0 = plan.noise(chosen.shape, batch, generator=seeded(1)).to(device)
 

@@ -1,0 +1,154 @@
+"""The cases of `reproduce calibration`: networks at one level, with clean data to fit on and others to judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor, nn
+
+from mmdgs import losses
+from mmdgs.data import load_images, spread, toy
+from mmdgs.data.transforms import dequantised
+from mmdgs.denoisers import Denoiser, energy_denoiser, noise_denoiser
+from mmdgs.errors import UsageError
+from mmdgs.lab.experiment import Context
+from mmdgs.lab.held_out import data_of
+from mmdgs.lab.workspace import Part
+from mmdgs.models import Model, from_pretrained
+from mmdgs.networks import MLP
+from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams, seeded
+from mmdgs.targets import GaussianMixture
+from mmdgs.training import TrainingSettings, train
+
+SIGMAS = (0.1, 0.3, 1.0)
+DIGITS_SIGMA, DIGITS_TRAINING = 0.4, 1_500
+MIXTURE, DIMENSIONS = "exact mixture", 16
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A denoiser at a level, data to fit on (of the network's training) and data it has not seen."""
+
+    denoiser: Denoiser
+    level: NoiseLevel
+    fit: Tensor
+    judge: Tensor
+
+    @property
+    def dim(self) -> int:
+        return self.fit[0].numel()
+
+
+def cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:
+    """Cases by name, each made when it is asked for; quick runs leave out the models that ship."""
+    found: dict[str, Callable[[], Case]] = {
+        MIXTURE: partial(_mixture, context, points),
+        "2-D energy": partial(_rings, context, points, training),
+        "digits MLP": partial(_digits, context, points, training),
+    }
+    if context.quick and context.model is None:
+        return found
+    named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS} if context.model is None else {context.model: SIGMAS}
+    for name, sigmas in named.items():
+        loaded = lru_cache(maxsize=1)(partial(_loaded, context, name, images))
+        if sigmas is None:
+            found[name] = partial(_of_model, loaded, None)
+        else:
+            found |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in sigmas}
+    return found
+
+
+def _mixture(context: Context, points: int) -> Case:
+    """The control: an exact denoiser, whose covariance needs no repair."""
+    generator = seeded(context.seed)
+    means = torch.randn(3, DIMENSIONS, generator=generator, dtype=torch.float64)
+    factors = torch.randn(3, DIMENSIONS, DIMENSIONS, generator=generator, dtype=torch.float64) / DIMENSIONS**0.5
+    target = GaussianMixture(torch.ones(3, dtype=torch.float64) / 3, means, factors @ factors.mT)
+    fit, judge = (target.sample((points,), generator=generator).to(context.device) for _ in range(2))
+    return Case(target.to(device=context.device).denoiser(), NoiseLevel(sigma=0.5), fit, judge)
+
+
+def _rings(context: Context, points: int, training: TrainingSettings) -> Case:
+    """The paper's 2-D energy on rings."""
+    one, level = toy("rings"), NoiseLevel(sigma=0.2)
+    x = one.sample(10_000, context.seed).to(context.device)
+    network = _trained(context, "2-D energy", MLP(2, 2, seed=context.seed), energy_denoiser, x, level, training)
+    judge = one.sample(points, context.seed + 1).to(context.device)
+    return Case(energy_denoiser(network), level, x[:points], judge)
+
+
+def _digits(context: Context, points: int, training: TrainingSettings) -> Case:
+    """A small noise-predicting network on few data, as a newcomer has it."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    x = torch.from_numpy(load_digits().data / 16).float()
+    x = x[torch.randperm(len(x), generator=seeded(context.seed))].to(context.device)
+    level = NoiseLevel(sigma=DIGITS_SIGMA)
+    start = MLP(64, 64, width=256, depth=3, seed=context.seed)
+    network = _trained(context, "digits MLP", start, noise_denoiser, x[:DIGITS_TRAINING], level, training)
+    return Case(noise_denoiser(network), level, x[:points], x[DIGITS_TRAINING:][:points])
+
+
+def _trained(
+    context: Context, name: str, network: nn.Module, adapter: Callable[[nn.Module], Denoiser], x: Tensor,
+    level: NoiseLevel, training: TrainingSettings,
+) -> nn.Module:  # fmt: skip
+    network = network.to(context.device)
+
+    def compute() -> Part:
+        curve = train(
+            network,
+            lambda x, generator: losses.dsm(adapter(network), x, level, generator=generator),
+            x,
+            training,
+            progress=f"training {name}",
+        )
+        return Part({"final_loss": curve[-100:].mean().item()}, dict(network.state_dict()))
+
+    network.load_state_dict(context.workspace.part(f"network of {name}", (training, level.sigma), compute).tensors)
+    return network.requires_grad_(False).eval()
+
+
+def _loaded(context: Context, name: str, images: int) -> tuple[Model, Tensor, Tensor]:
+    """A model, training images and held-out ones."""
+    model = from_pretrained(name, device=context.device)
+    fit, judge = (held_out(context, model, split, images) for split in ("train", "test"))
+    return model, fit, judge
+
+
+def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
+    """Images of a model's kind, dequantised: from the folder (or .zip of CelebA's faces) of their set in --data-dir."""
+    name, data_dir = data_of(model), context.data_dir
+    options = {"size": model.shape[1], "channels": model.shape[0]}
+    stored = None
+    for folder, data in _places(name, data_dir):
+        try:
+            stored = load_images(data, split, data_dir=folder, **options).images  # type: ignore[arg-type]
+            break
+        except UsageError as error:
+            reason = error
+    if stored is None:
+        raise reason
+    some = stored[spread(len(stored), count)].to(context.device)
+    return model.scaled(dequantised(some, Streams(context.seed, len(some), purpose="images")))
+
+
+def _places(name: str, data_dir: str | None) -> Iterator[tuple[str | None, str]]:
+    """Where a set may be: a folder or faces*.zip of its name inside --data-dir, and --data-dir itself."""
+    from pathlib import Path
+
+    if data_dir is not None and (inside := Path(data_dir) / name).is_dir():
+        yield from ((None, str(zipped)) for zipped in sorted(inside.glob("faces*.zip")))
+        yield str(inside), name
+    yield data_dir, name
+
+
+def _of_model(loaded: Callable[[], tuple[Model, Tensor, Tensor]], sigma: float | None) -> Case:
+    model, fit, judge = loaded()
+    width = model.interval[1] - model.interval[0]
+    level = model.level if sigma is None else NoiseLevel(sigma=sigma * width)
+    return Case(model, level, fit, judge)

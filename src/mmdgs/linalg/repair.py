@@ -1,0 +1,74 @@
+"""What a learned covariance needs before it is one: values that are too small to be believed are lifted to a floor.
+
+A true covariance has no negative eigenvalue and no negative variance. Where a network's Jacobian (or an estimate of
+its diagonal) has some, they are error and nothing else, so their root mean square s is the size of the error of all
+values. A value below some share of s says nothing but that it is small. Without data the floor is
+
+    floor = SHARE * s,    s^2 = sum_i w_i min(v_i, 0)^2 / sum_i w_i [v_i < 0],    and at least `least`
+
+for the values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
+exact denoiser has no negative values beyond rounding, and its covariance stays as it is. With data there is a better
+floor: `mmdgs.calibrate`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("mmdgs")
+
+SHARE = 0.75
+"""Of s: the smallest share at which held-out images are at most 0.1 nats a number less likely than under an isotropic
+covariance, for every network that was tried (docs/calibration.md)."""
+WATCHED, MUCH = 10, 0.05
+"""So many posteriors of a process are looked at, and a warning is due where more than this share was lifted."""
+
+_seen = 0
+
+
+def error_floor(values: Tensor, least: float, share: float = SHARE, weights: Tensor | None = None) -> Tensor:
+    """The floor of each row of values (B, ...), (B, 1, ...): share * s, and at least `least`."""
+    rows = values.flatten(1)
+    negative = rows < 0
+    squares, counts = rows.clamp(max=0).square(), negative.to(rows.dtype)
+    if weights is not None:
+        squares, counts = weights.flatten(1) * squares, weights.flatten(1) * counts
+    # Without a negative value both sums are zero, and so is s.
+    s = (squares.sum(1) / counts.sum(1).clamp(min=torch.finfo(rows.dtype).tiny)).sqrt()
+    return (share * s).clamp(min=least).reshape(-1, *[1] * (values.ndim - 1))
+
+
+def lifted(values: Tensor, least: float, share: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Finite values (B, ...) lifted to a floor, and the fraction (B,) of each row that was lifted.
+
+    The floor is `least`; with a share it is that of `error_floor`.
+    """
+    if share == 0:
+        return values.clamp(min=least), (values < least).flatten(1).to(values.dtype).mean(1)
+    floor = error_floor(values, least, share)
+    repaired = (values < floor).flatten(1).to(values.dtype).mean(1)
+    watch(repaired)
+    return torch.maximum(values, floor), repaired
+
+
+def watch(repaired: Tensor) -> None:
+    """Warn once a process where much of a covariance was lifted; look at the first posteriors only.
+
+    Looking makes a GPU wait, which a chain must not do at every step.
+    """
+    global _seen
+    if _seen >= WATCHED:
+        return
+    _seen += 1
+    found = repaired.mean().item()
+    if found > MUCH:
+        _seen = WATCHED
+        logger.warning(
+            "%.0f%% of this posterior's variances are smaller than the network's own error and were raised to it: "
+            "they are a cautious guess. With 100 clean examples they can be fitted: "
+            "moments = mmdgs.calibrate(moments, data, levels)",
+            100 * found,
+        )

@@ -1,0 +1,141 @@
+"""Any estimator with its uncertainty fitted to data: a floor, a scale and a reach at each noise level.
+
+    C = a max(C_0, f)        f the floor of eigenvalues or variances, in units of (sigma / alpha)^2; a the scale
+
+A network's Jacobian does not know how wrong the network's mean is. Errors r = x - D(x_t) of clean data do: f and a are
+those that make them likeliest. With r' C_0^-1 r and log det C_0 written in eigenvalues, a grid of floors takes no more
+products with the Jacobian than one, and the best scale at a floor is the mean of r' C^-1 r / d. The reach is what is
+left: the 0.9 quantile of |r| / std over that of a Gaussian, for intervals that hold what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.denoisers import Denoiser
+from mmdgs.linalg.operators import raise_non_finite
+from mmdgs.moments.clipped import ClippedMoments
+from mmdgs.moments.contract import FLOOR, Moments
+from mmdgs.moments.diagonal import DiagonalMoments
+from mmdgs.moments.full import FullMoments
+from mmdgs.moments.krylov import KrylovMoments
+from mmdgs.moments.ocm import OcmMoments
+from mmdgs.noise import LevelTable, NoiseLevel, add_noise
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, Streams
+
+FLOORED = (DiagonalMoments, FullMoments, KrylovMoments, OcmMoments)
+"""Estimators whose small values are lifted to a floor; of others scale and reach are fitted."""
+FLOORS, HIGHEST = 76, 30.0
+"""Floors that are tried, from 1e-6 to this many (sigma / alpha)^2: each a quarter above the last."""
+COVERED = 0.9
+"""The probability whose interval the reach makes right."""
+NUMBERS_AT_ONCE = {"cuda": 1 << 20, "cpu": 1 << 15}
+"""Numbers of x that go through an estimator at once."""
+
+
+@dataclass(frozen=True)
+class CalibratedMoments:
+    """An estimator with floor, scale and reach from a table (K, 3) over levels; between levels they are interpolated.
+
+    `report` says how good it is on data that the fit has not seen, by sigma / alpha, where it was fitted just now
+    (`mmdgs.metrics.CalibrationReport`).
+    """
+
+    moments: Moments
+    table: LevelTable
+    report: Mapping[float, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.table.values.shape[1:] != (3,) or not (self.table.values > 0).all():
+            raise ValueError(f"need a positive floor, scale and reach at each level, got {self.table}")
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """The mean alone."""
+        return self.moments.denoiser
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        floor, scale, reach = self.table[level].tolist()
+        q = with_floor(self.moments, floor)(x_t, level, generator=generator)
+        return replace(q, cov=q.cov.affine(scale, 0.0), reach=reach)
+
+
+def with_floor(moments: Moments, floor: float | None) -> Moments:
+    """The same estimator with another floor; one that has none, as it is."""
+    if isinstance(moments, ClippedMoments):
+        return replace(moments, moments=with_floor(moments.moments, floor))
+    return replace(moments, floor=floor) if isinstance(moments, FLOORED) else moments
+
+
+def posteriors(
+    moments: Moments, x: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int
+) -> Iterator[tuple[Tensor, Gaussian]]:
+    """Some rows of clean x at a time, and the posteriors of noisy versions of them.
+
+    Each row has random streams of its own: one for its noise, one for what an estimator draws.
+    """
+    numbers = NUMBERS_AT_ONCE.get(x.device.type, NUMBERS_AT_ONCE["cpu"])
+    inner = moments.moments if isinstance(moments, CalibratedMoments) else moments
+    if isinstance(inner, FullMoments) and inner.most_products is not None:  # d products a row
+        numbers = min(numbers, inner.most_products)
+    rows = max(1, numbers // x[0].numel())
+    for first in range(0, len(x), rows):
+        clean = x[first : first + rows]
+        noise, own = (Streams(seed, len(clean), first, purpose=f"calibration {what}") for what in ("noise", "probes"))
+        yield clean, moments(add_noise(clean, level, generator=noise), level, generator=own)
+
+
+def fit_floor_and_scale(
+    moments: Moments, x: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int
+) -> tuple[float, float]:
+    """The floor, in units of (sigma / alpha)^2, and the scale under which clean x are likeliest."""
+    pairs = posteriors(with_floor(moments, FLOOR), x, level, seed=seed)
+    return likeliest_lift(pairs, level.variance, floors=FLOORS if _has_floor(moments) else 1)
+
+
+def likeliest_lift(
+    pairs: Iterable[tuple[Tensor, Gaussian]], unit: float, *, floors: int = FLOORS
+) -> tuple[float, float]:
+    """The floor, in units of `unit`, and the scale under which x are likeliest, from batches of x and posteriors.
+
+    Minus twice the log-likelihood of N rows is  sum log det max(C_0, f) + N d log a + sum r' max(C_0, f)^-1 r / a,
+    whose best a is the last sum over N d. With one floor only the scale is fitted.
+    """
+    grid = FLOOR * (HIGHEST / FLOOR) ** torch.linspace(0, 1, floors, dtype=torch.float64)
+    logdets, distances, numbers = torch.zeros_like(grid), torch.zeros_like(grid), 0
+    for clean, q in pairs:
+        r = clean - q.mean
+        raise_non_finite("error of the mean", r)
+        numbers += r.numel()
+        if floors == 1:
+            distances += q.cov.mahalanobis(r).double().sum().cpu()
+            continue
+        values, counts = (one.double() for one in q.cov.spectrum())
+        own, squares = (one.double() for one in q.cov.coordinates(r))
+        for i, floor in enumerate((grid * unit).tolist()):
+            logdets[i] += (counts * values.clamp(min=floor).log()).sum().cpu()
+            distances[i] += (squares / own.clamp(min=floor)).sum().cpu()
+    scales = distances / numbers
+    best = (logdets + numbers * scales.log()).argmin()
+    return grid[best].item(), scales[best].item()
+
+
+def fit_reach(standardised: Float[Tensor, "..."]) -> float:
+    """The 0.9 quantile of |z| over that of a standard normal."""
+    z = standardised.abs().flatten()
+    quantile = z.kthvalue(max(1, round(COVERED * len(z)))).values.item()
+    return quantile / NormalDist().inv_cdf(0.5 + COVERED / 2)
+
+
+def _has_floor(moments: Moments) -> bool:
+    return _has_floor(moments.moments) if isinstance(moments, ClippedMoments) else isinstance(moments, FLOORED)

@@ -1,0 +1,74 @@
+"""Which uncertainty to trust, as an experiment: what it measures, records and draws, and going on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from image_experiments import performed, picture_folder, pictures_of, resumed
+from toy_models import many_level_model
+
+from mmdgs import metrics, save
+from mmdgs.lab import Context, Workspace, calibration, calibration_cases, held_out
+from mmdgs.moments import FLOOR, CalibratedMoments
+from mmdgs.moments.calibrated import with_floor
+from mmdgs.noise import LevelTable
+from mmdgs.training import TrainingSettings
+
+SHAPE = (3, 8, 8)
+TINY = calibration.CalibrationSettings(
+    images=12, points=32, expensive=8, krylov_steps=4, training=TrainingSettings(steps=20, learning_rate=1e-3)
+)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setattr(calibration, "QUICK", TINY)
+    monkeypatch.setattr(calibration, "FULL", {"cpu": TINY})
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
+
+
+def test_every_estimator_is_measured_three_times(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, report = performed("calibration", prepared)
+    by = {(one["row"], one["case"]): one for one in records["cells"]}
+    assert {case for _, case in by} == {"exact mixture", "2-D energy", "digits MLP"}
+    assert {row for row, case in by if case == "digits MLP"} == set(calibration.ROWS) - {calibration.HEAD}
+    control = by["full", "exact mixture"]
+    assert control["above_isotropic, default"] == control["above_isotropic, floor 1e-6"]
+    assert control["repaired, default"] == 0
+    assert pictures_of(prepared) == {"calibration"}
+    assert len(report.sections[0].claims) == 3
+    monkeypatch.setattr(calibration, "_measured", None)  # nothing is run again
+    assert calibration.run(resumed(prepared)).records["cells"] == records["cells"]
+
+
+@pytest.mark.parametrize("row", [calibration.PROBED, calibration.FULL_ROW, calibration.KRYLOV])
+def test_one_pass_is_as_good_as_three(prepared: Context, row: str) -> None:
+    """Values lifted afterwards give the reports of estimators that lift them themselves."""
+    case = calibration_cases.cases(prepared, 8, 16, TINY.training)["digits MLP"]()
+    settings = replace(TINY, krylov_steps=10)
+    cell = calibration.Cell(row, "digits MLP", row, (0,))
+    found = calibration._measured(cell, case, settings, prepared).values
+    post = calibration._estimator(row, case, settings, prepared)
+    fitted = CalibratedMoments(post, LevelTable.of({case.level: [found[key] for key in ("floor", "scale", "reach")]}))
+    stages = {calibration.BEFORE: with_floor(post, FLOOR), calibration.DEFAULT: post, calibration.AFTER: fitted}
+    for stage, moments in stages.items():
+        report = metrics.calibration_report(moments, case.judge, case.level)
+        for key in calibration.SHOWN:
+            assert found[f"{key}, {stage}"] == pytest.approx(getattr(report, key), rel=1e-3, abs=1e-4), (key, stage)
+
+
+def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+    save(many_level_model(SHAPE), tmp_path / "many")
+    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))})
+    records, _ = performed("calibration", replace(prepared, model=str(tmp_path / "many"), only=("isotropic",)))
+    assert [one["case"] for one in records["cells"]][3:] == [
+        f"{tmp_path / 'many'} {sigma:g}" for sigma in (0.1, 0.3, 1)
+    ]
+    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(tmp_path / "nowhere")})
+    context = resumed(prepared, model=str(tmp_path / "many"), only=("isotropic",))
+    found = calibration.run(replace(context, workspace=Workspace(tmp_path / "again")))
+    assert len(found.records["absent"]) == 3
+    assert any("Left out" in line for line in found.sections[0].text)
