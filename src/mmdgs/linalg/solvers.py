@@ -149,7 +149,7 @@ class LanczosSolver(Solver):
         start = b / tau
         size = _norm(start).double()
         tolerance = TOLERANCE.get(b.dtype, TOLERANCE_ELSE)
-        backs, images = [], []
+        backs, images, residuals = [], [], []
 
         def product(v: Tensor) -> Tensor:
             back = self.operator.adjoint(v.reshape(b.shape).to(b.dtype) / tau)
@@ -159,28 +159,43 @@ class LanczosSolver(Solver):
             return (self.operator(image) / tau).flatten(1)[None]
 
         def solved(diagonal: Tensor, coupling: Tensor) -> bool:
-            return bool((_residual(diagonal[0], coupling[0]) <= tolerance).all())
+            residuals.append(torch.where(size > 0, _residual(diagonal[0], coupling[0]), 0.0))
+            return bool((torch.stack(residuals).amin(0) <= tolerance).all())
 
         space = lanczos(product, start.flatten(1)[None], min(self.prior.steps, start[0].numel()), solved)
-        diagonal, coupling = space.diagonal[0], space.coupling[0]
-        values, vectors = torch.linalg.eigh(tridiagonal(diagonal, coupling[:, :-1]))
-        back, image = torch.stack(backs, 1).double(), torch.stack(images, 1).double()  # (B, k, d)
-        back, image = vectors.mT @ back, vectors.mT @ image  # a and C a of each Ritz vector
-        squares = back.square().sum(-1).clamp(min=torch.finfo(back.dtype).tiny)
-        floor = self.prior.floor_among(values / squares)
-        lengths = image.norm(dim=-1)
-        norm = (lengths / squares.sqrt()).amax(1, keepdim=True)
-        longest = (SLACK * norm * values.clamp(min=0)).sqrt()
-        cut = (longest / lengths.clamp(min=torch.finfo(back.dtype).tiny)).clamp(max=1)
-        image = torch.where((values < floor * squares)[..., None], floor[..., None] * back, cut[..., None] * image)
-        weights = size[:, None] * vectors[:, 0] / (torch.maximum(values, floor * squares) + 1)
+        if len(residuals) < len(backs):  # the last space is invariant, and nobody asked
+            solved(space.diagonal, space.coupling)
+        # A row ends where it was solved, whatever rows beside it need: what comes after does not count.
+        open_ = (torch.stack(residuals, 1) > tolerance).cummin(1).values
+        kept = torch.cat([torch.ones_like(open_[:, :1]), open_[:, :-1]], 1)  # (B, k)
+        left = torch.stack(residuals, 1).gather(1, kept.sum(1, keepdim=True) - 1)[:, 0]
+        values, vectors = _cut(space.diagonal[0], space.coupling[0], kept)
+        back, image = (vectors.mT @ (kept[..., None] * torch.stack(one, 1)).double() for one in (backs, images))
+        values, image = self._believed(values, back, image)
+        weights = size[:, None] * vectors[:, 0] / (values + 1)
         w = torch.einsum("bk,kbm->bm", (vectors @ weights[..., None])[..., 0].to(space.basis), space.basis[:, 0])
         gain = torch.einsum("bk,bkd->bd", weights, image).to(b.dtype).reshape(rows, *self.operator.shape)
-        left = torch.where(size > 0, _residual(diagonal, coupling), 0.0)
         if bool((left > tolerance).any()):
             _warn_once("Krylov", self.prior.steps)
-        info = {"cg_iterations": space.size[0].to(b.dtype), "cg_residual": left.to(b.dtype)}
+        info = {"cg_iterations": kept.sum(1).to(b.dtype), "cg_residual": left.to(b.dtype)}
         return w.to(b.dtype).reshape(b.shape) / tau, gain, info
+
+    def _believed(self, values: Tensor, back: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Ritz values (B, k) and products C a (B, k, d) with vectors a, as those of a covariance can be."""
+        tiny = torch.finfo(back.dtype).tiny
+        squares, lengths = back.square().sum(-1), image.norm(dim=-1)
+        floor = self.prior.floor_among(torch.where(squares > 0, values / squares.clamp(min=tiny), 0.0))
+        norm = (lengths / squares.clamp(min=tiny).sqrt()).amax(1, keepdim=True)
+        longest = (SLACK * norm * values.clamp(min=0)).sqrt()
+        cut = (longest / lengths.clamp(min=tiny)).clamp(max=1)
+        small = (values < floor * squares)[..., None]
+        return torch.maximum(values, floor * squares), torch.where(small, floor[..., None] * back, cut[..., None] * image)
+
+
+def _cut(diagonal: Tensor, coupling: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of T (B, k, k) with what is not kept cut off."""
+    inside = torch.where(kept, diagonal, diagonal[:, :1])
+    return torch.linalg.eigh(tridiagonal(inside, torch.where(kept[:, 1:], coupling[:, :-1], 0.0)))
 
 
 SLACK = 10.0
@@ -193,7 +208,7 @@ def _residual(diagonal: Tensor, coupling: Tensor) -> Tensor:
     matrix = tridiagonal(diagonal.double(), coupling[:, :-1].double()) + torch.eye(k, device=diagonal.device)
     first = torch.zeros_like(matrix[..., 0])
     first[:, 0] = 1
-    # pinv-free: an indefinite T may be singular by accident, and then the residual is large, not an error.
+    # An indefinite T may be singular by accident: then the residual is large, and that is no error.
     solution, failed = torch.linalg.solve_ex(matrix, first)
     return torch.where(failed == 0, (coupling[:, -1] * solution[:, -1]).abs(), torch.inf)
 
