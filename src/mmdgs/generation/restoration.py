@@ -82,7 +82,7 @@ def restore(
     within the model's range unless `levels` are given. `first` is the number of the first measurement, for parts of a
     larger set; `batch_size` is how many draws run at a time, and changes no number.
     """
-    _check(model, steps, draws, batch_size)
+    check_restoration(model, steps, draws, batch_size)
     check_precision(precision)
     found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
     y = measured(y.detach(), found).to(model.device, torch.float32)
@@ -151,7 +151,8 @@ class _Work:
             raise
 
 
-def _check(model: Model, steps: int, draws: int, batch_size: int | None) -> None:
+def check_restoration(model: Model, steps: int, draws: int, batch_size: int | None = None) -> None:
+    """Refuse a model of one level, and numbers that are too small."""
     model.require_denoiser()
     if len(model.levels) < 2:
         raise UsageError(

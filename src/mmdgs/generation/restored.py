@@ -1,9 +1,9 @@
 """Restorations of many measurements, written into a folder as they come, so that a run that was killed goes on.
 
-    draws.npz        `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H, W), float32, not clipped
-    mean/, std/      the same as PNG files; in std/ white is a standard deviation of STD_WHITE
-    restored.png     some images: measurement, mean, draws, standard deviation and, where it is known, the truth
-    restored.json    settings, cost and scores
+draws.npz        `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H, W), float32, not clipped
+mean/, std/      the same as PNG files; in std/ white is a standard deviation of STD_WHITE
+restored.png     some images: measurement, mean, draws, standard deviation and, where it is known, the truth
+restored.json    settings, cost and scores
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, file_written_atomically, write_atomically
 from mmdgs.generation.engine import BATCH_NUMBERS
-from mmdgs.generation.restoration import ESTIMATE, restore
+from mmdgs.generation.restoration import ESTIMATE, check_restoration, restore
 from mmdgs.generation.writers import DIGITS, PARTS, Destination
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
@@ -143,6 +143,8 @@ def restore_into(
     size = batch_size or max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
     group = max(1, size // draws)
     place.check(resume=resume, overwrite=overwrite)
+    check_restoration(model, steps, draws, batch_size)
+    moments = model.posterior(covariance)  # refused before anything is written
     with place.held():
         place.begin(wanted, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:
@@ -156,7 +158,7 @@ def restore_into(
                     model,
                     y[part.start : part.stop],
                     operator,
-                    **options,  # type: ignore[arg-type]
+                    **{**options, "covariance": moments},  # type: ignore[arg-type]
                     first=part.start,
                     batch_size=size,
                     precision=precision,

@@ -189,7 +189,9 @@ class LanczosSolver(Solver):
         longest = (SLACK * norm * values.clamp(min=0)).sqrt()
         cut = (longest / lengths.clamp(min=tiny)).clamp(max=1)
         small = (values < floor * squares)[..., None]
-        return torch.maximum(values, floor * squares), torch.where(small, floor[..., None] * back, cut[..., None] * image)
+        return torch.maximum(values, floor * squares), torch.where(
+            small, floor[..., None] * back, cut[..., None] * image
+        )
 
 
 def _cut(diagonal: Tensor, coupling: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

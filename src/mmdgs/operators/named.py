@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy
 import torch
 
 from mmdgs.errors import UsageError, nearest
@@ -48,7 +49,9 @@ def parse_operator(text: str, shape: Sequence[int], *, seed: int = 0) -> Operato
     name, _, number = text.partition(":")
     examples = ", ".join(example for example, _ in NAMED.values())
     if name not in NAMED:
-        raise UsageError(f"unknown operator {text!r}{nearest(name, NAMED)}; expected one such as {examples}, or mask.png")
+        raise UsageError(
+            f"unknown operator {text!r}{nearest(name, NAMED)}; expected one such as {examples}, or mask.png"
+        )
     example, make = NAMED[name]
     try:
         if (":" in example) != bool(number):
@@ -63,14 +66,13 @@ def _mask_file(path: Path, shape: Sequence[int]) -> Mask:
 
     try:
         with Image.open(path) as image:
-            pixels = torch.tensor(list(image.convert("L").getdata()), dtype=torch.uint8)
-            height, width = image.height, image.width
+            pixels = torch.from_numpy(numpy.array(image.convert("L")))
     except OSError as error:
         raise UsageError(f"the mask {path} cannot be read: {error}") from error
-    if (height, width) != tuple(shape[1:]):
-        expected = " x ".join(map(str, shape[1:]))
-        raise UsageError(f"the mask {path} is {height} x {width} pixels, and the model's images are {expected}")
+    if pixels.shape != torch.Size(shape[1:]):
+        got, expected = (" x ".join(map(str, one)) for one in (pixels.shape, shape[1:]))
+        raise UsageError(f"the mask {path} is {got} pixels, and the model's images are {expected}")
     try:
-        return Mask(pixels.reshape(height, width) >= 128, shape)
+        return Mask(pixels >= 128, shape)
     except ValueError as error:
         raise UsageError(f"the mask {path}: {error}") from error
