@@ -21,7 +21,7 @@ CELLS = 40_000
 @pytest.mark.parametrize("draws", [2, 8, 30])
 @pytest.mark.parametrize("width", [0.5, 1.0, 2.0])
 def test_the_calibration_ratio_is_spread_over_error_whatever_the_number_of_draws(draws: int, width: float) -> None:
-    """Draws N(0, w^2) of truths N(0, 1): the error of the mean of S draws is 1 + w^2 / S, the spread (1 + 1 / S) w^2."""
+    """Draws N(0, w^2) of truths N(0, 1): the mean of S draws has the error 1 + w^2 / S, spread (1 + 1 / S) w^2."""
     found = calibration_ratio(width * normals(draws, CELLS), normals(CELLS, seed=1))
     expected = math.sqrt((1 + 1 / draws) * width**2 / (1 + width**2 / draws))
     assert found == pytest.approx(expected, rel=0.03)

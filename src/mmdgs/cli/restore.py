@@ -155,8 +155,8 @@ def _images(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resiz
 def _tell(result: Restoration, draws: int) -> None:
     cost = result.cost
     messages.print(
-        f"{result.count:,} images, {draws} draws each: {cost.forwards:,} forwards and {cost.products:,} Jacobian products "
-        f"a draw, {result.seconds:,.1f} seconds",
+        f"{result.count:,} images, {draws} draws each: {cost.forwards:,} forwards and {cost.products:,} Jacobian "
+        f"products a draw, {result.seconds:,.1f} seconds",
         soft_wrap=True,
     )
     for name, value in result.scores.items():

@@ -77,8 +77,8 @@ def restore(
 
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
-    from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of the
-    model. Each draw takes `steps` evaluations of the model (and the products of its covariance), along EDM's levels
+    from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
+    the model. Each draw takes `steps` evaluations of the model (and the products of its covariance), along EDM's levels
     within the model's range unless `levels` are given. `first` is the number of the first measurement, for parts of a
     larger set; `batch_size` is how many draws run at a time, and changes no number.
     """

@@ -79,7 +79,7 @@ class RestoredFolder(Destination):
                 write_atomically(self.path / name / f"{_name(number)}.png", png(picture.numpy()))
         with file_written_atomically(self.path / ARRAYS) as stream:
             arrays = {name: values.numpy() for name, values in {"draws": draws, **found}.items()}
-            numpy.savez_compressed(stream, **arrays)
+            numpy.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # numpy takes the names for its options
 
     def _clear(self) -> None:
         for name in (ARRAYS, RECORD, PICTURE):
@@ -133,7 +133,7 @@ def restore_into(
     overwrite: bool = False,
     progress: str | None = "restoring",
 ) -> Restoration:
-    """`restore` for many measurements y (B, *out_shape) in [0, 1] units, into a folder; with a truth they are scored."""
+    """`restore` for many measurements y (B, *out_shape) in [0, 1] units, into a folder; with a truth, scored."""
     place, count = RestoredFolder(Path(out)), len(y)
     measured(y, operator)
     if noise != ESTIMATE:

@@ -4,8 +4,8 @@
     mean    m + C A' S^-1 (y - A m)
     cov     C - C A' S^-1 A C
 
-A draw perturbs and solves: x0 ~ N(m, C) and y0 = A x0 + tau e give x0 + C A' S^-1 (y - y0), which needs products with C,
-a root of C, A and its adjoint, and one system in the space of y (solvers.py). No system is iterated where
+A draw perturbs and solves: x0 ~ N(m, C) and y0 = A x0 + tau e give x0 + C A' S^-1 (y - y0), which needs products with
+C, a root of C, A and its adjoint, and one system in the space of y (solvers.py). No system is iterated where
 
     C is diagonal and A a mask, or C is diagonal in cosines and so is A     the posterior is of C's own kind
     C is diagonal and no two measurements share a pixel                     S is diagonal
@@ -79,7 +79,7 @@ class Given(Covariance):
         return self.root_with_info(z)[0]
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """R z for normals z (B, n), the info of C's root, and over both systems the iterations and the larger residual."""
+        """R z for normals z (B, n); info of C's root, and over both systems the iterations and the larger residual."""
         if z.ndim != 2 or z.shape[1] != sum(self._parts()):
             raise ValueError(
                 f"a draw takes {sum(self._parts())} normals a row, `normals` of them, got {tuple(z.shape)}"

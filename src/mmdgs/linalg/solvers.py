@@ -1,6 +1,7 @@
 """Systems S w = b in the space of measurements, S = A C A' + diag(tau^2): a diagonal, a Cholesky factor, iterations.
 
-Each solver returns w, the gain C A' w that goes with it (of x's shape), and what is known of the solution, (B,) by name.
+Each solver returns w, the gain C A' w that goes with it (of x's shape), and what is known of the solution, (B,) by
+name.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class ConjugateGradients(Solver):
     def solve(self, b: Tensor) -> Solution:
         dims = [1] * (b.ndim - 1)
         tolerance = TOLERANCE.get(b.dtype, TOLERANCE_ELSE)
-        w, gain, residual = torch.zeros_like(b), 0.0, b
+        w, residual = torch.zeros_like(b), b
+        gain = torch.zeros(len(b), *self.operator.shape, dtype=b.dtype, device=b.device)
         size = _norm(b)
         alive = size > 0
         direction = previous = self._preconditioned(residual)
@@ -123,7 +125,7 @@ class ConjugateGradients(Solver):
         if alive.any():
             _warn_once(type(self.prior).__name__, self.iterations)
         left = torch.where(size > 0, _norm(residual) / size, 0.0)
-        return w, torch.as_tensor(gain), {"cg_iterations": steps, "cg_residual": left}
+        return w, gain, {"cg_iterations": steps, "cg_residual": left}
 
     def _preconditioned(self, residual: Tensor) -> Tensor:
         return residual if self.preconditioner is None else self.preconditioner(residual)
@@ -249,12 +251,12 @@ def cholesky_of_shared(
 
 
 def gain_of(matrix: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
-    """C A' (B, d, m) and A C A' (B, m, m) of dense covariances C (B, d, d)."""
-    rows, d, _ = matrix.shape
-    across = operator(matrix.reshape(rows * d, *operator.shape)).reshape(rows, d, -1)
-    m = across.shape[-1]
-    inner = operator(across.mT.reshape(rows * m, *operator.shape)).reshape(rows, m, m)
-    return across, inner
+    """C A' (B, d, m) and A C A' (B, m, m) of dense covariances C (B, d, d): A is made a matrix too, once."""
+    d = matrix.shape[1]
+    eye = torch.eye(d, dtype=matrix.dtype, device=matrix.device).reshape(d, *operator.shape)
+    a = operator(eye).flatten(1)  # (d, m): A'
+    across = matrix @ a
+    return across, a.mT @ across
 
 
 def cholesky_of_dense(prior: Covariance, operator: Operator, variances: Tensor, like: Tensor) -> CholeskySolver:

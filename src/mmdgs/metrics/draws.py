@@ -1,7 +1,7 @@
 """Are draws from a posterior p(x | y) good, and is their spread that of their errors?
 
-For `draws` (S, B, ...) of B posteriors and the `truth` (B, ...) behind each. If the draws are right, truth and draws are
-exchangeable: S + 1 independent draws of one law. Then with the draws' mean m and variance s^2 (S - 1 in the denominator)
+For `draws` (S, B, ...) of B posteriors and the `truth` (B, ...) behind each. If the draws are right, truth and draws
+are exchangeable: S + 1 independent draws of one law. Then with the draws' mean m and variance s^2 (over S - 1)
 
     E (x - m)^2 = (1 + 1 / S) E s^2          calibration_ratio
     the rank of x among the draws            uniform on 0 ... S: ranks, coverage_of

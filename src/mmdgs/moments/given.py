@@ -36,8 +36,8 @@ class GivenDenoiser:
 class GivenMoments:
     """The posterior of an estimator, given measurements y = A x + noise e: an estimator like any other.
 
-    y (B, *out_shape) has a row for each row of x_t, or one for all. `operator` is one of `mmdgs.operators`, a matrix, or
-    what `as_operator` takes; an operator that does not know the shape of x needs `shape`. `noise` is a standard
+    y (B, *out_shape) has a row for each row of x_t, or one for all. `operator` is one of `mmdgs.operators`, a matrix,
+    or what `as_operator` takes; an operator that does not know the shape of x needs `shape`. `noise` is a standard
     deviation: a number, one a row (B,), or one a measurement. x, y and noise are in the units of the estimator's data.
     """
 

@@ -2,7 +2,7 @@
 
 An operator of this package may say more of itself, by which a conditioned posterior takes no iterations, or few:
 
-    squares(v)       the diagonal of A diag(v) A', where that matrix is diagonal: no two measurements share a number of x
+    squares(v)       the diagonal of A diag(v) A', where that is all of it: no two measurements share a number of x
     cosine_gains(v)  the eigenvalues of A, where it is diagonal in the basis of cosines (linalg/spectral.py)
     cosine_power(v)  where it is nearly so, their squares: a preconditioner
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -148,7 +149,7 @@ class FunctionOperator(Operator):
     def _adjoint(self, y: Tensor) -> Tensor:
         if self.transposed is not None:
             return self.transposed(y)
-        _, pull = torch.func.vjp(self.function, y.new_zeros(len(y), *self.shape))
+        _, pull = torch.func.vjp(self.function, y.new_zeros(len(y), *self.shape))  # type: ignore[misc]  # no has_aux
         return pull(y)[0]
 
 
@@ -156,7 +157,7 @@ class Composed(Operator):
     """One operator after another, in the order in which they are applied."""
 
     def __init__(self, *parts: Operator) -> None:
-        for first, then in zip(parts, parts[1:], strict=False):
+        for first, then in pairwise(parts):
             if first.out_shape != then.shape:
                 raise ValueError(f"{then!r} cannot follow {first!r}: it takes {tuple(then.shape)}")
         super().__init__(parts[0].shape, parts[-1].out_shape)
@@ -230,8 +231,7 @@ def as_operator(operator: Any, shape: Sequence[int] | None = None, like: Tensor 
             raise ValueError(f"the shape of x is needed for {type(operator).__name__}, which does not know it")
         found = _adapted(operator.A, operator.A_adjoint, shape, like, type(operator).__name__)
     elif isinstance(operator, LinearOperator):
-        its = cast(LinearOperator, operator)
-        found = _adapted(its, its.adjoint, its.shape, like, type(operator).__name__)
+        found = _adapted(operator, operator.adjoint, operator.shape, like, type(operator).__name__)
     else:
         raise TypeError(
             f"an operator has shape, out_shape, a call and adjoint (or A and A_adjoint), or is a matrix; got "

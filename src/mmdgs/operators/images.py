@@ -253,7 +253,7 @@ def _mirrored(size: int, kernel: int) -> Tensor:
 
 
 class Fourier(Operator):
-    """Orthonormal Fourier coefficients of each channel where a mask (H, W) keeps them, as (C, H, W, 2): real, imaginary.
+    """Orthonormal Fourier coefficients of each channel where a mask (H, W) keeps them: (C, H, W, 2), real, imaginary.
 
     Frequency zero comes first, as in torch.fft.fft2. Without a mask all are kept.
     """
