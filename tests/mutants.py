@@ -87,8 +87,8 @@ MUTANTS = [
     Mutant("moments/calibrated.py", "q.cov.affine(scale, 0.0)", "q.cov", "test_calibrate.py"),
     Mutant(
         "generation/engine.py",
-        "repaired += rows * result.repaired",
-        "repaired += len(x) * result.repaired",
+        "repaired += len(result.x) * result.repaired",
+        "repaired += result.repaired",
         "test_generate.py -k repairs",
     ),
     Mutant(

@@ -315,7 +315,7 @@ def test_numbers_of_probes(probes: int) -> None:
 
 def test_probes_need_a_generator() -> None:
     with pytest.raises(TypeError, match=r"needs generator=; or use probes=None"):
-        mmdgs.DiagonalMoments(paper_mixture().denoiser())(torch.zeros(1, 2, dtype=torch.float64), PLAIN)
+        mmdgs.DiagonalMoments(paper_mixture().denoiser(), probes=1)(torch.zeros(1, 2, dtype=torch.float64), PLAIN)
 
 
 @pytest.mark.parametrize("name", ["isotropic", "spectral"])

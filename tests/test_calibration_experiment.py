@@ -44,7 +44,7 @@ def test_every_estimator_is_measured_three_times(prepared: Context, monkeypatch:
     assert calibration.run(resumed(prepared)).records["cells"] == records["cells"]
 
 
-@pytest.mark.parametrize("row", [calibration.PROBED, calibration.FULL_ROW, calibration.KRYLOV])
+@pytest.mark.parametrize("row", [calibration.PROBED, calibration.EXACT, calibration.FULL_ROW, calibration.KRYLOV])
 def test_one_pass_is_as_good_as_three(prepared: Context, row: str) -> None:
     """Values lifted afterwards give the reports of estimators that lift them themselves."""
     case = calibration_cases.cases(prepared, 8, 16, TINY.training)["digits MLP"]()

@@ -98,7 +98,7 @@ DENOISERS: dict[str, Callable[[], Denoiser]] = {
 }
 
 
-LONG = ("ncsnv2",)
+LONG = ("ncsnv2", "edm, conditional", "model of many levels")
 """Traced in half a minute, and so by `make test-all`."""
 
 
@@ -143,7 +143,9 @@ def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(
     assert [record.getMessage() for record in caplog.records] == []
 
 
-@pytest.mark.parametrize("name", ["noise", "edm, conditional", "model of many levels"])
+@pytest.mark.parametrize(
+    "name", ["noise", pytest.param("edm, conditional", marks=pytest.mark.slow), "model of many levels"]
+)
 def test_rows_may_have_levels_of_their_own(name, monkeypatch) -> None:
     denoiser, x = DENOISERS[name](), batch(2)
     levels = NoiseLevels.of(LEVELS, x)

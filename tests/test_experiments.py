@@ -265,6 +265,7 @@ def test_table1_holds_every_run_of_every_method(tmp_path):
     assert many["density"]["data"]["mmd"] != many["start"]["exact"]["mmd"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_records_and_another_seed_does_not(tmp_path):
     def records(folder, seed):
         context = context_in(tmp_path / folder, seed=seed)
@@ -277,15 +278,10 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_does_not(tmp_path
 
 
 @pytest.mark.usefixtures("tiny", "unpainted")
-def test_the_demo_is_one_page_with_all_four(tmp_path):
-    records, _, page = perform(DEMO, tmp_path)
+def test_the_demo_is_one_page_that_leads_with_its_takeaway_and_pictures_and_ends_with_a_command(tmp_path):
+    records, report, page = perform(DEMO, tmp_path)
     assert page.count("data:image/png;base64,") == 4
     assert records.keys() >= {"fig1", "table1", "fig2", "digits"}
-
-
-@pytest.mark.usefixtures("tiny", "unpainted")
-def test_the_demo_leads_with_its_takeaway_and_pictures_and_ends_with_a_command(tmp_path):
-    _, report, page = perform(DEMO, tmp_path)
     assert "nats less likely than data" in report.takeaway
     order = [report.takeaway, "<figure>", "<table", "What to try next", f"mmdgs {report.following[0].command}"]
     places = [page.index(one) for one in order]

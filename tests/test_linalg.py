@@ -117,6 +117,8 @@ def test_the_floor_by_the_rule_is_a_share_of_what_lies_below_zero() -> None:
         found, torch.tensor([[2.0, SHARE * s, SHARE * s, SHARE * s], [1.0, 1e-6, 0.5, 1e-6]], dtype=torch.float64)
     )
     assert fraction.tolist() == [0.75, 0.5]
+    # An untrained network is no more uncertain than a flat prior.
+    assert error_floor(-100 * values.abs(), 1e-6).flatten().tolist() == [1.0, 1.0]
     # A value of weight 2 counts as two values.
     weights = torch.tensor([[1.0, 2.0, 1.0, 1.0]]).double()
     twice = torch.tensor([[2.0, -0.3, -0.3, 0.2, -0.4]], dtype=torch.float64)

@@ -312,6 +312,7 @@ def compilations(denoiser: Denoiser, network: nn.Module, draw: Callable[[Tensor,
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
 def test_many_levels_are_compiled_once(caplog) -> None:
     network = MLP(2, 2, width=8, depth=1, conditional=True)

@@ -133,7 +133,7 @@ def test_its_records_hold_every_number(finished):
     # The background of real digits has the noise of one grey level, and no sampler has less.
     assert chains[TEST, 0.5]["background"] == pytest.approx([QUANTISATION] * 2, rel=0.3)
     assert min(chains["isotropic", 0.5]["background"]) > 10 * QUANTISATION
-    fitted = "diagonal, 2 probes, fitted floor"
+    fitted = "diagonal, 2 probes, calibrated"
     kinds = {"diagonal, 1 probes", "diagonal, 2 probes", "isotropic", "learned by KL", fitted}
     assert set(records["calibration"]) == kinds
     assert records["calibration"]["isotropic"]["all"]["count"] == 4 * 784

@@ -261,6 +261,7 @@ def test_a_head_depends_on_the_ratio_of_the_level_alone() -> None:
     assert (one > 0).all()
 
 
+@pytest.mark.slow
 def test_the_scale_is_measured() -> None:
     # E r and E y^2 of one Gaussian, known in closed form: of one probe y has the variance alpha^2 sum_(j != i) J_ij^2.
     mixture = gaussian_target()
@@ -311,6 +312,7 @@ def test_the_error_without_the_exact_diagonal_is_the_error() -> None:
     assert found < 2.5 * resolution
 
 
+@pytest.mark.slow
 def test_estimators_side_by_side(skewed: GaussianMixture) -> None:
     # Of a mixture with correlations: the exact diagonal has no error and fits; probes have the error of their number; a
     # variance four times too large has the error 3 and z^2 = 1/4.

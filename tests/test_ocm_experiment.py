@@ -67,4 +67,4 @@ def test_it_takes_a_head(prepared: Context, tmp_path: Path, monkeypatch: pytest.
     assert "OCM head" in result.output
     result = CliRunner().invoke(cli.app, ["reproduce", "probes", "--head", "x", "--out", str(tmp_path / "no")])
     assert result.exit_code == 2
-    assert "--head is for few-steps and ocm, not for probes" in " ".join(result.output.split())
+    assert "--head is for few-steps, ocm and calibration, not for probes" in " ".join(result.output.split())

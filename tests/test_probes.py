@@ -96,7 +96,7 @@ def test_a_local_jacobian_has_its_diagonal_exactly_from_few_products() -> None:
     assert (rough[0] - matrix.diagonal()).norm() > 0.3 * matrix.diagonal().norm()
 
 
-@pytest.mark.parametrize("count", [5, 10, 96, 67])
+@pytest.mark.parametrize("count", [5, 10, pytest.param(96, marks=pytest.mark.slow), 67])
 def test_without_the_filter_the_estimate_is_unbiased_with_the_stated_variance(count: int) -> None:
     matrix = random_matrix()
     found = diagonal(matrix, Lattice(smooth=False), count, rows=4_000)

@@ -5,6 +5,7 @@ One pass over the data serves all three: what an estimator finds before any floo
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.calibration_cases import MIXTURE, Case, cases
+from mmdgs.lab.calibration_cases import MIXTURE, MORE, Case, cases
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -26,7 +27,7 @@ from mmdgs.linalg.operators import Covariance
 from mmdgs.linalg.repair import SHARE, lifted
 from mmdgs.metrics.coverage import standardised
 from mmdgs.metrics.reports import CalibrationReport, report_of
-from mmdgs.models import load_head
+from mmdgs.models import Model, load_head
 from mmdgs.moments import (
     FLOOR,
     DiagonalMoments,
@@ -42,8 +43,8 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.training import TrainingSettings
 
-ISOTROPIC, PROBED, EXACT, SPECTRAL, KRYLOV, FULL_ROW, HEAD = ROWS = (
-    "isotropic", "diagonal, 3 probes", "diagonal, exact", "spectral", "Krylov", "full", "OCM head",
+ISOTROPIC, SPECTRAL, PROBED, EXACT, FULL_ROW, KRYLOV, HEAD = ROWS = (
+    "isotropic", "spectral", "diagonal, 3 probes", "diagonal, exact", "full", "Krylov", "OCM head",
 )  # fmt: skip
 BEFORE, DEFAULT, AFTER = STAGES = "floor 1e-6", "default", "calibrated"
 SHOWN = ("above_isotropic", "z_variance", "mahalanobis", "coverage", "interval_coverage", "repaired")
@@ -117,10 +118,17 @@ def _fits(row: str, dim: int, case: str, settings: CalibrationSettings, context:
 
 
 def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Context) -> Part:
-    few = settings.expensive if case.dim > DENSE_POINTS and cell.row in (EXACT, FULL_ROW, KRYLOV) else None
+    few = None
+    if case.dim > DENSE_POINTS and cell.row not in (ISOTROPIC, SPECTRAL):
+        few = settings.expensive if cell.row in (EXACT, FULL_ROW, KRYLOV) else settings.images
+        few = MORE * few if cell.row == PROBED and case.dim < SMALL else few
     moments = _estimator(cell.row, case, settings, context)
-    raw = with_floor(moments, -math.inf)
-    fit, judge = (list(posteriors(raw, x[:few], case.level, seed=cell.seed)) for x in (case.fit, case.judge))
+    if cell.row in (EXACT, FULL_ROW):
+        fit, judge = _dense_pairs(case, few, cell.seed)
+        if cell.row == EXACT:
+            fit, judge = ([(x, replace(q, cov=Diagonal(q.cov.diagonal()))) for x, q in one] for one in (fit, judge))
+    else:
+        fit, judge = _pairs(moments, case, few, cell.seed)
     floored = isinstance(moments, FLOORED)
     stages = {BEFORE: (FLOOR, 0.0), DEFAULT: (FLOOR, SHARE)} if floored else {DEFAULT: (0.0, 0.0)}
     reports = {
@@ -132,8 +140,21 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
     return Part(values | fitted | {"examples": len(case.judge[:few])})
 
 
-DENSE_POINTS = 100
-"""Numbers of an example up to which nothing is expensive."""
+def _pairs(moments: Moments, case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
+    """Posteriors before any floor, of what is fitted to and of what judges."""
+    raw = with_floor(moments, -math.inf)
+    fit, judge = (list(posteriors(raw, x[:few], case.level, seed=seed)) for x in (case.fit, case.judge))
+    return fit, judge
+
+
+@lru_cache(maxsize=1)
+def _dense_pairs(case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
+    """The same of full covariances, which have exact diagonals too: their d products are taken once."""
+    return _pairs(FullMoments(case.denoiser), case, few, seed)
+
+
+DENSE_POINTS, SMALL = 100, 1_000
+"""Numbers of an example up to which nothing is expensive, and up to which three probes are cheap."""
 
 
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:
@@ -141,6 +162,9 @@ def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Con
     if row == ISOTROPIC:
         return IsotropicMoments.fit(case.denoiser, case.fit, case.level, generator=streams)
     if row == SPECTRAL:
+        if isinstance(case.denoiser, Model):
+            with contextlib.suppress(UsageError):  # none is kept
+                return case.denoiser.posterior("spectral", calibrated=False)
         return SpectralMoments.fit(case.denoiser, case.fit, [case.level], generator=streams)
     if row == HEAD:
         return OcmMoments(case.denoiser, load_head(context.head, case.denoiser))  # type: ignore[arg-type]
@@ -196,8 +220,9 @@ def _relifted(cov: Covariance, least: float, share: float) -> dict[str, Any]:
 def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str, str], quick: bool) -> Section:
     text = [
         "Clean examples get noise, each estimator gives the posterior of the clean one, and the clean one judges it. "
-        "A trustworthy posterior has standardised errors z of variance 1, 90% intervals that hold 90%, and a "
-        "likelihood above that of one variance for all numbers (isotropic, fitted on the judged examples themselves).",
+        "A trustworthy posterior has standardised errors z = C^(-1/2) (x - mean) of variance 1, 90% intervals of "
+        "single numbers that hold 90%, and a likelihood above that of one variance for all numbers (isotropic, fitted "
+        "on the judged examples themselves).",
         f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without data, “{AFTER}” what "
         "`mmdgs.calibrate` makes of it with other examples.",
         *(f"Left out: {name} ({reason})." for name, reason in absent.items()),
@@ -211,11 +236,12 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
             head="estimator",
             columns={name: f"{name}" for name in found.columns},
             note=f"{settings.images} images or {settings.points} points to fit on, and as many to judge by "
-            f"({settings.expensive} images for exact diagonals, Krylov and full).",
+            f"({MORE * settings.images} images for isotropic, spectral and MNIST, {settings.expensive} for exact "
+            "diagonals, Krylov and full).",
         )
         for key, title in (
             ("above_isotropic", "nats a number above isotropic"),
-            ("z_variance", "z variance"),
+            ("mahalanobis", "z variance"),
             ("interval_coverage", "coverage of 90% intervals"),
             ("repaired", "share repaired"),
         )
@@ -233,9 +259,9 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
 
 def _verdict(values: Mapping[str, Any], stage: str) -> str | None:
     """ "good", "sane" or "bad"; None where the stage was not measured."""
-    if f"z_variance, {stage}" not in values:
+    if f"mahalanobis, {stage}" not in values:
         return None
-    z, nats, held = (values[f"{key}, {stage}"] for key in ("z_variance", "above_isotropic", "interval_coverage"))
+    z, nats, held = (values[f"{key}, {stage}"] for key in ("mahalanobis", "above_isotropic", "interval_coverage"))
     if Z_GOOD[0] <= z <= Z_GOOD[1] and COVERAGE_GOOD[0] <= held <= COVERAGE_GOOD[1]:
         return "good"
     return "sane" if z < Z_SANE and nats > NATS_SANE else "bad"
@@ -253,7 +279,7 @@ def _draw(found: Results) -> Any:
                 values = found.values(row, column)
                 panel.add_patch(_patch(j, i, COLOURS[_verdict(values, stage)]))
                 if f"z_variance, {stage}" in values:
-                    nats, z = (values[f"{key}, {stage}"] for key in ("above_isotropic", "z_variance"))
+                    nats, z = (values[f"{key}, {stage}"] for key in ("above_isotropic", "mahalanobis"))
                     panel.text(
                         j + 0.5, i + 0.5, f"{_short(nats, '+')}\nz² {_short(z)}", ha="center", va="center", fontsize=6
                     )

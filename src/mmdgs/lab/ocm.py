@@ -32,8 +32,8 @@ PROBED: dict[str, tuple[int, ProbeDesign]] = {
 }
 ROWS = (HEAD, *PROBED, ISOTROPIC)
 ERROR = Measure("error", "relative error", 3, "less")
-FITTED = Measure("fitted", "negative log-likelihood with a fitted floor", 3, "less")
-Z2 = Measure("z2", "mean of z^2 with a fitted floor", 3)
+FITTED = Measure("fitted", "negative log-likelihood with fitted floor and scale", 3, "less")
+Z2 = Measure("z2", "mean of z^2 with fitted floor and scale", 3)
 MEASURES = (ERROR, Measure("nll", "negative log-likelihood", 3, "less"), FITTED, Z2)
 DRAWN = ((ERROR, "xy"), (Measure("above", "negative log-likelihood above isotropic"), "x"), (Z2, "xy"))
 TRAINING = TrainingSettings(
@@ -107,7 +107,7 @@ def _trained(context: Context, model: Model, settings: OcmSettings) -> Model:
 def at_level(
     context: Context, model: Model, head: Model, level: NoiseLevel, settings: OcmSettings
 ) -> dict[str, dict[str, Any]]:
-    """Every row at one level: error, likelihood with and without a fitted floor, calibration and cost."""
+    """Every row at one level: error, likelihood with and without fitted floor and scale, calibration and cost."""
     fit = held_out_images(context, model, "train", settings.fit_images)
     streams = Streams(context.seed, len(fit), purpose="fit")
     estimators: dict[str, Moments] = {
@@ -152,7 +152,7 @@ def _section(found: Results, records: dict[str, Any], quick: bool) -> Section:
         for one in MEASURES
     ]  # fmt: skip
     drawn = replace(found, parts={key: part for key, part in found.parts.items() if key[0] in ROWS})
-    caption = "Error, likelihood and calibration at each level, the last two with a fitted floor."
+    caption = "Error, likelihood and calibration at each level, the last two with fitted floor and scale."
     figure = over_levels(drawn, "ocm", caption, DRAWN)
     line = figure.canvas.axes[-1].axhline if len(found.columns) > 1 else figure.canvas.axes[-1].axvline
     line(1, color=GREEN, linewidth=0.8)

@@ -4,9 +4,10 @@ A true covariance has no negative eigenvalue and no negative variance. Where a n
 its diagonal) has some, they are error and nothing else, so their root mean square s is the size of the error of all
 values. A value below some share of s says nothing but that it is small. Without data the floor is
 
-    floor = SHARE * s,    s^2 = sum_i w_i min(v_i, 0)^2 / sum_i w_i [v_i < 0],    and at least `least`
+    floor = SHARE * s,    s^2 = sum_i w_i min(v_i, 0)^2 / sum_i w_i [v_i < 0],    within `least` and 1e6 `least`
 
-for the values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
+(1e-6 and 1 in units of (sigma / alpha)^2: an error above what a flat prior would leave says no more than that) for the
+values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
 exact denoiser has no negative values beyond rounding, and its covariance stays as it is. With data there is a better
 floor: `mmdgs.calibrate`.
 """
@@ -23,6 +24,8 @@ logger = logging.getLogger("mmdgs")
 SHARE = 0.75
 """Of s: the smallest share at which held-out images are at most 0.1 nats a number less likely than under an isotropic
 covariance, for every network that was tried (docs/calibration.md)."""
+SPAN = 1e6
+"""The largest floor, in units of the least: the variance of the noise, since the least is 1e-6 of it."""
 WATCHED, MUCH = 10, 0.05
 """So many posteriors of a process are looked at, and a warning is due where more than this share was lifted."""
 
@@ -30,7 +33,7 @@ _seen = 0
 
 
 def error_floor(values: Tensor, least: float, share: float = SHARE, weights: Tensor | None = None) -> Tensor:
-    """The floor of each row of values (B, ...), (B, 1, ...): share * s, and at least `least`."""
+    """The floor of each row of values (B, ...), (B, 1, ...): share * s, within `least` and SPAN `least`."""
     rows = values.flatten(1)
     negative = rows < 0
     squares, counts = rows.clamp(max=0).square(), negative.to(rows.dtype)
@@ -38,7 +41,7 @@ def error_floor(values: Tensor, least: float, share: float = SHARE, weights: Ten
         squares, counts = weights.flatten(1) * squares, weights.flatten(1) * counts
     # Without a negative value both sums are zero, and so is s.
     s = (squares.sum(1) / counts.sum(1).clamp(min=torch.finfo(rows.dtype).tiny)).sqrt()
-    return (share * s).clamp(min=least).reshape(-1, *[1] * (values.ndim - 1))
+    return (share * s).clamp(least, SPAN * least).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def lifted(values: Tensor, least: float, share: float = 0.0) -> tuple[Tensor, Tensor]:
