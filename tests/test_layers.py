@@ -20,6 +20,7 @@ LAYERS = [
     ["randomness"],
     ["noise", "compiled"],
     ["schedules"],
+    ["operators"],
     ["linalg"],
     ["posterior"],
     ["networks"],

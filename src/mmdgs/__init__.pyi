@@ -8,6 +8,7 @@ from mmdgs import (
     metrics as metrics,
     models as models,
     networks as networks,
+    operators as operators,
     samplers as samplers,
     schedules as schedules,
     targets as targets,
@@ -32,7 +33,9 @@ from mmdgs.errors import (
 )
 from mmdgs.generation import (
     Method as Method,
+    Restored as Restored,
     generate as generate,
+    restore as restore,
 )
 from mmdgs.models import (
     FitData as FitData,
@@ -49,6 +52,7 @@ from mmdgs.moments import (
     DiagonalMoments as DiagonalMoments,
     ExactMoments as ExactMoments,
     FullMoments as FullMoments,
+    GivenMoments as GivenMoments,
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,

@@ -6,6 +6,9 @@ kernel from s to t (noise.py), x_s | x_t is Gaussian with
     mean  g m + (a sigma_s^2 / sigma_t^2) x_t,      g = alpha_s b^2 / sigma_t^2
     cov   (sigma_s^2 b^2 / sigma_t^2) I + g^2 C.
 
+Measurements y = A x + tau e of the same x leave it Gaussian (`given`, linalg/given.py), and the bridge goes on from
+there: a chain of such steps draws from p(x | y).
+
 At s = clean it is the posterior itself (single-level Gibbs); with alpha = 1 it is the paper's
 q(x_t | x_{t+1}) of Algorithm 2; with variance-preserving levels it is ancestral sampling.
 """
@@ -14,16 +17,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmdgs.errors import UsageError
+from mmdgs.linalg.given import conditioned
 from mmdgs.linalg.operators import Covariance
 from mmdgs.noise import CLEAN, NoiseLevel, transition
-from mmdgs.randomness import Generator, as_shape, randn, randn_like
+from mmdgs.operators import Operator, as_operator, measured, noise_variances
+from mmdgs.randomness import Generator, as_shape, randn
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,10 @@ class Gaussian:
         """Draw mean + C^(1/2) z; (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
         shape = as_shape(shape)
         if shape == ():
-            return self.mean + self.cov.root(randn_like(self.mean, generator))
+            return self.mean + self.cov.root(self._normals(generator))
         rows, count = len(self.mean), math.prod(shape)
         # Rows come first in every draw, so that each row can have a random stream of its own.
-        z = randn((rows, count, *self.mean.shape[1:]), self.mean, generator)
+        z = randn((rows, count, *self.cov.normals(self.mean.shape[1:])), self.mean, generator)
         draws = torch.stack([self.mean + self.cov.root(z[:, i]) for i in range(count)])
         return draws.reshape(*shape, *self.mean.shape)
 
@@ -56,8 +63,30 @@ class Gaussian:
         self, *, generator: Generator | None = None
     ) -> tuple[Float[Tensor, "batch ..."], Mapping[str, Float[Tensor, " batch"]]]:
         """One draw (B, ...), the same as `sample`'s, and what is known of it: numbers (B,) by name."""
-        root, info = self.cov.root_with_info(randn_like(self.mean, generator))
+        root, info = self.cov.root_with_info(self._normals(generator))
         return self.mean + root, info if self.repaired is None else {"repaired": self.repaired, **info}
+
+    def _normals(self, generator: Generator | None) -> Tensor:
+        return randn((len(self.mean), *self.cov.normals(self.mean.shape[1:])), self.mean, generator)
+
+    def given(self, y: Float[Tensor, "batch ..."], operator: Any, noise: float | Tensor) -> Gaussian:
+        """The law of x given measurements y = A x + noise e of it, (B, *out_shape) or one for all rows (1, *out_shape).
+
+        mean + C A' S^-1 (y - A mean) and C - C A' S^-1 A C, with S = A C A' + noise^2. The operator is one of
+        `mmdgs.operators` or anything that `as_operator` takes; the noise is a standard deviation: a number, one a row
+        (B,), or one a measurement. Where S is solved by conjugate gradients, `sample_with_info` tells "cg_iterations"
+        and "cg_residual".
+        """
+        checked = as_operator(operator, self.mean.shape[1:], self.mean)
+        found = measured(y, checked).to(self.mean)
+        return self.given_checked(found, checked, noise_variances(noise, checked, found))
+
+    def given_checked(self, y: Tensor, operator: Operator, variances: Tensor) -> Gaussian:
+        """`given` for measurements, operator and noise variances that were checked before."""
+        if len(y) not in (1, len(self.mean)):
+            raise UsageError(f"there are measurements for {len(y)} rows, and the posterior has {len(self.mean)}")
+        mean, cov = conditioned(self.mean, self.cov, y, operator, variances)
+        return replace(self, mean=mean, cov=cov)
 
     def variance_along(self, directions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The variance of u' x, u' C u, for directions u (*shape, B, ...) of any length; (*shape, B)."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.noise import NoiseLevel
+from mmdgs.operators import as_operator, measured
 from mmdgs.randomness import Generator, as_shape, randn, uniforms
 
 WEIGHT_TOLERANCE = 1e-4  # how far weights may be from summing to one before it is taken for a mistake
@@ -139,6 +140,35 @@ class GaussianMixture:
             event_shape=x_t.shape[1:],
         )
 
+    def given(self, y: Tensor, operator: Any, noise: float) -> MixturePosterior:
+        """The exact p(x | y) for measurements y = A x + noise e, (B, *out_shape): a mixture for each row of y.
+
+        `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then have. The weights are
+        those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
+        """
+        matrix = operator if isinstance(operator, Tensor) else None
+        found = as_operator(operator if matrix is None else matrix.to(self.means), None, self.means)
+        if math.prod(found.shape) != self.dim:
+            raise ValueError(f"{found!r} does not fit a mixture in {self.dim} dimensions")
+        y = measured(y, found).flatten(1).to(self.means)
+        if not 0 < noise < math.inf:
+            raise ValueError(f"the standard deviation of the noise must be positive and finite, got {noise}")
+        a = found(torch.eye(self.dim).to(self.means).reshape(self.dim, *found.shape)).flatten(1).mT
+        cov = self.covariances
+        s = a @ cov @ a.mT + noise**2 * torch.eye(len(a)).to(self.means)
+        gain = torch.linalg.solve(s, a @ cov).mT
+        left = y[:, None] - self.means @ a.mT  # (B, K, m)
+        inner = (left * torch.linalg.solve(s, left.movedim(0, 2)).movedim(2, 0)).sum(-1)
+        after = cov - gain @ a @ cov
+        values, vectors = torch.linalg.eigh(0.5 * (after + after.mT))
+        return MixturePosterior(
+            weights=torch.softmax(self.weights.log() - 0.5 * (inner + torch.linalg.slogdet(s).logabsdet), dim=-1),
+            means=self.means + torch.einsum("kij,nkj->nki", gain, left),
+            values=values.clamp(min=torch.finfo(values.dtype).tiny),
+            vectors=vectors,
+            event_shape=found.shape,
+        )
+
     def denoiser(self) -> MixtureDenoiser:
         """The exact E[x | x_t] as a Denoiser, differentiable."""
         return MixtureDenoiser(self)
@@ -175,9 +205,9 @@ class GaussianMixture:
 
 @dataclass(frozen=True)
 class MixturePosterior:
-    """The exact p(x | x_t) under a Gaussian mixture: a mixture for each row.
+    """The exact p(x | x_t), or p(x | y), under a Gaussian mixture: a mixture for each row.
 
-    weights (B, K), means (B, K, d); the components' covariances do not depend on x_t: values (K, d) and
+    weights (B, K), means (B, K, d); the components' covariances do not depend on x_t or y: values (K, d) and
     vectors (K, d, d), or None for the identity.
     """
 
@@ -198,6 +228,10 @@ class MixturePosterior:
         centred = self.means - self.mean.reshape(len(self.means), 1, -1)
         within = torch.einsum("nk,kij->nij", self.weights, _compose(self.values, self.vectors))
         return within + torch.einsum("nk,nki,nkj->nij", self.weights, centred, centred)
+
+    def mixture(self, row: int) -> GaussianMixture:
+        """One row's posterior as a mixture of its own."""
+        return GaussianMixture._from_eigen(self.weights[row], self.means[row], self.values, self.vectors)
 
     def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
         """Draws from each row's posterior, (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""

@@ -9,6 +9,10 @@ from mmdgs.generation.methods import (
     make_plan as make_plan,
     resolved as resolved,
 )
+from mmdgs.generation.restoration import (
+    Restored as Restored,
+    restore as restore,
+)
 from mmdgs.generation.settings import (
     Method as Method,
 )

@@ -46,6 +46,13 @@ EXPERIMENTS = {
             "Langevin, Gibbs, consistent annealing, ancestral sampling, DDIM and Heun with an exact denoiser.",
         ),
         Experiment(
+            "inverse",
+            "Measurements of exact mixtures: which covariance to condition",
+            "Deconvolution, a missing box and missing pixels, with every covariance and the exact posterior: gap to "
+            "the optimal mean, calibration and coverage of the draws.",
+            options=("images", "minutes", "only"),
+        ),
+        Experiment(
             "few-steps",
             "Few-step sampling of a pretrained diffusion model",
             "Ancestral sampling with fixed, isotropic, spectral, diagonal and full covariances, DDIM and Heun: FID "

@@ -60,7 +60,7 @@ class KrylovSpace:
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
         """Ritz values (n, B, k) and the eigenvectors of T (n, B, k, k)."""
-        return torch.linalg.eigh(_tridiagonal(self.diagonal, self.coupling[..., :-1]))
+        return torch.linalg.eigh(tridiagonal(self.diagonal, self.coupling[..., :-1]))
 
     @property
     def quadrature(self) -> tuple[Tensor, Tensor]:
@@ -104,20 +104,24 @@ class KrylovSpace:
         return (long - functional.pad(short, (0, steps))).norm(dim=-1) / long.norm(dim=-1)
 
 
-def _tridiagonal(diagonal: Tensor, coupling: Tensor) -> Tensor:
+def tridiagonal(diagonal: Tensor, coupling: Tensor) -> Tensor:
     """Symmetric tridiagonal matrices (..., k, k) from (..., k) and (..., k - 1)."""
     return torch.diag_embed(diagonal) + torch.diag_embed(coupling, 1) + torch.diag_embed(coupling, -1)
 
 
 def _first_column(f: Function, diagonal: Tensor, coupling: Tensor) -> Tensor:
     """f(T) e_1, (..., k)."""
-    values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, coupling))
+    values, vectors = torch.linalg.eigh(tridiagonal(diagonal, coupling))
     return (vectors @ (f(values) * vectors[..., 0, :])[..., None])[..., 0]
 
 
 @torch.no_grad()
-def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
+def lanczos(
+    product: Product, start: Tensor, steps: int, enough: Callable[[Tensor, Tensor], bool] | None = None
+) -> KrylovSpace:
     """Krylov spaces of C from start vectors (n, B, d), by `steps` products or until all are invariant.
+
+    `enough` may end it before: it is told T so far, by its diagonal and its couplings (n, B, k).
 
     Every new vector is made orthogonal to all before it, twice ("twice is enough", Giraud et al., 2005): at some
     tens of steps that costs little, and without it rounding brings back what was found long ago. Rows go on
@@ -145,7 +149,7 @@ def lanczos(product: Product, start: Tensor, steps: int) -> KrylovSpace:
         rounding = tolerance * (largest / length).clamp(min=1.0)
         vector = _unit(image, length)
         alive.append(going)
-        if not going.any():
+        if not going.any() or (enough is not None and enough(torch.stack(diagonal, -1), torch.stack(coupling, -1))):
             break
     raise_non_finite("denoising covariance", (torch.stack(diagonal) + torch.stack(coupling)).movedim(-1, 0))
     within = torch.stack(alive[:-1], -1)
@@ -228,6 +232,29 @@ class Krylov(Covariance):
         cov = Dense.from_matrix(0.5 * (matrix + matrix.mT), self.like.shape[1:])
         values, repaired = lifted(cov.values, self.floor, self.share)
         return Dense(values, cov.vectors, cov.event_shape).affine(self.scale, self.shift), repaired
+
+    def apply(self, v: Tensor) -> Tensor:
+        """C v: exact where d <= steps, else by one product, in which only the variance along v can be lifted.
+
+        The same lift as in `variance_along`. A lift of every eigenvalue, as in `root`, would take `steps` products.
+        """
+        if self.exact:
+            return self._dense.apply(v)
+        start = v.flatten(1)[None]
+        squares = start.square().sum(-1, keepdim=True)
+        image = self.product(start)
+        missing = (self.floor * squares - (start * image).sum(-1, keepdim=True)).clamp(min=0)
+        image = image + torch.where(squares > 0, missing / squares, 0.0) * start
+        return (self.scale * image + self.shift * start)[0].reshape(v.shape)
+
+    def unlifted(self, v: Tensor) -> Tensor:
+        """a C v + b v by one product, with nothing lifted; (B, ...)."""
+        return (self.scale * self.product(v.flatten(1)[None])[0] + self.shift * v.flatten(1)).reshape(v.shape)
+
+    def floor_among(self, values: Tensor) -> Tensor:
+        """The smallest value to be believed among unlifted variances of a C + b I along some directions, (B, 1)."""
+        raw = (values - self.shift) / self.scale
+        return self.scale * error_floor(raw, self.floor, self.share) + self.shift
 
     def root(self, z: Tensor) -> Tensor:
         if self._by_matrix:

@@ -4,13 +4,15 @@ Each operator acts on a batch: vectors are tensors (B, ...) of any event shape w
 
     diagonal()        diag C                    (B, ...)
     dense()           C                         (B, d, d)
-    root(z)           C^(1/2) z                 (B, ...)     symmetric root: samples are continuous in C
+    apply(v)          C v                       (B, ...)
+    root(z)           R z with R R' = C         (B, ...)     symmetric root: samples are continuous in C
     variance_along(u) u' C u, u (n, B, ...)     (n, B)
     spectrum()        v and counts n: log det C = sum n log v          (B, k) each
     coordinates(r)    v and squares c: r' C^-1 r = sum c / v           (B, k) each
     affine(a, b)      a C + b I                 an operator of the same kind
 
-mahalanobis(r) and logdet(), (B,) each, are those sums.
+mahalanobis(r) and logdet(), (B,) each, are those sums. R takes as many standard normals z as `normals` says: as many as
+x has, but in `Given` (given.py), whose R is wider.
 """
 
 from __future__ import annotations
@@ -45,7 +47,14 @@ class Covariance(ABC):
     def dense(self) -> Tensor: ...
 
     @abstractmethod
+    def apply(self, v: Tensor) -> Tensor: ...
+
+    @abstractmethod
     def root(self, z: Tensor) -> Tensor: ...
+
+    def normals(self, event_shape: torch.Size) -> torch.Size:
+        """The shape of the standard normals that `root` takes for one row, where x has the event shape."""
+        return event_shape
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """`root(z)`, and what is known of it only once it is done: numbers (B,) by name, most often none."""
@@ -90,6 +99,9 @@ class Diagonal(Covariance):
         require_room_for_dense(len(rows), rows.shape[1], rows.dtype, rows.device)
         return torch.diag_embed(rows)
 
+    def apply(self, v: Tensor) -> Tensor:
+        return self.variances * v
+
     def root(self, z: Tensor) -> Tensor:
         return self.variances.sqrt() * z
 
@@ -103,7 +115,7 @@ class Diagonal(Covariance):
         return self.variances.flatten(1), r.square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Diagonal:
-        return Diagonal(scale * self.variances + shift)
+        return Diagonal(scaled(self.variances, scale, shift))
 
 
 @dataclass(frozen=True)
@@ -128,9 +140,16 @@ class Dense(Covariance):
     def dense(self) -> Tensor:
         return (self.vectors * self.values[:, None, :]) @ self.vectors.mT
 
+    def apply(self, v: Tensor) -> Tensor:
+        return self._scaled(self.values, v)
+
     def root(self, z: Tensor) -> Tensor:
-        inner = self.vectors.mT @ z.reshape(len(z), -1, 1)
-        return (self.vectors @ (self.values.sqrt()[..., None] * inner)).reshape(z.shape)
+        return self._scaled(self.values.sqrt(), z)
+
+    def _scaled(self, values: Tensor, v: Tensor) -> Tensor:
+        """V diag(values) V' v."""
+        inner = self.vectors.mT @ v.reshape(len(v), -1, 1)
+        return (self.vectors @ (values[..., None] * inner)).reshape(v.shape)
 
     def variance_along(self, u: Tensor) -> Tensor:
         inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]
@@ -144,6 +163,12 @@ class Dense(Covariance):
 
     def affine(self, scale: float, shift: float) -> Dense:
         return Dense(scale * self.values + shift, self.vectors, self.event_shape)
+
+
+def scaled(x: Tensor, scale: float, shift: float) -> Tensor:
+    """scale * x + shift; an expanded tensor stays one, so that what is the same for all rows is still known to be."""
+    base = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+    return (scale * base + shift).expand(x.shape)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.linalg.operators import Covariance, require_room_for_dense
+from mmdgs.linalg.operators import Covariance, require_room_for_dense, scaled
 
 
 @functools.lru_cache(maxsize=64)
@@ -59,6 +59,9 @@ class Spectral(Covariance):
         basis = to_cosines(torch.eye(d).to(self.variances).reshape(d, *shape)).flatten(1)  # (places, frequencies)
         return (basis * self.variances.flatten(1)[:, None]) @ basis.mT
 
+    def apply(self, v: Tensor) -> Tensor:
+        return from_cosines(self.variances * to_cosines(v))
+
     def root(self, z: Tensor) -> Tensor:
         return from_cosines(self.variances.sqrt() * to_cosines(z))
 
@@ -72,4 +75,4 @@ class Spectral(Covariance):
         return self.variances.flatten(1), to_cosines(r).square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Spectral:
-        return Spectral(scale * self.variances + shift)
+        return Spectral(scaled(self.variances, scale, shift))

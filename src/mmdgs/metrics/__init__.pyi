@@ -26,6 +26,14 @@ from mmdgs.metrics.diagnostics import (
     mode_statistics as mode_statistics,
 )
 from mmdgs.metrics.discrepancy import mmd as mmd
+from mmdgs.metrics.draws import (
+    calibration_ratio as calibration_ratio,
+    coverage_of as coverage_of,
+    crps as crps,
+    psnr as psnr,
+    ranks as ranks,
+    ssim as ssim,
+)
 from mmdgs.metrics.frechet import (
     FeatureMoments as FeatureMoments,
     frechet_distance as frechet_distance,

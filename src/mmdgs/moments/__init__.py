@@ -5,6 +5,7 @@ from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batch, require_input
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
+from mmdgs.moments.given import GivenDenoiser, GivenMoments
 from mmdgs.moments.isotropic import IsotropicMoments
 from mmdgs.moments.krylov import KrylovMoments
 from mmdgs.moments.learned import LearnedMoments
@@ -19,6 +20,8 @@ __all__ = [
     "DiagonalMoments",
     "ExactMoments",
     "FullMoments",
+    "GivenDenoiser",
+    "GivenMoments",
     "IsotropicMoments",
     "KrylovMoments",
     "LearnedMoments",

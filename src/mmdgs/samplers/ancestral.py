@@ -37,11 +37,13 @@ def grey_levels(count: float, interval: tuple[float, float]) -> float:
 class Ancestral:
     """Ancestral sampling with the covariance of any moments estimator; to clean data it gives the mean.
 
-    `most_noise` bounds the mean absolute value of what a chain's step draws.
+    `most_noise` bounds the mean absolute value of what a chain's step draws. With `mean_last=False` it draws clean data
+    too, as what is to have the spread of the posterior must.
     """
 
     moments: Moments
     most_noise: float | None = None
+    mean_last: bool = True
 
     def __post_init__(self) -> None:
         if self.most_noise is not None and not self.most_noise >= 0:
@@ -50,7 +52,7 @@ class Ancestral:
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
-        if following == CLEAN:
+        if following == CLEAN and self.mean_last:
             return State(finite(denoise(self.moments.denoiser, state.x, level))), {}
         q = self.moments(state.x, level, generator=generator)
         bridge = q.bridge(state.x, level, following)

@@ -132,12 +132,15 @@ def consistent_plan(
     return _down(ConsistentAnnealed(denoiser, eta, factor), levels)
 
 
-def ancestral_plan(moments: Moments, levels: Sequence[NoiseLevel], *, last_noise: float | None = None) -> Plan:
+def ancestral_plan(
+    moments: Moments, levels: Sequence[NoiseLevel], *, last_noise: float | None = None, mean_last: bool = True
+) -> Plan:
     """Ancestral sampling with an estimator's covariance.
 
     `last_noise` bounds the mean absolute value of what is drawn on the way into the cleanest level (ancestral.py).
+    With `mean_last=False` the last step draws clean data in place of their mean.
     """
-    plan = _down(Ancestral(moments), levels)
+    plan = _down(Ancestral(moments, mean_last=mean_last), levels)
     if last_noise is None or len(plan.steps) < 2:
         return plan
     *above, into, out = plan.steps

@@ -1,0 +1,164 @@
+"""`mmdgs restore`: images from incomplete, blurred or noisy measurements, with draws that say how sure they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from mmdgs.cli.app import (
+    INTERRUPTED,
+    Debug,
+    Device,
+    Overwrite,
+    Quiet,
+    Resume,
+    Seed,
+    app,
+    device_named,
+    messages,
+    output,
+    plain_errors,
+)
+from mmdgs.errors import UsageError
+from mmdgs.runtime import check_precision
+
+if TYPE_CHECKING:
+    from mmdgs.data import ImageSet
+    from mmdgs.generation.restored import Restoration
+
+ESTIMATE = "estimate"
+WORDS = {
+    "psnr_draw": "PSNR of a draw (dB)",
+    "psnr_mean": "PSNR of the mean (dB)",
+    "ssim_draw": "SSIM of a draw",
+    "ssim_mean": "SSIM of the mean",
+    "calibration": "spread over error (right: 1)",
+    "coverage_90": "coverage of 90% intervals",
+    "crps": "CRPS",
+}
+
+
+@app.command()
+def restore(
+    model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
+    images: Annotated[str, typer.Argument(help="Measurements: a folder, .zip, .npz or file; or a set (cifar10:test).")],
+    operator: Annotated[
+        str, typer.Option(help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, or mask.png (white: measured).")
+    ],
+    noise: Annotated[str, typer.Option(help="Standard deviation of the noise, for values in [0, 1]; or estimate.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for draws, means, uncertainties and a picture.")],
+    *,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="The images are clean: degrade them first, and score the results.")
+    ] = False,
+    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="The first so many images.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each image.")] = 16,
+    steps: Annotated[int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw.")] = 25,
+    covariance: Annotated[str, typer.Option(help="spectral, isotropic, diagonal, krylov ...")] = "spectral",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Draws at a time.", show_default="by device")] = None,
+    precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Draw images that explain measurements y = A x + noise; killed or stopped, it goes on with --resume."""
+    with plain_errors(debug):
+        from mmdgs.data import midpoints
+        from mmdgs.generation.restored import RestoredFolder, restore_into, simulated
+        from mmdgs.models import load
+        from mmdgs.operators.named import parse_operator
+
+        RestoredFolder(out).check(resume=resume, overwrite=overwrite)
+        check_precision(precision)
+        level = _noise(noise, simulate)
+        where = device_named(device)
+        found = load(model, device=where)
+        if len(found.shape) != 3:
+            raise UsageError(f"restoration is for images, and this model's data have shape {found.shape}")
+        measure = parse_operator(operator, found.shape, seed=seed)
+        shape = tuple(found.shape if simulate else measure.out_shape)
+        pictures = _images(images, data_dir, shape, resize=simulate)
+        pictures = pictures.take(slice(n))
+        x = midpoints(pictures.images)
+        y = simulated(x, measure, level, seed=seed) if simulate else x  # type: ignore[arg-type]
+        try:
+            result = restore_into(
+                out,
+                found,
+                y,
+                measure,
+                noise=level,
+                truth=x if simulate else None,
+                covariance=covariance,
+                steps=steps,
+                draws=draws,
+                seed=seed,
+                batch_size=batch_size,
+                precision=precision,
+                settings={"operator": operator, "images": pictures.digest, "simulate": simulate},
+                resume=resume,
+                overwrite=overwrite,
+            )
+        except KeyboardInterrupt:
+            messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
+            raise typer.Exit(INTERRUPTED) from None
+        _tell(result, draws)
+
+
+def _noise(text: str, simulate: bool) -> float | str:
+    if text == ESTIMATE:
+        if simulate:
+            raise UsageError("--simulate adds the noise that --noise says: give a number, not estimate")
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--noise must be a number, or {ESTIMATE}, got {text!r}") from None
+
+
+def _images(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
+    """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
+    import numpy
+
+    from mmdgs.data import ImageSet, image_set, load_samples
+    from mmdgs.data.transforms import recoloured
+
+    channels, height, width = shape
+    path = Path(source).expanduser()
+    if path.is_file() and path.suffix.lower() not in (".npz", ".zip"):
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                array = numpy.asarray(image.convert("RGB"))[None]
+        except OSError as error:
+            raise UsageError(f"the image {path} cannot be read: {error}") from error
+        found = image_set(array, path.stem)
+    else:
+        found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
+    found = ImageSet(found.name, found.split, recoloured(found.images, channels))
+    if found.shape != shape:
+        got, expected = (" x ".join(map(str, one)) for one in (found.shape, shape))
+        hint = "the model's images are" if resize else "measurements by this operator are"
+        more = "" if resize else "; clean images are degraded first with --simulate"
+        raise UsageError(f"the images of {source} are {got}, and {hint} {expected}{more}")
+    return found
+
+
+def _tell(result: Restoration, draws: int) -> None:
+    cost = result.cost
+    messages.print(
+        f"{result.count:,} images, {draws} draws each: {cost.forwards:,} forwards and {cost.products:,} Jacobian "
+        f"products a draw, {result.seconds:,.1f} seconds",
+        soft_wrap=True,
+    )
+    for name, value in result.scores.items():
+        output.print(f"{WORDS.get(name, name)}: {value:.4g}")
+    output.print(f"restored: [bold]{escape(str(result.path.resolve()))}[/bold]", soft_wrap=True)

@@ -1,0 +1,173 @@
+"""Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser, by conditioned ancestral sampling.
+
+Chains go down the noise levels by the bridge of p(x | x_t, y) (moments/given.py, samplers/ancestral.py). Draw j of
+measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was made in.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.cost import Cost
+from mmdgs.errors import UsageError
+from mmdgs.generation.engine import ADVICE, BATCH_NUMBERS
+from mmdgs.generation.methods import edm_levels
+from mmdgs.memory import Batches
+from mmdgs.models import Model
+from mmdgs.moments import GivenMoments, Moments
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import Operator, as_operator, estimated_noise, measured, noise_variances
+from mmdgs.randomness import Streams, checked_seed, child_seed
+from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar
+from mmdgs.samplers import Info, Run, State, ancestral_plan, run
+
+ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Draws of p(x | y) in [0, 1] units, not clipped: (draws, B, ...).
+
+    `cost` is that of one draw, `noise` the standard deviation that was assumed, (1 or B, ...). `info` has averages over
+    the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where systems were solved by iterations.
+    """
+
+    draws: Float[Tensor, "draws batch ..."]
+    cost: Cost
+    seconds: float
+    noise: Tensor
+    info: dict[str, Float[Tensor, "draws batch"]]
+
+    @property
+    def mean(self) -> Float[Tensor, "batch ..."]:
+        """The mean of the draws: the restoration with the least square error."""
+        return self.draws.mean(0)
+
+    @property
+    def std(self) -> Float[Tensor, "batch ..."]:
+        """The standard deviation of the draws, pixel by pixel: how uncertain the restoration is. It needs two draws."""
+        return self.draws.std(0)
+
+
+def restore(
+    model: Model,
+    y: Float[Tensor, "batch ..."],
+    operator: Any,
+    *,
+    noise: float | Tensor | str,
+    covariance: str | Moments = "spectral",
+    steps: int = 25,
+    draws: int = 16,
+    seed: int = 0,
+    levels: Sequence[NoiseLevel] | None = None,
+    first: int = 0,
+    batch_size: int | None = None,
+    precision: str = "float32",
+    progress: str | None = "restoring",
+) -> Restored:
+    """Draw images x from p(x | y) for measurements y = A x + noise e of images with values in [0, 1].
+
+    y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
+    takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
+    from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
+    the model. Each draw takes `steps` evaluations of the model (and the products of its covariance), along EDM's levels
+    within the model's range unless `levels` are given. `first` is the number of the first measurement, for parts of a
+    larger set; `batch_size` is how many draws run at a time, and changes no number.
+    """
+    check_restoration(model, steps, draws, batch_size)
+    check_precision(precision)
+    found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
+    y = measured(y.detach(), found).to(model.device, torch.float32)
+    tau = _noise(noise, y, found)
+    low, high = model.interval
+    # x = low + (high - low) u for u in [0, 1], so that A x = low A 1 + (high - low) A u, whatever A does to constants.
+    offset = found(torch.full((1, *model.shape), low, device=model.device))
+    y, tau = (high - low) * y + offset, (high - low) * tau
+    moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
+    chosen = edm_levels(model, steps) if levels is None else tuple(levels)
+    size = batch_size or max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    work = _Work(model, moments, found, y, tau, chosen, draws, checked_seed(seed), first, precision)
+    started, total = time.perf_counter(), len(y) * draws
+    with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
+        made = list(Batches(size, "draws", ADVICE).over(total, lambda start, stop: work.run(start, stop, bar.update)))
+    x = torch.cat([one.x.cpu() for one in made])
+
+    def by_draw(values: Tensor) -> Tensor:
+        return values.unflatten(0, (len(y), draws)).transpose(0, 1)
+
+    info = {name: by_draw(torch.cat([one.info[name].cpu() for one in made])) for name in made[0].info}
+    seconds = time.perf_counter() - started
+    return Restored(by_draw((x - low) / (high - low)), made[0].cost, seconds, (tau / (high - low)).cpu(), info)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Restores any range of draws, numbered draw by draw of the first measurement, then of the next."""
+
+    model: Model
+    moments: Moments
+    operator: Operator
+    y: Tensor
+    tau: Tensor
+    levels: Sequence[NoiseLevel]
+    draws: int
+    seed: int
+    first: int
+    precision: str
+
+    def run(self, start: int, stop: int, tick: Any) -> Run:
+        rows = torch.arange(start, stop, device=self.y.device) // self.draws
+        seeds = [
+            child_seed(self.seed, f"restore {self.first + number // self.draws} draw {number % self.draws}")
+            for number in range(start, stop)
+        ]
+        tau = self.tau if len(self.tau) == 1 else self.tau[rows]
+        plan = ancestral_plan(
+            GivenMoments(self.moments, self.y[rows], self.operator, tau), self.levels, mean_last=False
+        )
+        streams = Streams(seeds, len(seeds), purpose="start")
+        x0 = plan.noise(self.model.shape, len(seeds), generator=streams, centre=sum(self.model.interval) / 2)
+        ticked = 0
+
+        def note(step: int, state: State, info: Info) -> None:
+            nonlocal ticked
+            tick(len(seeds))
+            ticked += len(seeds)
+
+        device = self.model.device
+        try:
+            with matmul_precision(self.precision), autocast(self.precision, device):
+                return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)
+        except Exception:
+            tick(-ticked)
+            raise
+
+
+def check_restoration(model: Model, steps: int, draws: int, batch_size: int | None = None) -> None:
+    """Refuse a model of one level, and numbers that are too small."""
+    model.require_denoiser()
+    if len(model.levels) < 2:
+        raise UsageError(
+            f"restoration goes down many noise levels, and this model was trained at {model.levels[0]} alone; use a "
+            "model of many levels, such as cifar10 or celeba"
+        )
+    for name, value, least in (("steps", steps, 2), ("draws", draws, 1), ("batch_size", batch_size, 1)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _noise(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tensor:
+    """The standard deviation of the noise, of as many dimensions as y."""
+    if isinstance(noise, str):
+        if noise != ESTIMATE:
+            raise UsageError(f"the noise must be a number, or {ESTIMATE!r}, got {noise!r}")
+        noise = estimated_noise(y, operator)
+    return noise_variances(noise, operator, y).sqrt()

@@ -1,0 +1,132 @@
+"""Are draws from a posterior p(x | y) good, and is their spread that of their errors?
+
+For `draws` (S, B, ...) of B posteriors and the `truth` (B, ...) behind each. If the draws are right, truth and draws
+are exchangeable: S + 1 independent draws of one law. Then with the draws' mean m and variance s^2 (over S - 1)
+
+    E (x - m)^2 = (1 + 1 / S) E s^2          calibration_ratio
+    the rank of x among the draws            uniform on 0 ... S: ranks, coverage_of
+
+and CRPS, E|X - x| - E|X - X'| / 2 (Gneiting and Raftery, 2007), is least in the mean for the right law.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+SSIM_SIGMA, SSIM_REACH = 1.5, 5
+SSIM_K1, SSIM_K2 = 0.01, 0.03
+"""Wang et al. (2004): a Gaussian window of 11 x 11 pixels, and the constants that keep quotients apart from 0 / 0."""
+
+
+def _checked(draws: Tensor, truth: Tensor, least: int = 2) -> tuple[Tensor, Tensor]:
+    if draws.ndim < 2 or draws.shape[1:] != truth.shape:
+        raise ValueError(
+            f"draws must be (draws, *{tuple(truth.shape)}), a first dimension before the truth's shape, got "
+            f"{tuple(draws.shape)}"
+        )
+    if len(draws) < least:
+        raise ValueError(f"this needs at least {least} draws, got {len(draws)}")
+    for name, x in (("draws", draws), ("truth", truth)):
+        if not torch.isfinite(x).all():
+            raise ValueError(f"the {name} must be finite")
+    return draws.double(), truth.double()
+
+
+def calibration_ratio(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."]) -> float:
+    """Spread over error, root mean squares over all numbers: 1 where right, below 1 where draws are too sure.
+
+    sqrt((1 + 1 / S) sum s^2 / sum (x - m)^2): the first factor is for the error of a mean of S draws.
+    """
+    draws, truth = _checked(draws, truth)
+    spread = (1 + 1 / len(draws)) * draws.var(0).sum()
+    return (spread / (truth - draws.mean(0)).square().sum()).sqrt().item()
+
+
+def ranks(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."]) -> Int[Tensor, "batch ..."]:
+    """How many draws lie below the truth, 0 to S, number by number: uniform where the draws are right (SBC).
+
+    A tie counts as below for every other draw. Talts et al. (2018), "Validating Bayesian inference algorithms".
+    """
+    draws, truth = _checked(draws, truth, least=1)
+    return (draws < truth).sum(0) + (draws == truth).sum(0) // 2
+
+
+def coverage_of(
+    draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."], level: float = 0.9
+) -> float:
+    """The share of numbers within the central interval that the draws give them: `level` where they are right.
+
+    By ranks: an interval from the k-th smallest draw to the k-th largest holds (S + 1 - 2 k) / (S + 1). Between the two
+    k that surround the level it is interpolated, so that the number of draws makes no bias.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"the level of coverage must lie between 0 and 1, got {level}")
+    below = ranks(draws, truth)
+    count = len(draws)
+    outer = torch.minimum(below, count - below)  # 0: outside all draws
+    tail = (1 - level) / 2 * (count + 1)
+    k = math.floor(tail)
+    inside = [(outer >= limit).double().mean().item() for limit in (k, k + 1)]
+    return inside[0] + (tail - k) * (inside[1] - inside[0])
+
+
+def crps(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    """The continuous ranked probability score of each number, without the bias of few draws; smaller is better.
+
+    The mean of |X_i - x| minus half the mean of |X_i - X_j| over pairs i != j.
+    """
+    draws, truth = _checked(draws, truth)
+    count = len(draws)
+    weights = 2 * torch.arange(count, dtype=torch.float64, device=draws.device) - (count - 1)
+    pairs = torch.tensordot(weights, draws.sort(0).values, dims=1) / (count * (count - 1))
+    return (draws - truth).abs().mean(0) - pairs
+
+
+def psnr(
+    x: Float[Tensor, "batch ..."], truth: Float[Tensor, "batch ..."], peak: float = 1.0
+) -> Float[Tensor, " batch"]:
+    """10 log10(peak^2 / mean square error) of each image (B, ...), in dB; (B,). For draws (S, B, ...) it is (S, B)."""
+    lead = x.ndim - truth.ndim
+    if lead < 0 or x.shape[lead:] != truth.shape:
+        raise ValueError(f"images of shape {tuple(x.shape)} do not fit the truth's {tuple(truth.shape)}")
+    errors = (x.double() - truth.double()).square().flatten(lead + 1).mean(-1)
+    return 10 * (peak**2 / errors).log10()
+
+
+def ssim(
+    x: Float[Tensor, "batch channels height width"],
+    truth: Float[Tensor, "batch channels height width"],
+    peak: float = 1.0,
+) -> Float[Tensor, " batch"]:
+    """The structural similarity of each pair of images (Wang et al., 2004); (B,).
+
+    Local moments by a Gaussian window of 11 x 11 pixels (standard deviation 1.5), where it fits into the image.
+    """
+    if x.ndim != 4 or x.shape != truth.shape or min(x.shape[2:]) < 2 * SSIM_REACH + 1:
+        least = 2 * SSIM_REACH + 1
+        raise ValueError(
+            f"ssim needs two batches (B, C, H, W) of one shape, with {least} pixels a side or more, got "
+            f"{tuple(x.shape)} and {tuple(truth.shape)}"
+        )
+    places = torch.arange(-SSIM_REACH, SSIM_REACH + 1, dtype=torch.float64, device=x.device)
+    line = (-0.5 * (places / SSIM_SIGMA).square()).exp()
+    line = line / line.sum()
+
+    def local(image: Tensor) -> Tensor:
+        flat = image.flatten(0, 1)[:, None]
+        across = functional.conv2d(flat, line[None, None, None])
+        return functional.conv2d(across, line[None, None, :, None]).unflatten(0, image.shape[:2])[:, :, 0]
+
+    a, b = x.double(), truth.double()
+    mean_a, mean_b = local(a), local(b)
+    var_a, var_b = local(a * a) - mean_a**2, local(b * b) - mean_b**2
+    both = local(a * b) - mean_a * mean_b
+    c1, c2 = (SSIM_K1 * peak) ** 2, (SSIM_K2 * peak) ** 2
+    luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
+    structure = (2 * both + c2) / (var_a + var_b + c2)
+    return (luminance * structure).flatten(1).mean(1)

@@ -1,0 +1,66 @@
+"""Measurements of x beside the noisy x_t: p(x | x_t, y) for y = A x + noise, by any estimator of p(x | x_t).
+
+y and x_t are independent given x, so the Gaussian that stands for p(x | x_t) is conditioned on y in closed form
+(linalg/given.py). A sampler with this estimator in place of the other draws from p(x | y).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.cost import spend
+from mmdgs.moments.contract import Moments
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import Operator, as_operator, measured, noise_variances
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, Streams
+
+
+@dataclass(frozen=True)
+class GivenDenoiser:
+    """E[x | x_t, y]: the mean alone. An estimator that draws probes draws the same ones at every call and row."""
+
+    moments: GivenMoments
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        found = self.moments(x_t, level, generator=Streams([0] * len(x_t), len(x_t), purpose="given")).mean
+        spend(forwards=-1)  # the caller counts this evaluation, and so did the estimator
+        return found
+
+
+@dataclass(frozen=True)
+class GivenMoments:
+    """The posterior of an estimator, given measurements y = A x + noise e: an estimator like any other.
+
+    y (B, *out_shape) has a row for each row of x_t, or one for all. `operator` is one of `mmdgs.operators`, a matrix,
+    or what `as_operator` takes; an operator that does not know the shape of x needs `shape`. `noise` is a standard
+    deviation: a number, one a row (B,), or one a measurement. x, y and noise are in the units of the estimator's data.
+    """
+
+    moments: Moments
+    y: Float[Tensor, "batch ..."] = field(repr=False)
+    operator: Any
+    noise: float | Tensor
+    shape: tuple[int, ...] | None = None
+    _checked: tuple[Operator, Tensor, Tensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        operator = as_operator(self.operator, self.shape, self.y if isinstance(self.y, Tensor) else None)
+        y = measured(self.y, operator)
+        object.__setattr__(self, "_checked", (operator, y, noise_variances(self.noise, operator, y)))
+
+    @property
+    def denoiser(self) -> GivenDenoiser:
+        """The conditioned mean alone, for samplers without a covariance. It is not differentiable."""
+        return GivenDenoiser(self)
+
+    def __call__(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+    ) -> Gaussian:
+        operator, y, variances = self._checked
+        q = self.moments(x_t, level, generator=generator)
+        return q.given_checked(y.to(q.mean), operator, variances.to(q.mean))

@@ -1,0 +1,35 @@
+"""Linear operators A of measurements y = A x + noise: masks, blurs, smaller images, any linear function."""
+
+from mmdgs.operators.contract import (
+    Composed,
+    FunctionOperator,
+    LinearOperator,
+    Matrix,
+    Operator,
+    as_operator,
+    compose,
+    linear,
+)
+from mmdgs.operators.images import Blur, Box, Crop, Downsample, Fourier, Grayscale, Mask
+from mmdgs.operators.measurements import estimated_noise, measured, noise_variances
+
+__all__ = [
+    "Blur",
+    "Box",
+    "Composed",
+    "Crop",
+    "Downsample",
+    "Fourier",
+    "FunctionOperator",
+    "Grayscale",
+    "LinearOperator",
+    "Mask",
+    "Matrix",
+    "Operator",
+    "as_operator",
+    "compose",
+    "estimated_noise",
+    "linear",
+    "measured",
+    "noise_variances",
+]

@@ -1,0 +1,278 @@
+"""Operators on images (C, H, W): masks, smaller images, blurs, crops, grey images, Fourier coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmdgs.operators.contract import Constant, Operator
+
+LUMA = (0.299, 0.587, 0.114)
+"""The weights of red, green and blue in grey (ITU-R BT.601)."""
+KERNEL_WIDTH = 4.0
+"""Standard deviations of a Gaussian kernel that are kept on each side: the rest is below 1e-4 of it."""
+
+
+def _image(shape: Sequence[int], name: str) -> tuple[int, int, int]:
+    found = tuple(shape)
+    if len(found) != 3 or min(found) < 1:
+        raise ValueError(f"{name} is for images (channels, height, width), got shape {found}")
+    return found[0], found[1], found[2]
+
+
+class Mask(Operator):
+    """y = keep * x: numbers of x where `keep` is true, and zero elsewhere, whatever y holds there.
+
+    `keep` (of true and false, or of zeros and ones) has x's shape, or that of its last dimensions.
+    """
+
+    def __init__(self, keep: Tensor, shape: Sequence[int] | None = None) -> None:
+        event = torch.Size(keep.shape if shape is None else shape)
+        if keep.ndim > len(event) or keep.shape != event[len(event) - keep.ndim :]:
+            raise ValueError(f"the mask's shape {tuple(keep.shape)} does not fit x of shape {tuple(event)}")
+        if not ((keep == 0) | (keep == 1)).all():
+            raise ValueError("a mask holds true and false, or 0 and 1 alone: 1 where x is measured")
+        if not keep.any():
+            raise ValueError("the mask keeps nothing: there is no measurement")
+        super().__init__(event, event)
+        self.keep = Constant(keep.bool().expand(event))
+
+    @classmethod
+    def random(cls, shape: Sequence[int], missing: float, *, generator: torch.Generator) -> Mask:
+        """A mask that misses pixels at random (all channels of a pixel), that share of them rounded."""
+        if not 0 <= missing < 1:
+            raise ValueError(f"the share of missing pixels must lie in [0, 1), got {missing}")
+        places = shape[1:] if len(shape) == 3 else shape
+        order = torch.randperm(math.prod(places), generator=generator)
+        kept = max(1, round((1 - missing) * len(order)))
+        keep = torch.zeros(len(order), dtype=torch.bool)
+        keep[order[:kept]] = True
+        return cls(keep.reshape(tuple(places)), shape)
+
+    def known(self, y: Tensor) -> Tensor:
+        return torch.where(self.keep.at(y).bool(), y, 0.0)
+
+    def squares(self, v: Tensor) -> Tensor:
+        return self._forward(v)
+
+    def cosine_gains(self, like: Tensor) -> Tensor | None:
+        return self.keep.at(like) if bool(self.keep.tensor.all()) else None
+
+    def cosine_power(self, like: Tensor) -> Tensor:
+        return torch.ones_like(self.keep.at(like))
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return x * self.keep.at(x)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y * self.keep.at(y)
+
+
+class Box(Mask):
+    """A mask that misses a box of `size` (a number, or height and width), in the middle unless told where."""
+
+    def __init__(
+        self, shape: Sequence[int], size: int | tuple[int, int], *, top: int | None = None, left: int | None = None
+    ) -> None:
+        event = _image(shape, "Box")
+        rows, columns = _window(event, size, top, left, "box")
+        keep = torch.ones(event[1:], dtype=torch.bool)
+        keep[rows, columns] = False
+        super().__init__(keep, event)
+
+
+class Crop(Operator):
+    """A window of `size` (a number, or height and width) of x, in the middle unless told where."""
+
+    def __init__(
+        self, shape: Sequence[int], size: int | tuple[int, int], *, top: int | None = None, left: int | None = None
+    ) -> None:
+        event = _image(shape, "Crop")
+        self.rows, self.columns = _window(event, size, top, left, "crop")
+        height, width = (one.stop - one.start for one in (self.rows, self.columns))
+        super().__init__(event, (event[0], height, width))
+
+    def squares(self, v: Tensor) -> Tensor:
+        return self._forward(v)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return x[..., self.rows, self.columns]
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        found = y.new_zeros(len(y), *self.shape)
+        found[..., self.rows, self.columns] = y
+        return found
+
+
+def _window(
+    event: tuple[int, int, int], size: int | tuple[int, int], top: int | None, left: int | None, name: str
+) -> tuple[slice, slice]:
+    """The rows and columns of a window of an image."""
+    sizes = (size, size) if isinstance(size, int) else tuple(size)
+    found = []
+    for whole, part, start in zip(event[1:], sizes, (top, left), strict=True):
+        begin = (whole - part) // 2 if start is None else start
+        if part < 1 or begin < 0 or begin + part > whole:
+            raise ValueError(f"a {name} of {sizes[0]} x {sizes[1]} does not fit into images of {event[1]} x {event[2]}")
+        found.append(slice(begin, begin + part))
+    return found[0], found[1]
+
+
+class Downsample(Operator):
+    """Means over blocks of `factor` x `factor` pixels: the measurement of super-resolution."""
+
+    def __init__(self, shape: Sequence[int], factor: int) -> None:
+        channels, height, width = _image(shape, "Downsample")
+        if not isinstance(factor, int) or factor < 1 or height % factor or width % factor:
+            raise ValueError(f"the factor must be a whole number that divides {height} and {width}, got {factor}")
+        super().__init__(shape, (channels, height // factor, width // factor))
+        self.factor = factor
+
+    def squares(self, v: Tensor) -> Tensor:
+        return self._forward(v) / self.factor**2
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return functional.avg_pool2d(x, self.factor)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        wide = y.repeat_interleave(self.factor, -1).repeat_interleave(self.factor, -2)
+        return wide / self.factor**2
+
+
+class Grayscale(Operator):
+    """A weighted sum of the channels: (C, H, W) -> (1, H, W). For three channels the weights are `LUMA`."""
+
+    def __init__(self, shape: Sequence[int], weights: Sequence[float] | None = None) -> None:
+        channels, height, width = _image(shape, "Grayscale")
+        if weights is None:
+            weights = LUMA if channels == 3 else [1 / channels] * channels
+        if len(weights) != channels or not any(weights):
+            raise ValueError(f"Grayscale needs {channels} weights, one a channel and not all zero, got {list(weights)}")
+        super().__init__(shape, (1, height, width))
+        self.weights = Constant(torch.tensor(weights, dtype=torch.float64)[:, None, None])
+
+    def squares(self, v: Tensor) -> Tensor:
+        return (self.weights.at(v).square() * v).sum(1, keepdim=True)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return (self.weights.at(x) * x).sum(1, keepdim=True)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self.weights.at(y) * y
+
+
+class Blur(Operator):
+    """Convolution of each channel with a kernel (height, width), centred; images go on as mirror images at the edges.
+
+    A kernel that is symmetric along both axes is diagonal in cosines, and conditioning on it is exact.
+    """
+
+    def __init__(self, shape: Sequence[int], kernel: Tensor) -> None:
+        _, height, width = _image(shape, "Blur")
+        kernel = torch.as_tensor(kernel)
+        if kernel.ndim != 2 or 0 in kernel.shape or not torch.isfinite(kernel).all() or not kernel.any():
+            raise ValueError(f"a kernel is a finite tensor (height, width), not all zero, got {tuple(kernel.shape)}")
+        super().__init__(shape, shape)
+        self.kernel = Constant(kernel.double())
+        self._places = [_mirrored(n, k) for n, k in zip((height, width), kernel.shape, strict=True)]
+
+    @classmethod
+    def gaussian(cls, shape: Sequence[int], sigma: float) -> Blur:
+        """A Gaussian kernel with a standard deviation in pixels."""
+        if not 0 < sigma < math.inf:
+            raise ValueError(f"the standard deviation of a blur must be positive, got {sigma}")
+        reach = max(1, math.ceil(KERNEL_WIDTH * sigma))
+        line = (-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sigma).square()).exp()
+        line /= line.sum()
+        return cls(shape, line[:, None] * line)
+
+    @classmethod
+    def motion(cls, shape: Sequence[int], length: int, angle: float = 45.0) -> Blur:
+        """A kernel along a line of so many pixels, at an angle in degrees from the horizontal."""
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"the length of a motion must be a whole number of pixels, got {length}")
+        size = length + 1 - length % 2
+        kernel = torch.zeros(size, size, dtype=torch.float64)
+        turn = math.radians(angle)
+        for step in torch.linspace(-(length - 1) / 2, (length - 1) / 2, 8 * length).tolist():
+            row, column = size // 2 - step * math.sin(turn), size // 2 + step * math.cos(turn)
+            for r in {math.floor(row), math.ceil(row)}:
+                for c in {math.floor(column), math.ceil(column)}:
+                    if 0 <= r < size and 0 <= c < size:
+                        kernel[r, c] += (1 - abs(row - r)) * (1 - abs(column - c))
+        return cls(shape, kernel / kernel.sum())
+
+    def cosine_gains(self, like: Tensor) -> Tensor | None:
+        """sum_ab k_ab cos(pi f a / H) cos(pi g b / W) at frequencies f, g."""
+        kernel = self.kernel.tensor
+        symmetric = all(size % 2 for size in kernel.shape) and all(
+            torch.allclose(kernel, kernel.flip(axis), rtol=1e-12) for axis in (0, 1)
+        )
+        if not symmetric:
+            return None
+        waves = [
+            (math.pi / n * torch.arange(n, dtype=torch.float64)[:, None] * (torch.arange(k) - k // 2)).cos()
+            for n, k in zip(self.shape[1:], kernel.shape, strict=True)
+        ]
+        return (waves[0] @ kernel @ waves[1].mT).expand(self.shape).to(like)
+
+    def cosine_power(self, like: Tensor) -> Tensor:
+        """|sum_ab k_ab exp(i pi (f a / H + g b / W))|^2, averaged over the signs of f: a cosine is both waves."""
+        kernel = self.kernel.tensor
+        waves = [
+            (1j * math.pi / n * torch.arange(n, dtype=torch.float64)[:, None] * torch.arange(k)).exp()
+            for n, k in zip(self.shape[1:], kernel.shape, strict=True)
+        ]
+        across = kernel.to(waves[0].dtype) @ waves[1].mT
+        power = ((waves[0] @ across).abs().square() + (waves[0].conj() @ across).abs().square()) / 2
+        return power.expand(self.shape).to(like)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        rows, columns = (places.to(x.device) for places in self._places)
+        wide = x.index_select(2, rows).index_select(3, columns)
+        kernel = self.kernel.at(x).flip(0, 1)[None, None]  # conv2d does not turn the kernel round
+        return functional.conv2d(wide.flatten(0, 1)[:, None], kernel)[:, 0].reshape(x.shape)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        rows, columns = (places.to(y.device) for places in self._places)
+        kernel = self.kernel.at(y).flip(0, 1)[None, None]
+        wide = functional.conv_transpose2d(y.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, y.shape[:2])
+        tall = wide.new_zeros(*wide.shape[:2], y.shape[2], wide.shape[3]).index_add_(2, rows, wide)
+        return torch.zeros_like(y).index_add_(3, columns, tall)
+
+
+def _mirrored(size: int, kernel: int) -> Tensor:
+    """The places that a line and its mirror images have, from half a kernel before it to half a kernel after it."""
+    before = kernel - 1 - (kernel - 1) // 2
+    places = torch.arange(-before, size + kernel - 1 - before) % (2 * size)
+    return torch.minimum(places, 2 * size - 1 - places)
+
+
+class Fourier(Operator):
+    """Orthonormal Fourier coefficients of each channel where a mask (H, W) keeps them: (C, H, W, 2), real, imaginary.
+
+    Frequency zero comes first, as in torch.fft.fft2. Without a mask all are kept.
+    """
+
+    def __init__(self, shape: Sequence[int], keep: Tensor | None = None) -> None:
+        event = _image(shape, "Fourier")
+        keep = torch.ones(event[1:], dtype=torch.bool) if keep is None else keep
+        if keep.shape != event[1:]:
+            raise ValueError(f"the mask's shape {tuple(keep.shape)} does not fit frequencies {event[1:]}")
+        if not ((keep == 0) | (keep == 1)).all() or not keep.any():
+            raise ValueError("a mask holds true and false, or 0 and 1 alone, and keeps something")
+        super().__init__(event, (*event, 2))
+        self.keep = Constant(keep.bool()[..., None])
+
+    def known(self, y: Tensor) -> Tensor:
+        return torch.where(self.keep.at(y).bool(), y, 0.0)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.fft.fft2(x, norm="ortho")) * self.keep.at(x)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return torch.fft.ifft2(torch.view_as_complex((y * self.keep.at(y)).contiguous()), norm="ortho").real

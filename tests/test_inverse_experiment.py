@@ -1,0 +1,47 @@
+"""The experiment on measurements of mixtures: its measures against closed forms, its records, its tables."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from image_experiments import performed
+
+from mmdgs.lab import Context, Workspace, inverse
+from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
+
+TINY = InverseSettings(images=8, draws=6, levels=4, seeds=2)
+
+
+def test_the_gap_leaves_out_what_few_draws_add() -> None:
+    """Truth N(0, 1), draws N(b, 1) with the optimal mean 0: the gap is 10 log10(1 + b^2) with any number of draws."""
+    generator = torch.Generator().manual_seed(0)
+    truth, noise = torch.randn(40_000, 1, generator=generator), torch.randn(3, 40_000, 1, generator=generator)
+    for bias in (0.0, 1.0):
+        found = judged(noise + bias, truth, torch.zeros_like(truth))
+        assert found["gap"] == pytest.approx(10 * math.log10(1 + bias**2), abs=0.1)
+
+
+def test_the_mixture_has_no_spectrum_for_all() -> None:
+    """The variance of each component differs from place to place by more than a factor of ten."""
+    variances = inverse.changing_mixture().covariances.diagonal(dim1=1, dim2=2)
+    assert (variances.amax(1) / variances.amin(1)).min() > 10
+
+
+def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inverse, "QUICK", TINY)
+    monkeypatch.setattr(inverse, "FIT_IMAGES", 50)
+    records, report = performed("inverse", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
+    found = {(one["row"], one["task"]): one for one in records["mixtures"]}
+    assert {row for row, _ in found} == {EXACT, *inverse.ROWS}
+    assert {task for _, task in found} == set(inverse.TASKS)
+    assert all(len(one["gap"]) == TINY.seeds for one in found.values())
+    assert found["spectral", "box"]["evaluations"] == TINY.levels
+    # A draw's root, the mean's system and the draw's, each of 8 products at the most.
+    assert TINY.levels < found["Krylov, 8 steps", "box"]["evaluations"] <= TINY.levels * (1 + 2 * 3 * 8)
+    assert found[EXACT, "box"]["evaluations"] == 0
+    full, isotropic = (sum(found[row, "imputation"]["gap"]) for row in (FULL_ROW, "isotropic"))
+    assert full < isotropic
+    assert len(report.sections[0].tables) == 4

@@ -1,0 +1,134 @@
+"""`restore`: draws of p(x | y) by a model of many levels, against the exact posterior of its data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from toy_models import LEVELS, SHAPE, exact, of_levels
+
+import mmdgs
+from mmdgs import schedules
+from mmdgs.errors import UsageError
+from mmdgs.metrics import calibration_ratio
+from mmdgs.models import Model
+from mmdgs.moments import ExactMoments, FullMoments
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import Box, Downsample, Grayscale, Matrix
+from mmdgs.targets import GaussianMixture
+
+FINE = schedules.geometric(6, 20.0, 0.01)
+MEANS = torch.linspace(-0.4, 0.8, 12, dtype=torch.float64)[None]
+
+
+def gaussian() -> GaussianMixture:
+    """Data in the units of a model on [-1, 1]: one Gaussian image with correlations."""
+    a = torch.randn(12, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return GaussianMixture([1.0], MEANS, (0.05 * (a @ a.mT / 12) + 0.01 * torch.eye(12, dtype=torch.float64))[None])
+
+
+def gaussian_model() -> Model:
+    denoiser = gaussian().denoiser()
+
+    def denoise(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        return denoiser(x_t.double(), level).to(x_t.dtype)
+
+    return of_levels(FINE, denoise)
+
+
+def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels() -> None:
+    """An operator that does not keep constants, on a model of [-1, 1]: x = 2 u - 1 and y = A u + noise e."""
+    model, data = gaussian_model(), gaussian()
+    matrix = torch.randn(3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.tensor([[0.5, 1.0, -0.2], [1.5, 0.0, 0.3]], dtype=torch.float64)
+    pixels = GaussianMixture([1.0], (data.means + 1) / 2, data.covariances / 4)
+    expected = pixels.given(y, matrix, 0.1)
+    draws = 800
+    found = mmdgs.restore(
+        model,
+        y.float(),
+        Matrix(matrix, SHAPE),
+        noise=0.1,
+        covariance=FullMoments(model),
+        steps=8,
+        draws=draws,
+        progress=None,
+    )
+    assert found.draws.shape == (draws, 2, *SHAPE)
+    assert found.cost.forwards == 8
+    deviation = expected.covariance.diagonal(dim1=1, dim2=2).sqrt()
+    z = (found.mean.flatten(1) - expected.mean) / deviation
+    assert z.abs().max() < 4.5 / math.sqrt(draws)
+    ratio = found.std.flatten(1) / deviation
+    assert (ratio - 1).abs().max() < 4.5 / math.sqrt(2 * draws)
+    assert found.noise.flatten().tolist() == pytest.approx([0.1])
+
+
+def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
+    model = exact()
+    y = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    operator = Grayscale(SHAPE)
+
+    def restored(y: Tensor, **given: object) -> Tensor:
+        settings = {"noise": 0.1, "covariance": FullMoments(model), "steps": 4, "draws": 5, "progress": None}
+        return mmdgs.restore(model, y, operator, **{**settings, **given}).draws  # type: ignore[arg-type]
+
+    whole = restored(y)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(restored(y, batch_size=2), whole, **close)
+    torch.testing.assert_close(restored(y, draws=2), whole[:2], **close)
+    torch.testing.assert_close(restored(y[1:], first=1), whole[:, 1:], **close)
+    by_row = torch.tensor([0.1, 0.1, 0.1])
+    torch.testing.assert_close(restored(y, noise=by_row, batch_size=4), whole, **close)
+    assert (restored(y, seed=1) - whole).abs().max() > 0.01
+
+
+def test_draws_of_a_mixture_are_calibrated() -> None:
+    """Exact moments at every level, truths from the model's own data: spread over error is near 1."""
+    model = exact()
+    means = torch.stack([torch.linspace(-0.9, 0.9, 12), torch.linspace(0.7, -0.4, 12)]).double()
+    data = GaussianMixture([0.6, 0.4], means, 0.3)
+    truth = (data.sample(60, generator=torch.Generator().manual_seed(5)).reshape(-1, *SHAPE).float() + 1) / 2
+    operator = Downsample(SHAPE, 2)
+    y = operator(truth) + 0.05 * torch.randn(60, 3, 1, 1, generator=torch.Generator().manual_seed(6))
+    moments = ExactMoments(data.to(dtype=torch.float32))
+    found = mmdgs.restore(model, y, operator, noise=0.05, covariance=moments, steps=12, draws=8, progress=None)
+    assert calibration_ratio(found.draws, truth) == pytest.approx(1, abs=0.1)
+
+
+def test_the_noise_is_estimated() -> None:
+    shape = (1, 16, 16)
+    model = Model(lambda x_t, level: x_t / (1 + level.variance), of_levels(LEVELS).network, LEVELS, shape)
+    y = 0.5 + 0.05 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    moments = mmdgs.DiagonalMoments(model, probes=1)
+    found = mmdgs.restore(
+        model, y, Box(shape, 4), noise="estimate", covariance=moments, steps=3, draws=2, progress=None
+    )
+    assert found.noise.shape == (2, 1, 1, 1)
+    assert found.noise.flatten().tolist() == pytest.approx([0.05, 0.05], rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"noise": 0.0}, "must be positive and finite, got 0"),
+        ({"noise": "guess"}, "a number, or 'estimate', got 'guess'"),
+        ({"noise": "estimate"}, "measured whole"),
+        ({"steps": 1}, "steps must be a whole number of at least 2, got 1"),
+        ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
+        ({"y": torch.full((1, 3, 2, 2), math.nan)}, "not finite in row 0"),
+        ({"y": torch.zeros(1, 3, 4, 4)}, r"have shape \(B, 3, 2, 2\), got \(1, 3, 4, 4\)"),
+        ({"operator": Box((3, 4, 4), 2)}, r"does not fit x of shape \(3, 2, 2\)"),
+        ({"covariance": "spectrum"}, "did you mean 'spectral'"),
+        ({"model": of_levels(LEVELS[:1])}, "trained at NoiseLevel.* alone"),
+        ({"precision": "half"}, "precision must be one of"),
+    ],
+)
+def test_what_is_refused(given: dict[str, object], says: str) -> None:
+    model = exact()
+    settings = {"model": model, "y": torch.zeros(1, *SHAPE), "operator": Box(SHAPE, 1), "noise": 0.1}
+    settings |= {"covariance": FullMoments(model), "steps": 2, "draws": 1, "progress": None}
+    with pytest.raises(UsageError, match=says):
+        mmdgs.restore(**{**settings, **given})  # type: ignore[arg-type]
