@@ -48,8 +48,8 @@ SHAPE = (1, 8, 8)
 D = math.prod(SHAPE)
 NOISE = 0.05
 FIRST, LAST = 100.0, 0.01
-"""The noisiest level is so far above the data's standard deviation, about 0.7, as that of the models that ship: chains
-start from noise around zero, and lower levels see that (at 8 the calibration of a deconvolution is 1.34, not 1.22)."""
+"""The noisiest level is as far above the data's standard deviation, about 0.7, as that of the models that ship. On one
+set of 60 measurements the calibration of a deconvolution was 1.34 from 8, 1.23 from 20 and from 100."""
 KNOTS, FIT_IMAGES = 20, 2_000
 EXACT, FULL_ROW = "exact posterior", "full"
 GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
