@@ -32,7 +32,9 @@ def clock(monkeypatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def _shown_again() -> Iterator[None]:
+def _shown() -> Iterator[None]:
+    """A command with --quiet that ran in this process before hides progress until it is shown again."""
+    show_progress(True)
     yield
     show_progress(True)
 
