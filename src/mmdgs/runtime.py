@@ -172,6 +172,23 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def ticks_of(tick: Callable[[int], object]) -> Iterator[Callable[[int], None]]:
+    """Counts what a block tells a bar; where the block fails, that is taken back."""
+    total = 0
+
+    def counted(number: int) -> None:
+        nonlocal total
+        tick(number)
+        total += number
+
+    try:
+        yield counted
+    except Exception:
+        tick(-total)
+        raise
+
+
 class Stopped(BaseException):
     """Raised inside a job that was asked to stop; no error, so no `except Exception` may swallow it."""
 

@@ -29,7 +29,7 @@ from mmdgs.generation.writers import Destination, destination
 from mmdgs.memory import Batches
 from mmdgs.models import Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
-from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar
+from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State, run
 from mmdgs.samplers.driver import kept_steps
 
@@ -135,26 +135,22 @@ class _Engine:
 
     def _run(self, first: int, rows: int, tick: Callable[[int], object]) -> Run:
         """The chains of some samples; where it fails its ticks are taken back."""
-        ticked = 0
-
-        def note(step: int, state: State, info: Info) -> None:
-            nonlocal ticked
-            if self.callback is not None:
-                self.callback(step, state, info, first)
-            tick(rows)
-            ticked += rows
-
         device = self.model.device
         x0 = (self.start or self._noise)(rows, first).to(device)
         path = contextlib.nullcontext() if self.fast is None else fast_path(self.fast)
-        try:
-            with matmul_precision(self.precision), autocast(self.precision, device), path:
-                return run(
-                    self.plan, x0, seed=self.seed, first_chain=first, keep=self.keep, callback=note, progress=None
-                )
-        except Exception:
-            tick(-ticked)
-            raise
+        with ticks_of(tick) as ticked, matmul_precision(self.precision), autocast(self.precision, device), path:
+
+            def note(step: int, state: State, info: Info) -> None:
+                if self.callback is not None:
+                    self.callback(step, state, info, first)
+                ticked(rows)
+
+            return run(self.plan, x0, seed=self.seed, first_chain=first, keep=self.keep, callback=note, progress=None)
+
+
+def chains_at_once(model: Model) -> int:
+    """How many chains run together where no batch size is given."""
+    return max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
 
 
 def generate(
@@ -206,7 +202,7 @@ def generate(
     if keep is not None:
         kept_steps(keep, len(plan.steps))
     device = model.device
-    size = batch_size or max(1, BATCH_NUMBERS.get(device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    size = batch_size or chains_at_once(model)
     begin = _starting(start, (count, *model.shape), first)
     path = _path(fast, count * len(plan.steps), device)
     batches = Batches(size, "samples", ADVICE)

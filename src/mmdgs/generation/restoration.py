@@ -6,7 +6,6 @@ measurement i depends on (seed, i, j) alone: not on how many there are of either
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
-from mmdgs.generation.engine import ADVICE, BATCH_NUMBERS
+from mmdgs.generation.engine import ADVICE, chains_at_once
 from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches
 from mmdgs.models import Model
@@ -26,7 +25,7 @@ from mmdgs.moments import GivenMoments, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, estimated_noise, measured, noise_variances
 from mmdgs.randomness import Streams, checked_seed, child_seed
-from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar
+from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Run, State, ancestral_plan, run
 
 ESTIMATE = "estimate"
@@ -93,7 +92,7 @@ def restore(
     y, tau = (high - low) * y + offset, (high - low) * tau
     moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
     chosen = edm_levels(model, steps) if levels is None else tuple(levels)
-    size = batch_size or max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    size = batch_size or chains_at_once(model)
     work = _Work(model, moments, found, y, tau, chosen, draws, checked_seed(seed), first, precision)
     started, total = time.perf_counter(), len(y) * draws
     with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
@@ -135,20 +134,13 @@ class _Work:
         )
         streams = Streams(seeds, len(seeds), purpose="start")
         x0 = plan.noise(self.model.shape, len(seeds), generator=streams, centre=sum(self.model.interval) / 2)
-        ticked = 0
-
-        def note(step: int, state: State, info: Info) -> None:
-            nonlocal ticked
-            tick(len(seeds))
-            ticked += len(seeds)
-
         device = self.model.device
-        try:
-            with matmul_precision(self.precision), autocast(self.precision, device):
-                return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)
-        except Exception:
-            tick(-ticked)
-            raise
+        with ticks_of(tick) as ticked, matmul_precision(self.precision), autocast(self.precision, device):
+
+            def note(step: int, state: State, info: Info) -> None:
+                ticked(len(seeds))
+
+            return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)
 
 
 def check_restoration(model: Model, steps: int, draws: int, batch_size: int | None = None) -> None:

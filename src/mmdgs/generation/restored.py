@@ -8,7 +8,6 @@ restored.json    settings, cost and scores
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, file_written_atomically, write_atomically
-from mmdgs.generation.engine import BATCH_NUMBERS
+from mmdgs.generation.engine import chains_at_once
 from mmdgs.generation.restoration import ESTIMATE, check_restoration, restore
-from mmdgs.generation.writers import DIGITS, PARTS, Destination
+from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.operators import Operator, measured, noise_variances
@@ -60,13 +59,13 @@ class RestoredFolder(Destination):
         if (self.path / ARRAYS).exists():
             with numpy.load(self.path / ARRAYS) as found:
                 return torch.from_numpy(found["draws"])
-        files = [self.work / f"{_name(number)}.npy" for number in range(count)]
+        files = [self.work / f"{numbered(number)}.npy" for number in range(count)]
         return torch.from_numpy(numpy.stack([numpy.load(file) for file in files], 1))
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         for number, draws in enumerate(images, first):
             if number in wanted:
-                with file_written_atomically(self.work / f"{_name(number)}.npy") as stream:
+                with file_written_atomically(self.work / f"{numbered(number)}.npy") as stream:
                     numpy.save(stream, draws.numpy())
 
     def _assemble(self, count: int) -> None:
@@ -75,8 +74,7 @@ class RestoredFolder(Destination):
         for name, values in found.items():
             (self.path / name).mkdir(exist_ok=True)
             for number, image in enumerate(to_uint8(values if name == "mean" else values / STD_WHITE)):
-                picture = image[0] if len(image) == 1 else image.permute(1, 2, 0)
-                write_atomically(self.path / name / f"{_name(number)}.png", png(picture.numpy()))
+                write_picture(self.path / name, number, image)
         with file_written_atomically(self.path / ARRAYS) as stream:
             arrays = {name: values.numpy() for name, values in {"draws": draws, **found}.items()}
             numpy.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # numpy takes the names for its options
@@ -140,7 +138,7 @@ def restore_into(
         noise_variances(noise, operator, y)  # type: ignore[arg-type]
     options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
     wanted = {"count": count, "model": model.digest, **options, "precision": precision, **(settings or {})}
-    size = batch_size or max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    size = batch_size or chains_at_once(model)
     group = max(1, size // draws)
     place.check(resume=resume, overwrite=overwrite)
     check_restoration(model, steps, draws, batch_size)
@@ -227,7 +225,3 @@ def _with_header(picture: numpy.ndarray, words: list[str], width: int) -> numpy.
 def _spread(draws: Tensor) -> Tensor:
     """The standard deviation of draws, zero for a single one."""
     return draws.std(0) if len(draws) > 1 else torch.zeros_like(draws[0])
-
-
-def _name(number: int) -> str:
-    return f"{number:0{DIGITS}}"

@@ -125,7 +125,7 @@ class Destination(abc.ABC):
     def write(self, first: int, images: Tensor, wanted: set[int], note: Mapping[str, Any]) -> None:
         """Write a batch of images, and first the note that goes with it: what is there has one."""
         try:
-            write_atomically(self.work / f"{_name(first)}.json", to_json(note))
+            write_atomically(self.work / f"{numbered(first)}.json", to_json(note))
             self._write(first, images, wanted)
         except OSError as error:
             raise OSError(
@@ -170,8 +170,7 @@ class PictureFolder(Destination):
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         for number, image in enumerate(to_uint8(images), first):
             if number in wanted:
-                picture = image[0] if len(image) == 1 else image.permute(1, 2, 0)
-                write_atomically(self.path / f"{_name(number)}.png", png(picture.numpy()))
+                write_picture(self.path, number, image)
 
     def _assemble(self, count: int) -> None:
         """The files are what was asked for."""
@@ -220,7 +219,7 @@ class ArrayFile(Destination):
         return {number for first, samples, _ in self._parts() for number in range(first, first + samples)}
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
-        with file_written_atomically(self.work / f"{_name(first)}-{_name(len(images))}.npy") as stream:
+        with file_written_atomically(self.work / f"{numbered(first)}-{numbered(len(images))}.npy") as stream:
             numpy.save(stream, self._stored(images))
 
     def _assemble(self, count: int) -> None:
@@ -269,7 +268,7 @@ def destination(path: Path, *, pixels: bool = False) -> Destination:
     return PictureFolder(path)
 
 
-def _name(number: int) -> str:
+def numbered(number: int) -> str:
     return f"{number:0{DIGITS}}"
 
 
@@ -279,3 +278,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
+
+
+def write_picture(folder: Path, number: int, image: Tensor) -> None:
+    """Write an 8-bit image (C, H, W) as a PNG file that is named by its number."""
+    picture = image[0] if len(image) == 1 else image.permute(1, 2, 0)
+    write_atomically(folder / f"{numbered(number)}.png", png(picture.numpy()))

@@ -6,7 +6,7 @@ have the same mean; what differs is C.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -23,10 +23,9 @@ from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model, from_pretrained
 from mmdgs.moments import CalibratedMoments, DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
-from mmdgs.moments.calibrated import fit_floor_and_scale
+from mmdgs.moments.calibrated import fit_floor_and_scale, posteriors
 from mmdgs.moments.spectral import SpectralMoments
-from mmdgs.noise import LevelTable, NoiseLevel, add_noise
-from mmdgs.posterior import Gaussian
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams
 
 MODEL = "cifar10"
@@ -125,25 +124,13 @@ class Estimators:
         return CalibratedMoments(moments, LevelTable.of({self.level: [*found, 1.0]}))
 
 
-def posteriors(
-    moments: Moments, x: Tensor, level: NoiseLevel, seed: int, purpose: str
-) -> Iterator[tuple[Tensor, Gaussian]]:
-    """Some rows of x at a time, and the posteriors of noisy versions of them.
-
-    Each row has random streams of its own: one for its noise, one for what an estimator draws.
-    """
-    rows = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
-    for first in range(0, len(x), rows):
-        clean = x[first : first + rows]
-        noise, own = (Streams(seed, len(clean), first, purpose=f"{purpose} {what}") for what in ("noise", "probes"))
-        yield clean, moments(add_noise(clean, level, generator=noise), level, generator=own)
-
-
 def likelihoods(
     moments: Moments, x: Float[Tensor, "batch ..."], level: NoiseLevel, *, seed: int
 ) -> Float[Tensor, " batch"]:
     """log N(x; mean, C) / d of each x under the posterior of a noisy version of it, in nats."""
-    found = [q.log_prob(clean) / clean[0].numel() for clean, q in posteriors(moments, x, level, seed, "judged")]
+    rows = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
+    pairs = posteriors(moments, x, level, seed=seed, purpose="judged", rows=rows)
+    found = [q.log_prob(clean) / clean[0].numel() for clean, q in pairs]
     return torch.cat(found).detach().double().cpu()
 
 

@@ -78,21 +78,31 @@ def with_floor(moments: Moments, floor: float | None) -> Moments:
 
 
 def posteriors(
-    moments: Moments, x: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int
+    moments: Moments,
+    x: Float[Tensor, "data ..."],
+    level: NoiseLevel,
+    *,
+    seed: int,
+    purpose: str = "calibration",
+    rows: int | None = None,
 ) -> Iterator[tuple[Tensor, Gaussian]]:
-    """Some rows of clean x at a time, and the posteriors of noisy versions of them.
+    """Some rows of clean x at a time (None: by the device), and the posteriors of noisy versions of them.
 
     Each row has random streams of its own: one for its noise, one for what an estimator draws.
     """
+    rows = rows or _rows_at_once(moments, x)
+    for first in range(0, len(x), rows):
+        clean = x[first : first + rows]
+        noise, own = (Streams(seed, len(clean), first, purpose=f"{purpose} {what}") for what in ("noise", "probes"))
+        yield clean, moments(add_noise(clean, level, generator=noise), level, generator=own)
+
+
+def _rows_at_once(moments: Moments, x: Tensor) -> int:
     numbers = NUMBERS_AT_ONCE.get(x.device.type, NUMBERS_AT_ONCE["cpu"])
     inner = moments.moments if isinstance(moments, CalibratedMoments) else moments
     if isinstance(inner, FullMoments) and inner.most_products is not None:  # d products a row
         numbers = min(numbers, inner.most_products)
-    rows = max(1, numbers // x[0].numel())
-    for first in range(0, len(x), rows):
-        clean = x[first : first + rows]
-        noise, own = (Streams(seed, len(clean), first, purpose=f"calibration {what}") for what in ("noise", "probes"))
-        yield clean, moments(add_noise(clean, level, generator=noise), level, generator=own)
+    return max(1, numbers // x[0].numel())
 
 
 def fit_floor_and_scale(
