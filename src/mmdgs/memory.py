@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,20 @@ T = TypeVar("T")
 
 SAID_BY_TORCH = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 """Words of the plain RuntimeErrors that the CPU's allocator, cuDNN and cuBLAS raise where memory is short."""
+
+
+KEPT = (32 << 20) - (64 << 10)
+"""Bytes: just below the largest piece that glibc learns from."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have the C library keep what steps free, instead of giving it back to the system and asking for it again.
+
+    glibc raises the size up to which it keeps memory when a larger piece is freed, so one piece that is never touched
+    does it. A step of 1,000 2-D chains took a quarter longer without: 13,000 page faults.
+    """
+    torch.empty(KEPT, dtype=torch.uint8)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost, counting
 from mmdgs.errors import NonFiniteError
+from mmdgs.memory import keep_freed_memory
 from mmdgs.moments import Moments, require_batch
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams
@@ -84,6 +85,7 @@ def run(
     totals: dict[str, tuple[Tensor, int]] = {}  # of the info, and how many steps reported it
     if 0 in places:
         samples[places[0]] = state.x
+    keep_freed_memory()
     started = time.perf_counter()
     bar = progress_bar(len(plan.steps), progress)
     small = x0.device.type == "cpu" and x0.numel() <= SMALL_STATE
