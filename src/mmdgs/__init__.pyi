@@ -59,6 +59,7 @@ from mmdgs.moments import (
     Moments as Moments,
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,
+    components as components,
 )
 from mmdgs.moments.probes import (
     Lattice as Lattice,

@@ -7,7 +7,7 @@ from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.given import GivenDenoiser, GivenMoments
 from mmdgs.moments.isotropic import IsotropicMoments
-from mmdgs.moments.krylov import KrylovMoments
+from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.spectral import SpectralMoments
@@ -28,6 +28,7 @@ __all__ = [
     "Moments",
     "OcmMoments",
     "SpectralMoments",
+    "components",
     "fitted_in_parts",
     "require_batch",
     "require_input",
