@@ -37,6 +37,9 @@ from mmdgs.generation import (
     generate as generate,
     restore as restore,
 )
+from mmdgs.linalg.components import (
+    Components as Components,
+)
 from mmdgs.models import (
     FitData as FitData,
     Model as Model,
@@ -53,6 +56,7 @@ from mmdgs.moments import (
     ExactMoments as ExactMoments,
     FullMoments as FullMoments,
     GivenMoments as GivenMoments,
+    HigherMoments as HigherMoments,
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
@@ -60,6 +64,7 @@ from mmdgs.moments import (
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,
     components as components,
+    higher_moments as higher_moments,
 )
 from mmdgs.moments.probes import (
     Lattice as Lattice,

@@ -4,7 +4,8 @@ Exact where the covariance is a matrix, a diagonal or diagonal in cosines. Where
 Lanczos with full orthogonalisation: with V the basis so far and W = C V, both kept,
 
     Rayleigh-Ritz   V' W = Y diag(values) Y',   directions V Y,   residuals |W y - value V y| / value
-    next block      W of the last block, orthogonal to V (twice), and by random vectors where it vanishes
+    next block      W of the last block, orthogonal to V (twice), and random vectors where it vanishes
+    in the end      a random vector and its space, which must not change what was found: equal variances would
 
 so the residuals are those of the pairs themselves, and cost no product. An eigenvalue is off by at most its residual,
 and far less where it stands apart. A region P has the covariance P C P'.
@@ -12,7 +13,6 @@ and far less where it stands apart. A region P has the covariance P C P'.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,8 +27,10 @@ from mmdgs.linalg.spectral import Spectral, from_cosines
 from mmdgs.randomness import Streams, randn
 
 TOLERANCE = 0.01
-BLOCK = 2
-"""Start vectors. Products needed grow with them; one alone would find only one of several equal eigenvalues, late."""
+BLOCK, CHECK = 1, 3
+"""Start vectors, and products with a new random vector by which it is checked that no component was missed.
+
+One start vector takes the fewest products, but finds only one direction of several with equal variances."""
 MOST_A_COMPONENT = 40
 """Products for each component after which the search ends unless told otherwise, and the residuals say how far it came.
 """
@@ -196,8 +198,9 @@ def block_lanczos(
     )
     streams = Streams(0, rows, purpose="components")
     basis, images = like.new_empty(most, rows, d), like.new_empty(most, rows, d)
-    new = randn((rows, min(block, most), d), like, streams).transpose(0, 1)
-    used, largest = 0, like.new_zeros(rows)
+    new = randn((rows, block, d), like, streams).transpose(0, 1)[:most]
+    used, largest, probing = 0, like.new_zeros(rows), False
+    until, before = 0, like.new_zeros(rows, k)  # of the check: its last product, and the variances it began with
     while True:
         new = _orthonormal(new, basis[:used], largest, streams)
         size = len(new)
@@ -206,31 +209,37 @@ def block_lanczos(
         raise_non_finite("denoising covariance", images[used : used + size].transpose(0, 1))
         new, used = images[used : used + size], used + size
         largest = torch.maximum(largest, new.norm(dim=-1).amax(0))
-        if used < k:
-            new = new[: most - used]
-            continue
-        values, coordinates = _ritz(basis[:used], images[:used], k)
-        pairs = torch.einsum("mbd,bmk->bkd", images[:used], coordinates)
-        directions = torch.einsum("mbd,bmk->bkd", basis[:used], coordinates)
-        errors = (pairs - values[..., None] * directions).norm(dim=-1)
-        residuals = errors / values.abs().clamp(min=torch.finfo(dtype).tiny)
-        if told is not None:
-            told(used, residuals)
-        # With the whole space in the basis the pairs are exact but for rounding, whatever their size.
-        if used >= most or bool((residuals <= tolerance).all()):
-            return Components(values, directions, residuals, used)
+        if used >= k:
+            values, directions, errors = _ritz(basis[:used], images[:used], k)
+            residuals = errors.norm(dim=-1) / values.abs().clamp(min=torch.finfo(dtype).tiny)
+            if told is not None:
+                told(used, residuals)
+            good = bool((residuals <= tolerance).all())
+            same = bool(((values - before).abs() <= tolerance * values.abs()).all())
+            if used >= most or (good and probing and used >= until and same):
+                return Components(values, directions, residuals, used)
+            if probing and used < until:
+                pass  # along the new vector's own space
+            elif good:
+                probing, until, before = True, used + CHECK, values
+                new = randn((rows, 1, d), like, streams).transpose(0, 1)
+            elif probing:  # it was in several spaces: go on where the largest error is
+                order = residuals.argsort(1, descending=True)[:, :block, None].expand(-1, -1, d)
+                new = errors.gather(1, order).transpose(0, 1)
         new = new[: most - used]
 
 
-def _ritz(basis: Tensor, images: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest Ritz values (B, k) and their coordinates in the basis (B, m, k)."""
+def _ritz(basis: Tensor, images: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest Ritz values (B, k) and vectors (B, k, d), and what is left of each, C v - value v."""
     matrix = torch.einsum("mbd,nbd->bmn", basis, images).double()
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
-    return values[:, -k:].flip(1).to(basis.dtype), vectors[..., -k:].flip(2).to(basis.dtype)
+    values, vectors = values[:, -k:].flip(1).to(basis.dtype), vectors[..., -k:].flip(2).to(basis.dtype)
+    directions, pairs = (torch.einsum("mbd,bmk->bkd", one, vectors) for one in (basis, images))
+    return values, directions, pairs - values[..., None] * directions
 
 
 def _orthonormal(new: Tensor, basis: Tensor, largest: Tensor, streams: Streams) -> Tensor:
-    """Vectors (n, B, d) made orthonormal, and orthogonal to the basis; those that vanish are replaced by random ones."""
+    """Vectors (n, B, d) made orthonormal and orthogonal to the basis; those that vanish become random ones."""
     least = VANISHED * torch.finfo(new.dtype).eps * largest
     done = basis
     for vector in new:

@@ -6,6 +6,7 @@ from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batc
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.given import GivenDenoiser, GivenMoments
+from mmdgs.moments.higher import HigherMoments, higher_moments
 from mmdgs.moments.isotropic import IsotropicMoments
 from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
@@ -22,6 +23,7 @@ __all__ = [
     "FullMoments",
     "GivenDenoiser",
     "GivenMoments",
+    "HigherMoments",
     "IsotropicMoments",
     "KrylovMoments",
     "LearnedMoments",
@@ -30,6 +32,7 @@ __all__ = [
     "SpectralMoments",
     "components",
     "fitted_in_parts",
+    "higher_moments",
     "require_batch",
     "require_input",
 ]
