@@ -92,7 +92,7 @@ def test_equal_and_negative_eigenvalues(values: list[float]) -> None:
     found = block_lanczos(lambda v: v @ matrix, torch.zeros(1, 200, dtype=torch.float64), 3, tolerance=1e-9)
     expected = torch.linalg.eigvalsh(matrix)[-3:].flip(0)
     torch.testing.assert_close(found.variances[0], expected, rtol=1e-9, atol=0)
-    assert found.products < 80
+    assert found.products < 120
 
 
 def test_a_multiple_of_the_identity_and_a_matrix_of_rank_one() -> None:

@@ -157,7 +157,7 @@ def _forwards(along: Callable[[Tensor], Tensor], start: Tensor) -> list[Tensor]:
 def _backwards(along: Callable[[Tensor], Tensor], start: Tensor, order: int) -> list[Tensor]:
     """Derivatives of every order up to `order`, each a gradient of the one before."""
     s = start.clone().requires_grad_(True)
-    with torch.enable_grad(), WrittenOutNorms(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         found = [along(s)]
         for i in range(order):
             if not found[-1].requires_grad:  # a polynomial of lower order
