@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Streams
 from mmdgs.runtime import progress_bar
 
-LEAST = math.ceil(2 * COVERED / (1 - COVERED) + 2)
+LEAST = 20
 """Images that are needed in all: with fewer than 9 to fit, no finite factor has the guarantee."""
 
 
@@ -82,7 +83,7 @@ def calibrated_factors(
             pixels.append(scores[0])
             along.append(scores[1])
             bar.update()
-    normal = reach * 1.6448536269514722
+    normal = reach * NormalDist().inv_cdf(0.5 + COVERED / 2)
     found = []
     for scores in (torch.stack(pixels), torch.stack(along)):
         factor = conformal_factor(scores[::2])

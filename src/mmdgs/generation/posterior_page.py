@@ -117,7 +117,8 @@ def _components(seen: Seen) -> list[str]:
         "<p>The directions in which the image is least certain, largest first. Each row walks from two standard "
         "deviations below the mean to two above: all of these are likely. The curve is the density along the direction "
         "with the skewness and kurtosis of the posterior, and the dotted one a Gaussian. Two peaks are two "
-        "explanations.</p>",
+        "explanations. In a large image a component may move many pixels a little: <code>--region</code> looks at a "
+        "part.</p>",
     ]
     for i, row in enumerate(walk_pictures(seen)):
         walk = "".join(
@@ -136,7 +137,7 @@ def _components(seen: Seen) -> list[str]:
         table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
         found.append(
             f'<div class="card"><h3>Component {i + 1}</h3><div class="both"><div class="walk">{walk}</div>'
-            f'<div class="side">{_figure("direction", direction_picture(seen, i))}'
+            f'<div class="side">{_figure("what changes, enhanced", direction_picture(seen, i))}'
             f"{density_svg(seen.grid, seen.density[i])}<table>{table}</table></div></div></div>"
         )
     return found

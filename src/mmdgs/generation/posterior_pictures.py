@@ -98,7 +98,9 @@ def direction_picture(seen: Seen, i: int) -> numpy.ndarray:
     """A component itself: grey is no change, brighter and darker are changes either way."""
     one = seen.directions[i]
     one = one if seen.region is None else inside(one, seen.region)
-    return enlarged(pixels(0.5 + 0.5 * one / one.abs().max().clamp(min=1e-12)))
+    # Nearly all of it within the greys: single pixels would take them for themselves.
+    top = torch.quantile(one.abs().flatten(), 0.995).clamp(min=1e-12)
+    return enlarged(pixels(0.5 + 0.5 * one / top))
 
 
 def strip(pictures: list[numpy.ndarray]) -> numpy.ndarray:
@@ -139,7 +141,7 @@ def overview(seen: Seen) -> bytes:
     for i, row in enumerate(walk_pictures(seen)):
         words = ["mean" if step == 0 else f"{step:+g} std" for step in STEPS]
         words[0] = f"component {i + 1}: {words[0]}"
-        rows.append(dict(zip(words, row, strict=True)))
+        rows.append(dict(zip(words, row, strict=True)) | {"what changes": direction_picture(seen, i)})
     return png(_rows(rows))
 
 
