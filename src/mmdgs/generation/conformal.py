@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.generation.posteriors import COVERED, KRYLOV_STEPS, Estimators, Factors, level_of
+from mmdgs.generation.posteriors import COVERED, Estimators, Factors, level_of
+from mmdgs.linalg.components import TOLERANCE
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel, add_noise
 from mmdgs.randomness import Streams
@@ -67,7 +68,7 @@ def calibrated_factors(
     sigma: float,
     *,
     components: int = 5,
-    krylov_steps: int = KRYLOV_STEPS,
+    tolerance: float = TOLERANCE,
     seed: int = 0,
     progress: str | None = "calibrating",
 ) -> Conformal:
@@ -75,13 +76,14 @@ def calibrated_factors(
     level = level_of(model, sigma)
     if len(x) < LEAST:
         raise UsageError(f"calibration needs {LEAST} images or more, half to fit and half to check, got {len(x)}")
-    made = Estimators.of(model, *model.shape[1:], krylov_steps)
+    made = Estimators.of(model, model.shape)
     pixels, along, reach = [], [], 1.0
     with progress_bar(len(x), progress, unit="image") as bar:
         for i, image in enumerate(x):
-            scores, reach = _scores(model, made, image, level, components, seed, i)
-            pixels.append(scores[0])
-            along.append(scores[1])
+            clean = model.scaled(image[None].float()).to(model.device)
+            (own, others), reach = _scores(made, clean, level, (components, tolerance), (seed, i))
+            pixels.append(own)
+            along.append(others)
             bar.update()
     normal = reach * NormalDist().inv_cdf(0.5 + COVERED / 2)
     found = []
@@ -93,15 +95,18 @@ def calibrated_factors(
 
 
 def _scores(
-    model: Model, made: Estimators, image: Tensor, level: NoiseLevel, components: int, seed: int, number: int
+    made: Estimators, x: Tensor, level: NoiseLevel, wanted: tuple[int, float], stream: tuple[int, int]
 ) -> tuple[tuple[Tensor, Tensor], float]:
-    """Scores of the pixels and of the components of one image."""
-    x = model.scaled(image[None].float()).to(model.device)
+    """Scores of the pixels and of the components of one image (1, C, H, W), and how far intervals reach without them.
+
+    `wanted` are how many components with which tolerance, and `stream` the seed and the image's number.
+    """
+    (components, tolerance), (seed, number) = wanted, stream
     x_t = add_noise(x, level, generator=Streams(seed, 1, number, purpose="conformal noise"))
     q = made.diagonal(x_t, level, generator=Streams(seed, 1, number, purpose="conformal probes"))
     error = x - q.mean
     pixels = (error.abs() / q.cov.diagonal().sqrt()).flatten().cpu()
     if not components:
         return (pixels, torch.zeros(1)), q.reach
-    found = made.full(x_t, level).components(components)
+    found = made.full(x_t, level).components(components, tolerance=tolerance)
     return (pixels, (found.along(error).abs() / found.stds)[0].cpu()), q.reach

@@ -262,7 +262,7 @@ def _conformal(place: PosteriorFolder, work: _Work, images: Tensor) -> Conformal
         images,
         work.sigma,
         components=asked.components,
-        krylov_steps=asked.krylov_steps,
+        tolerance=asked.tolerance,
         seed=child_seed(asked.seed, "conformal"),
     )
     write_atomically(file, to_json(found.record()))

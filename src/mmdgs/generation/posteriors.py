@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -109,8 +109,8 @@ class Seen:
 
     def arrays(self) -> dict[str, Any]:
         """All arrays by name, as `arrays.npz` has them."""
-        names = ("noisy", "mean", "std", "low", "high", "draws", "directions", "variances", "residuals", "skewness")
-        names += ("excess_kurtosis", "grid", "density", "reach")
+        names = ["noisy", "mean", "std", "low", "high", "draws", "directions", "variances", "residuals", "skewness"]
+        names += ["excess_kurtosis", "grid", "density", "reach"]
         found = {name: getattr(self, name) for name in names} | {"sigma": torch.tensor(self.sigma)}
         if self.truth is not None:
             found["truth"] = self.truth
@@ -148,8 +148,9 @@ class Estimators:
     full: Moments
 
     @classmethod
-    def of(cls, model: Model, height: int, width: int, krylov_steps: int) -> Estimators:
-        denoiser = fitted_denoiser(model, height, width)
+    def of(cls, model: Model, shape: Sequence[int], krylov_steps: int = KRYLOV_STEPS) -> Estimators:
+        """Those of a model for images of a shape (C, H, W)."""
+        denoiser = fitted_denoiser(model, *shape[-2:])
         return cls(
             denoiser,
             moments_for(model, denoiser, "diagonal", probes=PROBES),
@@ -180,7 +181,7 @@ def posterior_of(
     level = level_of(model, sigma)
     checked_region(asked.region, noisy.shape)
     started, width = time.perf_counter(), model.interval[1] - model.interval[0]
-    made = Estimators.of(model, *noisy.shape[1:], asked.krylov_steps)
+    made = Estimators.of(model, noisy.shape, asked.krylov_steps)
     x_t = model.scaled(noisy[None].float()).to(model.device)
     with counting() as cost:
         q = made.diagonal(x_t, level, generator=_streams(asked.seed, number, "probes"))

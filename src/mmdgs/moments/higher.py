@@ -142,7 +142,7 @@ def _forwards(along: Callable[[Tensor], Tensor], start: Tensor) -> list[Tensor]:
 
     def with_derivative(f: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def wider(s: Tensor) -> tuple[Tensor, ...]:
-            values, slopes = torch.func.jvp(f, (s,), (ones,))
+            values, slopes = torch.func.jvp(f, (s,), (ones,))  # type: ignore[misc]  # three only with has_aux
             return (*values, slopes[-1])
 
         return wider
