@@ -20,7 +20,7 @@ from mmdgs import cli
 from mmdgs.errors import UsageError
 from mmdgs.generation import posterior_folder, tiles
 from mmdgs.generation.conformal import calibrated_factors, conformal_factor
-from mmdgs.generation.posteriors import Asked, posterior_of, scores_of
+from mmdgs.generation.posteriors import PosteriorSettings, image_posterior, scores_of
 from mmdgs.generation.tiles import TiledDenoiser, weights_along
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.models import Model
@@ -117,7 +117,7 @@ def test_an_exact_model_at_any_size(size: tuple[int, int], interval: tuple[float
     generator = torch.Generator().manual_seed(0)
     truth = 0.5 + torch.randn(1, *size, generator=generator) / 3
     noisy = truth + 0.3 * torch.randn(1, *size, generator=generator)
-    seen = posterior_of(model, noisy, 0.3, Asked(components=2, draws=2), truth=truth)
+    seen = image_posterior(model, noisy, 0.3, PosteriorSettings(components=2, draws=2), truth=truth)
     variance = 1 / (9 + 1 / 0.09)
     torch.testing.assert_close(seen.mean, 0.5 + variance / 0.09 * (noisy - 0.5), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen.std, torch.full_like(truth, math.sqrt(variance)), rtol=1e-3, atol=0)
@@ -179,7 +179,7 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatc
     given = ("--calibrate", str(folder / "clean.npz"), "--calibration-images", "20", "--tolerance", "0.9")
     few = {"draws": "1", "components": "1"}
     assert run(cli.app, command(folder, whole, *given, **few)).exit_code == 0
-    real, calls, fits = posterior_folder.posterior_of, [], []
+    real, calls, fits = posterior_folder.image_posterior, [], []
     real_fit = posterior_folder.calibrated_factors
 
     def interrupted(*args: object, **given: object) -> object:
@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatc
         fits.append(1)
         return real_fit(*args, **given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(posterior_folder, "posterior_of", interrupted)
+    monkeypatch.setattr(posterior_folder, "image_posterior", interrupted)
     monkeypatch.setattr(posterior_folder, "calibrated_factors", fit)
     first = run(cli.app, command(folder, stopped, *given, **few))
     assert first.exit_code == 130
@@ -292,7 +292,7 @@ def test_two_modes_are_seen() -> None:
         (1, 8, 8),
         source="two",
     )
-    seen = posterior_of(model, torch.full((1, 8, 8), 0.5), 1.0, Asked(components=1, draws=0))
+    seen = image_posterior(model, torch.full((1, 8, 8), 0.5), 1.0, PosteriorSettings(components=1, draws=0))
     torch.testing.assert_close(seen.directions[0].abs(), torch.full((1, 8, 8), 0.125), rtol=1e-2, atol=1e-3)
     assert seen.excess_kurtosis.item() < -1.5
     middle = seen.density[0][seen.grid.abs().argmin()]

@@ -32,9 +32,12 @@ from mmdgs.errors import (
     UsageError as UsageError,
 )
 from mmdgs.generation import (
+    ImagePosterior as ImagePosterior,
     Method as Method,
+    PosteriorSettings as PosteriorSettings,
     Restored as Restored,
     generate as generate,
+    image_posterior as image_posterior,
     restore as restore,
 )
 from mmdgs.linalg.components import (

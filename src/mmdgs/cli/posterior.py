@@ -69,12 +69,12 @@ def posterior(
     with plain_errors(debug):
         from mmdgs.data.single import named_images
         from mmdgs.generation.posterior_folder import PosteriorFolder, posteriors_into
-        from mmdgs.generation.posteriors import Asked
+        from mmdgs.generation.posteriors import PosteriorSettings
         from mmdgs.models import load
 
         PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
         level = _sigma(sigma)
-        asked = Asked(components, draws, _region(region), tolerance, krylov_steps, seed)
+        asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed)
         found = named_images(images, data_dir=data_dir, limit=n)
         made = load(model, device=device_named(device))
         held_out = None if calibrate is None else _held_out(calibrate, data_dir, made, calibration_images)

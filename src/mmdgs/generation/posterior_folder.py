@@ -3,7 +3,7 @@
 NAME/mean.png, std.png     the mean; standard deviations in colour, with a scale
 NAME/draws/0.png ...       draws
 NAME/components/1.png ...  a strip for each component, from -2 to +2 standard deviations
-NAME/arrays.npz            all arrays (`Seen.arrays`), float32 in [0, 1] units, not clipped
+NAME/arrays.npz            all arrays (`ImagePosterior.arrays`), float32 in [0, 1] units, not clipped
 NAME/page.html             everything in one self-contained page
 NAME/overview.png          everything in one picture
 index.html                 links to the pages, where there are several
@@ -30,7 +30,7 @@ from mmdgs.files import LOCK, folder_written_atomically, read_json, to_json, wri
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.posterior_page import index_page, page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
-from mmdgs.generation.posteriors import Asked, Seen, level_of, parts_of, posterior_of
+from mmdgs.generation.posteriors import ImagePosterior, PosteriorSettings, image_posterior, level_of, parts_of
 from mmdgs.generation.tiles import fitted_denoiser
 from mmdgs.generation.writers import PARTS, Destination
 from mmdgs.linalg.components import checked_region
@@ -55,7 +55,7 @@ class PosteriorFolder(Destination):
     def present(self, count: int) -> set[int]:
         return {i for i, name in enumerate(self.names[:count]) if (self.path / name / "page.html").exists()}
 
-    def _write(self, first: int, images: Sequence[Seen], wanted: set[int]) -> None:
+    def _write(self, first: int, images: Sequence[ImagePosterior], wanted: set[int]) -> None:
         for number, seen in enumerate(images, first):
             if number in wanted:
                 with folder_written_atomically(self.path / seen.name) as folder:
@@ -81,7 +81,7 @@ class PosteriorFolder(Destination):
         return [*self.path.glob(".*.png.*"), *(one for name in self.names for one in self.path.glob(f".{name}.*"))]
 
 
-def write_seen(folder: Path, seen: Seen, model: str) -> None:
+def write_seen(folder: Path, seen: ImagePosterior, model: str) -> None:
     """The files of one image."""
     write_atomically(folder / "mean.png", png(pixels(seen.mean)))
     write_atomically(folder / "std.png", png(std_picture(seen.std)))
@@ -119,7 +119,7 @@ def posteriors_into(
     images: Sequence[NamedImage],
     *,
     sigma: float | str,
-    asked: Asked | None = None,
+    asked: PosteriorSettings | None = None,
     simulate: bool = False,
     calibrate: Tensor | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -127,12 +127,12 @@ def posteriors_into(
     overwrite: bool = False,
     progress: str | None = "posteriors",
 ) -> Posteriors:
-    """`posterior_of` for many images, into a folder. `sigma` is a number, or "estimate": one for each image.
+    """`image_posterior` for many images, into a folder. `sigma` is a number, or "estimate": one for each image.
 
     With `simulate` the images are clean, get their noise here, and the results are scored. `calibrate` are clean images
     (n, C, H, W) of the model's size for conformal intervals (conformal.py), which need one sigma for all.
     """
-    asked = asked or Asked()
+    asked = asked or PosteriorSettings()
     work = _Work(model, images, asked, sigma, simulate)
     work.check(calibrate is not None)
     place = PosteriorFolder(Path(out), [one.name for one in images], model.source)
@@ -157,7 +157,7 @@ def posteriors_into(
     return Posteriors(place.path, notes, calibration)
 
 
-def _note(seen: Seen) -> dict[str, Any]:
+def _note(seen: ImagePosterior) -> dict[str, Any]:
     cost = {"forwards": seen.cost.forwards, "products": seen.cost.products}
     return {
         "name": seen.name,
@@ -177,7 +177,7 @@ class _Work:
 
     model: Model
     images: Sequence[NamedImage]
-    asked: Asked
+    asked: PosteriorSettings
     sigma: float | str
     simulate: bool
 
@@ -216,7 +216,7 @@ class _Work:
         level_of(self.model, sigma)
         return sigma
 
-    def seen(self, i: int, conformal: Conformal | None, tick: Any) -> Seen:
+    def seen(self, i: int, conformal: Conformal | None, tick: Any) -> ImagePosterior:
         one = self.images[i]
         image, remarks = one.in_channels(self.model.shape[0], clean=self.simulate)
         sigma = self.level(one)
@@ -228,7 +228,7 @@ class _Work:
             remarks = (*remarks, f"The noise was estimated from the image: {sigma:.3g}.")
         if conformal is not None:
             remarks = (*remarks, _coverage(conformal))
-        return posterior_of(
+        return image_posterior(
             self.model,
             image,
             sigma,

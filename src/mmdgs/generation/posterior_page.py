@@ -20,7 +20,7 @@ from mmdgs.generation.posterior_pictures import (
     std_picture,
     walk_pictures,
 )
-from mmdgs.generation.posteriors import Seen
+from mmdgs.generation.posteriors import ImagePosterior
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#20242c;--soft:#5b6472;--paper:#fff;--card:#f4f6f9;--line:#d9dee6;--accent:#2f6fde}
@@ -50,7 +50,7 @@ WORDS = {
 }
 
 
-def page(seen: Seen, model: str) -> str:
+def page(seen: ImagePosterior, model: str) -> str:
     """The page of one image."""
     body = [
         f"<h1>What p(x | noisy x) says: {escape(seen.name)}</h1>",
@@ -98,18 +98,18 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _tiles(seen: Seen) -> str:
+def _tiles(seen: ImagePosterior) -> str:
     return f", {seen.tiles} overlapping tiles of the network's size" if seen.tiles > 1 else ""
 
 
-def _scores(seen: Seen) -> str:
+def _scores(seen: ImagePosterior) -> str:
     if not seen.scores:
         return ""
     rows = "".join(f"<tr><td>{WORDS[name]}</td><td>{value:.4g}</td></tr>" for name, value in seen.scores.items())
     return f"<h2>Against the truth</h2><table>{rows}</table>"
 
 
-def _components(seen: Seen) -> list[str]:
+def _components(seen: ImagePosterior) -> list[str]:
     total = seen.std.square().sum().item()
     where = "" if seen.region is None else f" of the region {','.join(map(str, seen.region))} (x, y, width, height)"
     found = [

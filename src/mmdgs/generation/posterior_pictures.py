@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.data.pictures import png
-from mmdgs.generation.posteriors import Seen
+from mmdgs.generation.posteriors import ImagePosterior
 from mmdgs.linalg.components import inside
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def std_picture(std: Tensor) -> numpy.ndarray:
     return numpy.asarray(canvas)
 
 
-def walk_pictures(seen: Seen) -> list[list[numpy.ndarray]]:
+def walk_pictures(seen: ImagePosterior) -> list[list[numpy.ndarray]]:
     """The images mean + step * std * direction, for each component; of the region where there is one."""
     found = seen.walk(STEPS)
     found = found if seen.region is None else inside(found, seen.region)
     return [[enlarged(pixels(one)) for one in row] for row in found]
 
 
-def direction_picture(seen: Seen, i: int) -> numpy.ndarray:
+def direction_picture(seen: ImagePosterior, i: int) -> numpy.ndarray:
     """A component itself: grey is no change, brighter and darker are changes either way."""
     one = seen.directions[i]
     one = one if seen.region is None else inside(one, seen.region)
@@ -110,7 +110,7 @@ def strip(pictures: list[numpy.ndarray]) -> numpy.ndarray:
     return numpy.concatenate(parts, 1)
 
 
-def framed(picture: numpy.ndarray, seen: Seen) -> numpy.ndarray:
+def framed(picture: numpy.ndarray, seen: ImagePosterior) -> numpy.ndarray:
     """A picture of the whole image with a line around the region."""
     if seen.region is None:
         return picture
@@ -123,14 +123,14 @@ def framed(picture: numpy.ndarray, seen: Seen) -> numpy.ndarray:
     return numpy.asarray(image)
 
 
-def main_pictures(seen: Seen) -> dict[str, numpy.ndarray]:
+def main_pictures(seen: ImagePosterior) -> dict[str, numpy.ndarray]:
     """The pictures of the whole image, by what they show."""
     found = {} if seen.truth is None else {"truth": enlarged(pixels(seen.truth))}
     found |= {"noisy": enlarged(pixels(seen.noisy)), "mean": framed(enlarged(pixels(seen.mean)), seen)}
     return found
 
 
-def overview(seen: Seen) -> bytes:
+def overview(seen: ImagePosterior) -> bytes:
     """One PNG: the image, its mean, uncertainty and draws; then a row for each component."""
     values = pooled(seen.std)
     top = top_of(values)

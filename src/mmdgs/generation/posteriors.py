@@ -38,7 +38,7 @@ Region = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Asked:
+class PosteriorSettings:
     """What is wanted of each image: `sigma` is the noise's standard deviation for values in [0, 1]."""
 
     components: int = 5
@@ -65,7 +65,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ImagePosterior:
     """The posterior of one image (C, H, W), in [0, 1] units and not clipped; arrays on the CPU.
 
     `low` and `high` are the ends of 90% intervals; k components have unit `directions` (k, C, H, W), and `reach`
@@ -158,11 +158,11 @@ class Estimators:
         )
 
 
-def posterior_of(
+def image_posterior(
     model: Model,
     noisy: Float[Tensor, "c h w"],
     sigma: float,
-    asked: Asked | None = None,
+    asked: PosteriorSettings | None = None,
     *,
     truth: Float[Tensor, "c h w"] | None = None,
     factors: Factors | None = None,
@@ -170,55 +170,30 @@ def posterior_of(
     name: str = "image",
     remarks: tuple[str, ...] = (),
     tick: Callable[[int], Any] = lambda count: None,
-) -> Seen:
+) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
     What is random in it depends on (seed, number) alone. `tick` is called after each of `parts_of(asked)` parts.
     """
-    asked = asked or Asked()
+    asked = asked or PosteriorSettings()
     if noisy.ndim != 3 or noisy.shape[0] != model.shape[0]:
         raise UsageError(f"the model takes images ({model.shape[0]}, height, width), got {tuple(noisy.shape)}")
     level = level_of(model, sigma)
     checked_region(asked.region, noisy.shape)
-    started, width = time.perf_counter(), model.interval[1] - model.interval[0]
+    started = time.perf_counter()
     made = Estimators.of(model, noisy.shape, asked.krylov_steps)
-    x_t = model.scaled(noisy[None].float()).to(model.device)
     with counting() as cost:
-        q = made.diagonal(x_t, level, generator=_streams(asked.seed, number, "probes"))
-        std = q.cov.diagonal().sqrt()
-        tick(1)
-        full = made.full(x_t, level, generator=_streams(asked.seed, number, "signs"))
-        draws = [_draw(full, asked.seed, number, j, tick) for j in range(asked.draws)]
-        found = _components(full, asked)
-        tick(1)
-        k = found.variances.shape[1]
-        higher = higher_moments(made.denoiser, x_t, level, found.directions) if k else None
-        tick(1)
+        q, arrays = _computed(made, model.scaled(noisy[None].float()).to(model.device), level, asked, number, tick)
+    low, width = model.interval[0], model.interval[1] - model.interval[0]
+    mean, draws = ((arrays[name] - low) / width for name in ("mean", "draws"))
+    std, variances = arrays["std"] / width, arrays["variances"] / width**2
     reached = factors or Factors(*[q.reach * NormalDist().inv_cdf(0.5 + COVERED / 2)] * 2)
-    nothing = torch.zeros(0)
-    marginal = None if higher is None else higher.marginal()
-
-    def plain(x: Tensor) -> Tensor:
-        """In [0, 1] units, without the batch, on the CPU."""
-        return ((x - model.interval[0]) / width).detach().cpu()[0]
-
-    mean, spread, variances = plain(q.mean), (std / width).cpu()[0], (found.variances / width**2).cpu()[0]
-    seen = Seen(
+    seen = ImagePosterior(
         name=name,
         sigma=float(sigma),
         noisy=noisy.cpu().float(),
-        mean=mean,
-        std=spread,
-        low=mean - reached.pixel * spread,
-        high=mean + reached.pixel * spread,
-        draws=torch.stack([plain(one) for one in draws]) if draws else torch.zeros(0, *noisy.shape),
-        directions=found.directions.cpu()[0],
-        variances=variances,
-        residuals=found.residuals.cpu()[0],
-        skewness=nothing if higher is None else higher.skewness.cpu()[0],
-        excess_kurtosis=nothing if higher is None else higher.excess_kurtosis.cpu()[0],
-        grid=nothing if marginal is None else marginal.grid,
-        density=nothing if marginal is None else marginal.density[0],
+        low=mean - reached.pixel * std,
+        high=mean + reached.pixel * std,
         reach=reached.component * variances.clamp(min=0).sqrt(),
         truth=None if truth is None else truth.cpu().float(),
         region=asked.region,
@@ -226,11 +201,42 @@ def posterior_of(
         cost=cost,
         seconds=time.perf_counter() - started,
         remarks=remarks,
+        **{**arrays, "mean": mean, "draws": draws, "std": std, "variances": variances},  # type: ignore[arg-type]
     )
     return replace(seen, scores=scores_of(seen))
 
 
-def parts_of(asked: Asked) -> int:
+def _computed(
+    made: Estimators,
+    x_t: Tensor,
+    level: NoiseLevel,
+    asked: PosteriorSettings,
+    number: int,
+    tick: Callable[[int], Any],
+) -> tuple[Gaussian, dict[str, Tensor]]:
+    """The diagonal posterior of x_t (1, C, H, W), and arrays as `ImagePosterior` names them, in the model's units."""
+    q = made.diagonal(x_t, level, generator=_streams(asked.seed, number, "probes"))
+    found = {"mean": q.mean, "std": q.cov.diagonal().sqrt()}
+    tick(1)
+    full = made.full(x_t, level, generator=_streams(asked.seed, number, "signs"))
+    draws = [_draw(full, asked.seed, number, j, tick) for j in range(asked.draws)]
+    found["draws"] = torch.stack(draws, 1) if draws else x_t.new_zeros(1, 0, *x_t.shape[1:])
+    own = _components(full, asked)
+    found |= {"directions": own.directions, "variances": own.variances, "residuals": own.residuals}
+    tick(1)
+    names = ("skewness", "excess_kurtosis", "density")
+    found |= dict.fromkeys(names, x_t.new_zeros(1, 0))
+    grid = torch.zeros(0)
+    if asked.components:
+        higher = higher_moments(made.denoiser, x_t, level, own.directions)
+        marginal = higher.marginal()
+        found |= dict(zip(names, (higher.skewness, higher.excess_kurtosis, marginal.density), strict=True))
+        grid = marginal.grid
+    tick(1)
+    return q, {name: value.detach().cpu()[0] for name, value in found.items()} | {"grid": grid}
+
+
+def parts_of(asked: PosteriorSettings) -> int:
     """How many parts the work on one image has, for a progress bar."""
     return asked.draws + 3
 
@@ -245,14 +251,14 @@ def _draw(q: Gaussian, seed: int, number: int, j: int, tick: Callable[[int], Any
     return found
 
 
-def _components(q: Gaussian, asked: Asked) -> Components:
+def _components(q: Gaussian, asked: PosteriorSettings) -> Components:
     if asked.components == 0:
         none = q.mean.new_zeros(1, 0)
         return Components(none, q.mean.new_zeros(1, 0, *q.mean.shape[1:]), none)
     return q.components(asked.components, asked.region, tolerance=asked.tolerance)
 
 
-def scores_of(seen: Seen) -> dict[str, float]:
+def scores_of(seen: ImagePosterior) -> dict[str, float]:
     """How near the truth is, where it is known.
 
     PSNR of the noisy image and of the mean in dB; the mean square of z = (x - mean) / std (right: 1); the share of
