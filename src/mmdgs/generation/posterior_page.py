@@ -33,9 +33,10 @@ h2{font-size:1.15rem;margin:1.8rem 0 .4rem}p{margin:.4rem 0;max-width:46rem}.sof
 figcaption{font-size:.85rem;color:var(--soft)}img{display:block;max-width:100%;image-rendering:pixelated;
 border-radius:4px}.std img{background:#fff;padding:4px}.card{background:var(--card);border:1px solid var(--line);
 border-radius:8px;padding:.8rem;margin:.8rem 0}.card h3{margin:0 0 .4rem;font-size:1rem}
-.walk{display:grid;grid-template-columns:repeat(5,minmax(0,1fr));gap:.4rem}.walk img{width:100%}
-.both{display:flex;flex-wrap:wrap;gap:1rem;align-items:flex-start}.both>.walk{flex:3 1 22rem}
-.both>.side{flex:1 1 13rem;display:flex;gap:.8rem;flex-wrap:wrap}.side svg{width:100%;max-width:17rem;height:auto}
+.walk{display:grid;grid-template-columns:repeat(6,minmax(0,1fr));gap:.4rem}.walk img{width:100%}
+@media(max-width:36rem){.walk{grid-template-columns:repeat(3,minmax(0,1fr))}}
+.facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;align-items:center;margin-top:.6rem}.facts svg{width:17rem;
+max-width:100%;height:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15rem .9rem .15rem 0;text-align:left;
 vertical-align:top;font-weight:400}th{color:var(--soft)}code{background:var(--card);padding:0 .25rem;border-radius:3px}
 """
@@ -129,16 +130,16 @@ def _components(seen: ImagePosterior) -> list[str]:
         facts = [("standard deviation", f"{seen.stds[i].item():.3g}")]
         facts += [] if seen.region else [("share of all variance", f"{100 * share:.2g}%")]
         facts += [
-            ("skewness", f"{seen.skewness[i].item():+.2f}"),
-            ("excess kurtosis", f"{seen.excess_kurtosis[i].item():+.2f}"),
+            ("skewness", f"{seen.skewness[i].item():+z.2f}"),
+            ("excess kurtosis", f"{seen.excess_kurtosis[i].item():+z.2f}"),
             ("90% interval", f"mean ± {seen.reach[i].item():.3g}"),
             ("residual", f"{seen.residuals[i].item():.1e}"),
         ]
         table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
         found.append(
-            f'<div class="card"><h3>Component {i + 1}</h3><div class="both"><div class="walk">{walk}</div>'
-            f'<div class="side">{_figure("what changes, enhanced", direction_picture(seen, i))}'
-            f"{density_svg(seen.grid, seen.density[i])}<table>{table}</table></div></div></div>"
+            f'<div class="card"><h3>Component {i + 1}</h3><div class="walk">{walk}'
+            f"{_figure('what changes', direction_picture(seen, i))}</div>"
+            f'<div class="facts">{density_svg(seen.grid, seen.density[i])}<table>{table}</table></div></div>'
         )
     return found
 
