@@ -121,7 +121,6 @@ def test_azulas_samplers_sample_ours() -> None:
         variance = factor**2 * variance + sigma_s**2 * (1 - kept)
     assert u.mean().item() == pytest.approx(0, abs=0.01)
     assert u.std().item() == pytest.approx(math.sqrt(variance), rel=0.03)
-    assert u.std().item() == pytest.approx(0.2, rel=0.2)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
