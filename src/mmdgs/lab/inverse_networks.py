@@ -237,7 +237,7 @@ def _section(found: Results, settings: NetworkSettings, source: str, work: _Work
     ]
     note = (
         f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in float32, on one "
-        f"image of {settings.rival_share} with {settings.rival_draws} draws, and the best of a few values of their setting."
+        f"image of {settings.rival_share} with {settings.rival_draws} draws, the best of a few settings."
     )
     tables = [
         found.table(task[0].upper() + task[1:], MEASURES, head="method", columns={task: ""}, note=note)
