@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmdgs.cost import PRODUCT
 from mmdgs.denoisers import Denoiser
+from mmdgs.lab import inverse_networks
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Section
@@ -131,7 +132,12 @@ def restoration_levels(count: int) -> Levels:
 
 
 def run(context: Context) -> Outcome:
-    """Restore with every covariance on every task, and judge the draws against the truth and the exact posterior."""
+    """Restore with every covariance on every task, and judge the draws against the truth and the exact posterior.
+
+    With a model, real images are restored with it instead (lab/inverse_networks.py).
+    """
+    if context.model is not None:
+        return inverse_networks.run(context)
     settings = context.sized(FULL, QUICK)
     cells = {(row, task): None for row in (EXACT, *ROWS) for task in TASKS}
     grid = Grid("inverse", cells, lambda cell: _measured(cell, settings), settings, "task", seeds=settings.seeds)
