@@ -6,11 +6,14 @@ import math
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_readme import INTEROP, blocks_of
 from torch import Tensor, nn
+from toy_models import stand_in_model
 
 import mmdgs
 from mmdgs.errors import UsageError
@@ -163,6 +166,14 @@ def test_where_azula_is_missing_one_line_says_so() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install mmdgs[azula]" in found.stderr.splitlines()[-1]
     assert mmdgs.interop.to_azula is to_azula
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmdgs, "load", lambda name: stand_in_model(tmp_path), raising=False)
+    scope: dict[str, Any] = {}
+    with torch.random.fork_rng([]):
+        exec(blocks_of(INTEROP)[0], scope)
+    assert scope["images"].shape == scope["q"].mean.shape == (2, 3, 16, 16)
 
 
 # --- azula's solvers --------------------------------------------------------------------------------------------------
