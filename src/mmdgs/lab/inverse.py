@@ -164,16 +164,16 @@ def run(context: Context) -> Outcome:
 
 def _measured(cell: Cell, settings: InverseSettings) -> Part:
     found: dict[str, Any] = {"gap": [], "calibration": [], "coverage": []}
-    if cell.what is not None:
-        found["setting"] = _tuned(*cell.what, cell.column, settings, cell.seeds[-1] + 1)
+    rival, steps, tried = cell.what or ("", 0, ())
+    if rival:
+        found["setting"] = _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
     for seed in cell.seeds:
         operator, truth, y = _problem(cell.column, settings.images, seed)
         exact = changing_mixture().given(y, operator, NOISE)
         if cell.row == EXACT:
             draws, evaluations = exact.sample(settings.draws, generator=seeded(seed, "exact")), 0.0
-        elif cell.what is not None:
-            name, steps, _ = cell.what
-            draws, evaluations = _by_rival(name, y, operator, steps, settings.draws, found["setting"], seed)
+        elif rival:
+            draws, evaluations = _by_rival(rival, y, operator, steps, settings.draws, found["setting"], seed)
         else:
             draws, evaluations = _restored(ROWS[cell.row](), y, operator, settings, seed)
         for name, value in judged(draws, truth, exact.mean).items():
