@@ -42,7 +42,7 @@ from mmdgs.moments import (
     SpectralMoments,
 )
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import Blur, Box, Mask, Operator
+from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
 from mmdgs.randomness import child_seed, randn_like, seeded
 from mmdgs.samplers import ancestral_plan, run as run_chains
 from mmdgs.schedules import Levels, edm, geometric
@@ -205,9 +205,10 @@ def _tuned(name: str, steps: int, tried: Sequence[float], task: str, settings: I
 def _by_rival(
     name: str, y: Tensor, operator: Operator, steps: int, draws: int, setting: float, seed: int
 ) -> tuple[Tensor, float]:
-    """As `_restored`, by azula's code."""
+    """As `_restored`, by azula's code. The operator is a matrix: azula differentiates a convolution at every product."""
     counted = rivals.Counted(_denoiser())
-    problem = rivals.Problem(counted, y.repeat(draws, *[1] * (y.ndim - 1)), operator, NOISE, FIRST)
+    matrix = Matrix(operator(torch.eye(D, dtype=y.dtype).reshape(-1, *SHAPE)).flatten(1).mT, SHAPE)
+    problem = rivals.Problem(counted, y.flatten(1).repeat(draws, 1), matrix, NOISE, FIRST)
     made = problem.draw(name, steps, setting, child_seed(seed, name))
     return made.unflatten(0, (draws, -1)), counted.cost.evaluations
 
