@@ -205,7 +205,7 @@ def _tuned(name: str, steps: int, tried: Sequence[float], task: str, settings: I
 def _by_rival(
     name: str, y: Tensor, operator: Operator, steps: int, draws: int, setting: float, seed: int
 ) -> tuple[Tensor, float]:
-    """As `_restored`, by azula's code. The operator is a matrix: azula differentiates a convolution at every product."""
+    """As `_restored`, by azula's code. The operator is a matrix: azula differentiates it at every product."""
     counted = rivals.Counted(_denoiser())
     matrix = Matrix(operator(torch.eye(D, dtype=y.dtype).reshape(-1, *SHAPE)).flatten(1).mT, SHAPE)
     problem = rivals.Problem(counted, y.flatten(1).repeat(draws, 1), matrix, NOISE, FIRST)
