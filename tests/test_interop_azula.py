@@ -6,11 +6,14 @@ import math
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_readme import INTEROP, blocks_of
 from torch import Tensor, nn
+from toy_models import stand_in_model
 
 import mmdgs
 from mmdgs.errors import UsageError
@@ -165,6 +168,14 @@ def test_where_azula_is_missing_one_line_says_so() -> None:
     assert mmdgs.interop.to_azula is to_azula
 
 
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmdgs, "load", lambda name: stand_in_model(tmp_path), raising=False)
+    scope: dict[str, Any] = {}
+    with torch.random.fork_rng([]):
+        exec(blocks_of(INTEROP)[0], scope)
+    assert scope["images"].shape == scope["q"].mean.shape == (2, 3, 16, 16)
+
+
 # --- azula's solvers --------------------------------------------------------------------------------------------------
 
 
@@ -173,18 +184,15 @@ def problem(rows: int, operator: Any, tau: float = 0.1) -> rivals.Problem:
     x = mixture.sample(rows, generator=seeded(2)).reshape(-1, *SHAPE)
     y = operator(x)
     y = y + tau * torch.randn(y.shape, generator=seeded(3), dtype=y.dtype)
-    return rivals.Problem(ImageDenoiser(mixture.denoiser()), y, operator, tau, 100.0)
+    return rivals.Problem(rivals.Counted(ImageDenoiser(mixture.denoiser())), y, operator, tau, 100.0)
 
 
 @pytest.mark.parametrize("operator", [Box(SHAPE, 2), Downsample(SHAPE, 2)], ids=repr)
 def test_mmps_is_given_the_same_levels_units_and_operator(operator: Any) -> None:
     """On a Gaussian its mean with enough iterations is that of our conditioned Gaussian."""
     posed = problem(3, operator)
-    counted = rivals.Counted(posed.denoiser)
-    from mmdgs.interop.azula import GuestDenoiser
-
-    guest = GuestDenoiser(counted, VPSchedule(), None, 0.0, 1.0)
-    sampler = rivals._SAMPLERS["MMPS"](posed, counted, guest, 16, {"steps": 4})
+    guest = to_azula(posed.counted, VPSchedule())
+    sampler = rivals._SAMPLERS["MMPS"](posed, guest, 16, {"steps": 4})
     t = torch.tensor(0.4, dtype=torch.float64)
     alpha, sigma = (one.item() for one in VPSchedule()(t))
     x_t = torch.randn(3, *SHAPE, generator=seeded(4), dtype=torch.float64)
@@ -208,8 +216,9 @@ class _Images:
 )
 def test_evaluations_are_counted(name: str, setting: float, a_step: int) -> None:
     """A forward pass is one and a product with the Jacobian two: GMRES has one an iteration, and one is at the end."""
-    _, cost = problem(2, Box(SHAPE, 2)).draw(name, 6, setting, 0)
-    assert cost.evaluations == 6 * a_step
+    posed = problem(2, Box(SHAPE, 2))
+    posed.draw(name, 6, setting, 0)
+    assert posed.counted.cost.evaluations == 6 * a_step
 
 
 def test_the_pseudo_inverse_is_the_ridge_estimate() -> None:
@@ -224,10 +233,10 @@ def test_rows_of_dps_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> N
     """azula divides by the norm of the whole batch; here each row has the step that it would have alone."""
     monkeypatch.setattr(torch, "randn_like", lambda x, **_: torch.ones_like(x))
     both = problem(2, Box(SHAPE, 2))
-    together, _ = both.draw("DPS", 5, 1.0, 0)
+    together = both.draw("DPS", 5, 1.0, 0)
     for i in range(2):
-        one = rivals.Problem(both.denoiser, both.y[i : i + 1], both.operator, both.tau, both.noisiest)
-        torch.testing.assert_close(one.draw("DPS", 5, 1.0, 0)[0], together[i : i + 1])
+        one = rivals.Problem(both.counted, both.y[i : i + 1], both.operator, both.tau, both.noisiest)
+        torch.testing.assert_close(one.draw("DPS", 5, 1.0, 0), together[i : i + 1])
 
 
 @pytest.mark.parametrize("name", ["MMPS", "PiGDM", "DPS"])
@@ -249,8 +258,8 @@ def test_a_model_is_restored_in_its_units(name: str) -> None:
 def test_mmps_draws_the_posterior_of_a_gaussian() -> None:
     """With iterations enough for 12 measurements and many steps: the mean and the spread of p(x | y)."""
     posed = problem(1, Box(SHAPE, 2))
-    rows = rivals.Problem(posed.denoiser, posed.y.expand(400, *SHAPE), posed.operator, posed.tau, 100.0)
-    draws, _ = rows.draw("MMPS", 60, 12, 0)
+    rows = rivals.Problem(posed.counted, posed.y.expand(400, *SHAPE), posed.operator, posed.tau, 100.0)
+    draws = rows.draw("MMPS", 60, 12, 0)
     exact = smooth().given(posed.y, posed.operator, posed.tau)
     spread = exact.sample(4000, generator=seeded(5)).std(0)[0].reshape(SHAPE)
     hidden = ~posed.operator(torch.ones(1, *SHAPE))[0].bool()

@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdgs.interop.azula import from_azula, to_azula
+    from mmdgs.interop.deepinv import CovarianceFidelity, Restorer, to_deepinv, to_physics
     from mmdgs.interop.diffusers import MomentScheduler
 
-__all__ = ["MomentScheduler", "from_azula", "to_azula"]
+__all__ = [
+    "CovarianceFidelity",
+    "MomentScheduler",
+    "Restorer",
+    "from_azula",
+    "to_azula",
+    "to_deepinv",
+    "to_physics",
+]
 
-_HOMES = {"MomentScheduler": "diffusers", "from_azula": "azula", "to_azula": "azula"}
+_NAMES = {
+    "azula": ("from_azula", "to_azula"),
+    "deepinv": ("CovarianceFidelity", "Restorer", "to_deepinv", "to_physics"),
+    "diffusers": ("MomentScheduler",),
+}
+_HOMES = {name: library for library, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

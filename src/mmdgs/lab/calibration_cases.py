@@ -13,6 +13,7 @@ from mmdgs import losses
 from mmdgs.data import toy
 from mmdgs.denoisers import Denoiser, energy_denoiser, noise_denoiser
 from mmdgs.lab.experiment import Context
+from mmdgs.lab.held_out import held_out_images
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model, from_pretrained
 from mmdgs.networks import MLP

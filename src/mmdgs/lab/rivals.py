@@ -7,8 +7,9 @@ azula's (pip install mmdgs[azula]; on PYTHONPATH it needs einops and tqdm beside
              r^2 = ratio^2 / (1 + ratio^2)
     DPS      Chung et al., 2023: the norm of each draw's own residual, as in the paper; azula's is that of the batch
 
-All go down azula's variance-preserving schedule, with data in [-1, 1]. Each has one setting, at azula's default unless
-it is given, and `TRIED` are the values of a search: iterations of the solver, DDIM's eta, the step zeta.
+These go down azula's variance-preserving schedule, with data in [-1, 1]. Each has one setting, at azula's default
+unless it is given, and `TRIED` are the values of a search: iterations of the solver, DDIM's eta, the step zeta. Those
+of deepinv are in rivals_deepinv.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.errors import unknown_name
 from mmdgs.generation.engine import chains_at_once
 from mmdgs.generation.restoration import check_restoration
+from mmdgs.lab import rivals_deepinv
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.memory import Batches
 from mmdgs.models import Model
@@ -35,10 +37,18 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import checked_seed, child_seed
 
 INSTALL = "pip install mmdgs[azula]"
-DEFAULTS: dict[str, float] = {"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0}
-"""azula's own value of the one setting."""
-TRIED: dict[str, tuple[float, ...]] = {"MMPS": (1, 3, 5), "PiGDM": (0.0, 0.5, 1.0), "DPS": (0.1, 0.3, 1.0, 3.0)}
-SETTING = {"MMPS": "iterations", "PiGDM": "eta", "DPS": "zeta"}
+AZULA = ("MMPS", "PiGDM", "DPS")
+DEFAULTS: dict[str, float] = {"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0, **rivals_deepinv.DEFAULTS}
+"""The libraries' own values of the one setting."""
+TRIED: dict[str, tuple[float, ...]] = {
+    "MMPS": (1, 3, 5),
+    "PiGDM": (0.0, 0.5, 1.0),
+    "DPS": (0.1, 0.3, 1.0, 3.0, 10.0),
+    **rivals_deepinv.TRIED,
+}
+SETTING = {"MMPS": "iterations", "PiGDM": "eta", "DPS": "zeta", **rivals_deepinv.SETTING}
+STEPS: dict[str, int] = {**dict.fromkeys(AZULA, 64), **rivals_deepinv.STEPS}
+"""The libraries' own numbers of steps."""
 
 GRAPH = 4
 """How many times the memory of a forward pass a pass with its graph takes, about."""
@@ -67,9 +77,12 @@ class _CountProducts(torch.autograd.Function):
     """The identity; a product with the Jacobian of what comes after it goes through its backward pass once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cost: Cost) -> Tensor:
-        ctx.cost = cost
+    def forward(x: Tensor, cost: Cost) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Cost], output: Tensor) -> None:
+        ctx.cost = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -81,7 +94,7 @@ class _CountProducts(torch.autograd.Function):
 class Problem:
     """Rows of measurements y = A u + tau e of data u about as wide as [-1, 1], and the denoiser of u."""
 
-    denoiser: Denoiser  # of x = centre + scale u
+    counted: Counted  # the denoiser of x = centre + scale u
     y: Tensor
     operator: Operator
     tau: float
@@ -101,22 +114,21 @@ class Problem:
             Gaussian(zero, Diagonal(zero.new_tensor(variance).expand_as(zero))).given(y, self.operator, self.tau).mean
         )
 
-    def draw(self, name: str, steps: int, setting: float, seed: int) -> tuple[Tensor, Cost]:
-        """A draw of each row by the solver of a name, and the cost of one."""
+    def draw(self, name: str, steps: int, setting: float, seed: int) -> Tensor:
+        """A draw of each row by the solver of a name."""
         from mmdgs.interop.azula import GuestDenoiser, default_schedule
 
-        counted = Counted(self.denoiser)
-        guest = GuestDenoiser(counted, default_schedule(self.noisiest), None, self.centre, self.scale)
-        sampler = _SAMPLERS[name](self, counted, guest, setting, {"steps": steps, "silent": True})
+        guest = GuestDenoiser(self.counted, default_schedule(self.noisiest), None, self.centre, self.scale)
+        sampler = _SAMPLERS[name](self, guest, setting, {"steps": steps, "silent": True})
         sampler.dtype = torch.float64  # of times
         shape, device = (len(self.y), *self.operator.shape), self.y.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             start = sampler.init(shape, device=device, dtype=self.y.dtype)
-            return sampler(start).detach(), counted.cost
+            return sampler(start).detach()
 
 
-def _mmps(problem: Problem, counted: Counted, guest: Any, iterations: float, settings: dict[str, Any]) -> Any:
+def _mmps(problem: Problem, guest: Any, iterations: float, settings: dict[str, Any]) -> Any:
     from azula.guidance import MMPSDenoiser
     from azula.linalg.covariance import IsotropicCovariance
     from azula.sample import DDPMSampler
@@ -126,18 +138,19 @@ def _mmps(problem: Problem, counted: Counted, guest: Any, iterations: float, set
     return DDPMSampler(conditioned, **settings)
 
 
-def _pigdm(problem: Problem, counted: Counted, guest: Any, eta: float, settings: dict[str, Any]) -> Any:
+def _pigdm(problem: Problem, guest: Any, eta: float, settings: dict[str, Any]) -> Any:
     from azula.guidance import PGDMSampler
 
     def inverse(y: Tensor) -> Tensor:
-        assert counted.level is not None  # azula asks for it after the denoiser
-        variance = counted.level.variance / problem.scale**2
+        level = problem.counted.level
+        assert level is not None  # azula asks for it after the denoiser
+        variance = level.variance / problem.scale**2
         return problem.pseudo_inverse(y, variance / (1 + variance))
 
     return PGDMSampler(guest, problem.y.flatten(1), problem.a, inverse, eta=eta, **settings)
 
 
-def _dps(problem: Problem, counted: Counted, guest: Any, zeta: float, settings: dict[str, Any]) -> Any:
+def _dps(problem: Problem, guest: Any, zeta: float, settings: dict[str, Any]) -> Any:
     from azula.guidance import DPSSampler
 
     y = problem.y.flatten(1)
@@ -153,7 +166,7 @@ def _dps(problem: Problem, counted: Counted, guest: Any, zeta: float, settings: 
     return sampler
 
 
-_SAMPLERS: dict[str, Callable[[Problem, Counted, Any, float, dict[str, Any]], Any]] = {
+_SAMPLERS: dict[str, Callable[[Problem, Any, float, dict[str, Any]], Any]] = {
     "MMPS": _mmps,
     "PiGDM": _pigdm,
     "DPS": _dps,
@@ -173,7 +186,7 @@ def restore(
     y: Tensor,
     operator: Any,
     noise: float,
-    steps: int = 100,
+    steps: int | None = None,
     draws: int = 1,
     seed: int = 0,
     *,
@@ -183,29 +196,49 @@ def restore(
     """Draws (draws, B, ...) in [0, 1] units by the rival of a name, and the evaluations of one draw.
 
     As `mmdgs.restore`: y (B, *out_shape) are measurements of images in [0, 1] with noise of a standard deviation.
-    `setting` is the one number of the method (`SETTING`); what it draws depends on the seed and the batch size. Draws
-    that are not finite are returned as they are.
+    Without `steps` and `setting`, the one number of the method (`SETTING`), they are its library's own. The draws
+    depend on the seed and the batch size; those that are not finite are returned as they are.
     """
     checked_name(name)
+    steps = STEPS[name] if steps is None else steps
     check_restoration(model, steps, draws, batch_size)
     found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
     y = measured(y.detach(), found).to(model.device, torch.float32)
     noise_variances(float(noise), found, y)
-    ones = found(torch.ones(1, *model.shape, device=model.device))
-    low, high = model.interval
-    centre, scale = (low + high) / 2, (high - low) / 2
-    rows = (2 * y - ones).repeat_interleave(draws, 0)
-    noisiest = max(level.ratio for level in model.levels) / scale
     chosen, seed = DEFAULTS[name] if setting is None else setting, checked_seed(seed)
+    rows, ours = y.repeat_interleave(draws, 0), model.require_denoiser()  # a model would refuse what is not finite
 
     def work(start: int, stop: int) -> tuple[Tensor, Cost]:
-        # The denoiser itself: the model would refuse numbers that are not finite.
-        denoiser = model.require_denoiser()
-        problem = Problem(denoiser, rows[start:stop], found, 2 * float(noise), noisiest, centre, scale)
-        made, cost = problem.draw(name, steps, chosen, child_seed(seed, f"{name} from {start}"))
-        return (made.cpu() + 1) / 2, cost
+        counted = Counted(ours)
+        own = child_seed(seed, f"{name} from {start}")
+        if name in AZULA:
+            made = _by_azula(name, model, counted, rows[start:stop], found, float(noise), steps, chosen, own)
+        else:
+            solved = rivals_deepinv.Solved(counted, model.interval, found, float(noise), steps, chosen, y.device)
+            made = solved.draw(name, rows[start:stop], own)
+        return made.cpu(), counted.cost
 
     size = batch_size or max(1, chains_at_once(model) // GRAPH)
     made = list(Batches(size, "draws", "use fewer at a time: batch_size=1").over(len(rows), work))
     images = torch.cat([one for one, _ in made]).unflatten(0, (len(y), draws)).transpose(0, 1)
     return images, made[0][1].evaluations
+
+
+def _by_azula(
+    name: str,
+    model: Model,
+    counted: Counted,
+    y: Tensor,
+    operator: Operator,
+    noise: float,
+    steps: int,
+    setting: float,
+    seed: int,
+) -> Tensor:
+    """Draws in [0, 1] units: azula has data in [-1, 1], so that A u = 2 A x - A 1."""
+    low, high = model.interval
+    centre, scale = (low + high) / 2, (high - low) / 2
+    noisiest = max(level.ratio for level in model.levels) / scale
+    ones = operator(y.new_ones(1, *model.shape))
+    problem = Problem(counted, operator.known(2 * y - ones), operator, 2 * noise, noisiest, centre, scale)
+    return (problem.draw(name, steps, setting, seed) + 1) / 2
