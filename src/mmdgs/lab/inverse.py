@@ -127,10 +127,10 @@ TASKS: dict[str, Callable[[], Operator]] = {
 class InverseSettings:
     """Measurements a seed, draws of each, levels, seeds; measurements and draws of a search, the rivals it is for."""
 
-    images: int = 40
+    images: int = 60
     draws: int = 12
     levels: int = 10
-    seeds: int = 3
+    seeds: int = 5
     tuned_on: int = 10
     tuned_draws: int = 6
     rivals: tuple[str, ...] = tuple(RIVALS)
