@@ -23,6 +23,8 @@ GREY_REPEATED = (
 GREY_SIMULATED = "The image is grey and the model's are in colour: it was repeated in all three channels."
 COLOUR_TO_GREY = "The image is in colour and the model's are grey: its luma was taken. Its noise is that of the luma."
 MOST_PIXELS = 1 << 24
+RESERVED = ("index.html", "posterior.json")
+"""Names that a folder of results needs for itself."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _array(path: Path) -> Tensor:
 
 def _named(found: Sequence[tuple[str, Tensor]]) -> list[NamedImage]:
     """Names that are fit for folders, and no two alike."""
-    taken: set[str] = set()
+    taken = set(RESERVED)
     images = []
     for name, image in found:
         plain = "".join(c if c.isalnum() or c in "-_. " else "-" for c in name).strip(". ") or "image"

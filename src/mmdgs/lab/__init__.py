@@ -85,7 +85,7 @@ EXPERIMENTS = {
             "Principal components of posteriors: cost and use",
             "Products that block Lanczos and subspace iteration take for five components, and the share of held-out "
             "errors that they explain, beside random directions and cosines.",
-            options=("model", "images"),
+            options=("model", "images", "minutes", "only"),
         ),
         Experiment(
             "calibration",
