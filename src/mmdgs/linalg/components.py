@@ -186,56 +186,75 @@ def block_lanczos(
     """
     if not tolerance > 0:
         raise ValueError(f"the tolerance must be positive, got {tolerance}")
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    like = like.detach().to(dtype)
-    rows, d = like.shape
-    most = min(d, max(k + 1, most or MOST_A_COMPONENT * k))
-    require_room(
-        2 * most * rows * d * dtype.itemsize,
-        like.device,
-        f"{most} vectors and their images of {rows} x {d} numbers",
-        "use fewer products (most=), or fewer rows at a time",
-    )
-    streams = Streams(0, rows, purpose="components")
-    basis, images = like.new_empty(most, rows, d), like.new_empty(most, rows, d)
-    new = randn((rows, block, d), like, streams).transpose(0, 1)[:most]
-    used, largest, probing = 0, like.new_zeros(rows), False
-    until, before = 0, like.new_zeros(rows, k)  # of the check: its last product, and the variances it began with
+    space = _Space(product, like.detach(), min(like.shape[1], max(k + 1, most or MOST_A_COMPONENT * k)))
+    new = space.random(block)
+    checked, before = 0, like.new_zeros(len(like), k)  # the product that ends the check, and the variances before it
     while True:
-        new = _orthonormal(new, basis[:used], largest, streams)
-        size = len(new)
-        basis[used : used + size] = new
-        images[used : used + size] = product(new)
-        raise_non_finite("denoising covariance", images[used : used + size].transpose(0, 1))
-        new, used = images[used : used + size], used + size
-        largest = torch.maximum(largest, new.norm(dim=-1).amax(0))
-        if used >= k:
-            values, directions, errors = _ritz(basis[:used], images[:used], k)
-            residuals = errors.norm(dim=-1) / values.abs().clamp(min=torch.finfo(dtype).tiny)
-            if told is not None:
-                told(used, residuals)
-            good = bool((residuals <= tolerance).all())
-            same = bool(((values - before).abs() <= tolerance * values.abs()).all())
-            if used >= most or (good and probing and used >= until and same):
-                return Components(values, directions, residuals, used)
-            if probing and used < until:
-                pass  # along the new vector's own space
-            elif good:
-                probing, until, before = True, used + CHECK, values
-                new = randn((rows, 1, d), like, streams).transpose(0, 1)
-            elif probing:  # it was in several spaces: go on where the largest error is
-                order = residuals.argsort(1, descending=True)[:, :block, None].expand(-1, -1, d)
-                new = errors.gather(1, order).transpose(0, 1)
-        new = new[: most - used]
+        new = space.extended(new)
+        if space.used < k:
+            continue
+        values, directions, errors = space.ritz(k)
+        residuals = errors.norm(dim=-1) / values.abs().clamp(min=torch.finfo(values.dtype).tiny)
+        if told is not None:
+            told(space.used, residuals)
+        good = bool((residuals <= tolerance).all())
+        same = bool(((values - before).abs() <= tolerance * values.abs()).all())
+        if space.full or (checked and space.used >= checked and good and same):
+            return Components(values, directions, residuals, space.used)
+        if space.used < checked:
+            continue  # along the new vector's own space
+        if good:
+            checked, before, new = space.used + CHECK, values, space.random(1)
+        elif checked:  # the basis holds several spaces: go on where the errors are largest
+            order = residuals.argsort(1, descending=True)[:, :block, None].expand(-1, -1, errors.shape[2])
+            new = errors.gather(1, order).transpose(0, 1)
 
 
-def _ritz(basis: Tensor, images: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest Ritz values (B, k) and vectors (B, k, d), and what is left of each, C v - value v."""
-    matrix = torch.einsum("mbd,nbd->bmn", basis, images).double()
-    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
-    values, vectors = values[:, -k:].flip(1).to(basis.dtype), vectors[..., -k:].flip(2).to(basis.dtype)
-    directions, pairs = (torch.einsum("mbd,bmk->bkd", one, vectors) for one in (basis, images))
-    return values, directions, pairs - values[..., None] * directions
+class _Space:
+    """An orthonormal basis V (m, B, d), m up to `most`, and its images C V."""
+
+    def __init__(self, product: Product, like: Tensor, most: int) -> None:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        rows, d = like.shape
+        require_room(
+            2 * most * rows * d * dtype.itemsize,
+            like.device,
+            f"{most} vectors and their images of {rows} x {d} numbers",
+            "use fewer products (most=), or fewer rows at a time",
+        )
+        self._product, self._streams = product, Streams(0, rows, purpose="components")
+        self._basis, self._images = (torch.empty(most, rows, d, dtype=dtype, device=like.device) for _ in range(2))
+        self._largest = torch.zeros(rows, dtype=dtype, device=like.device)
+        self.used = 0
+
+    @property
+    def full(self) -> bool:
+        return self.used == len(self._basis)
+
+    def random(self, count: int) -> Tensor:
+        """Random vectors (count, B, d)."""
+        _, rows, d = self._basis.shape
+        return randn((rows, count, d), self._basis, self._streams).transpose(0, 1)
+
+    def extended(self, new: Tensor) -> Tensor:
+        """Take new vectors (n, B, d) into the basis, as many as there is room for; returns their images."""
+        new = _orthonormal(new[: len(self._basis) - self.used], self._basis[: self.used], self._largest, self._streams)
+        own = slice(self.used, self.used + len(new))
+        self._basis[own] = new
+        images = self._images[own] = self._product(new)
+        raise_non_finite("denoising covariance", images.transpose(0, 1))
+        self.used = own.stop
+        self._largest = torch.maximum(self._largest, images.norm(dim=-1).amax(0))
+        return self._images[own]
+
+    def ritz(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The k largest Ritz values (B, k) and vectors (B, k, d), and what is left of each, C v - value v."""
+        basis, images = self._basis[: self.used], self._images[: self.used]
+        matrix = torch.einsum("mbd,nbd->bmn", basis, images).double()
+        values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+        values, vectors = values[:, -k:].flip(1).to(basis.dtype), vectors[..., -k:].flip(2).to(basis.dtype)
+        directions, pairs = (torch.einsum("mbd,bmk->bkd", one, vectors) for one in (basis, images))
+        return values, directions, pairs - values[..., None] * directions
 
 
 def _orthonormal(new: Tensor, basis: Tensor, largest: Tensor, streams: Streams) -> Tensor:
