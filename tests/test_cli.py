@@ -73,7 +73,10 @@ def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_act
         (["reproduce", "mnist", "--images", "9"], "calibration, cifar10, table2 and celeba, not for mnist"),
         (["reproduce", "table2", "--many", "x"], "--many is for cifar10, not for table2"),
         (["reproduce", "table2", "--only", "nut"], "--only must be a row of the table (Langevin; Gibbs (paper);"),
-        (["reproduce", "cifar10", "--only", "Heun"], "--only is for inverse, components, calibration and table2, not for cifar10"),
+        (
+            ["reproduce", "cifar10", "--only", "Heun"],
+            "--only is for inverse, components, calibration and table2, not for cifar10",
+        ),
         (["reproduce", "celeba", "--classifier", "x"], "--classifier is for cifar10, not for celeba"),
         (["reproduce", "fig1", "--seed", "-1"], "--seed"),
         (["reproduce", "fig1", "--device", "meta"], "device 'meta' cannot be used here"),
