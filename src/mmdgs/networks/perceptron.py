@@ -114,6 +114,11 @@ class PerceptronHessian:
         return cls(linears, activations)  # type: ignore[arg-type]
 
     def __call__(self, x: Float[Tensor, "batch d"]) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
+        # Not in bf16: autocast would round the products that the Hessian sums, which is small and cheap here.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._derived(x)
+
+    def _derived(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first, *rest = self.linears
         z, tangents = first(x), first.weight.mT[:, None, :].expand(-1, len(x), -1)  # (d, B, width)
         stages = []
