@@ -192,6 +192,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder, made with its parents if need be; of those that were made, the ones left empty are removed."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # it is not empty, or gone
+                path.rmdir()
+
+
+@contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """A folder to write into, made if need be and locked; one that was made here and is left empty is removed."""
     if folder.exists() and not folder.is_dir():
@@ -199,7 +212,7 @@ def output_folder(folder: Path) -> Iterator[None]:
     new = not folder.exists()
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(made(folder))
             stack.enter_context(locked(folder))
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
