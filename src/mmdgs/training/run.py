@@ -26,6 +26,7 @@ from mmdgs.moments.ocm import RatioScale
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, child_seed
+from mmdgs.reading import reading
 from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
@@ -171,8 +172,9 @@ class RecipeRun:
         model = new_model(recipe, sets.shape, sets.classes) if denoiser is None else new_head(recipe, sets, denoiser)
         origin = Origin() if recipe.init is None or begun else start_from(recipe.init, model)
         if begun:
-            kept = (folder.state() or {})["notes"]["origin"]
-            origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
+            with reading(folder.path, "the folder of a run that this one can go on from"):
+                kept = (folder.state() or {})["notes"]["origin"]
+                origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
             model = _changed(model, head=origin.head)
