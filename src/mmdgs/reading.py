@@ -89,7 +89,7 @@ def parse_yaml(text: str, where: object) -> Any:
     """The value of a YAML text: plain values, lists and tables, each written out (an alias may stand for a word)."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         """Refuses aliases of lists and tables: ten lines of them stand for a billion values."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:

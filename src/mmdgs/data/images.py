@@ -155,7 +155,7 @@ def _array(path: Path) -> np.ndarray:
         path.open("rb") as stream,
         np.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
     ):
-        for member in archive.zip.infolist():
+        for member in archive.zip.infolist() if archive.zip else ():
             check_unpacked(f"{path}, {member.filename}", member.file_size, member.compress_size)
         names = [name for name in ARRAYS if name in archive.files]
         if not names:

@@ -246,6 +246,8 @@ class ArrayFile(Destination):
 
     def _assemble(self, count: int) -> None:
         parts = self._parts()
+        if not parts and self.path.exists():  # its record alone was lost
+            return
         with (
             file_written_atomically(self.path) as stream,
             zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,

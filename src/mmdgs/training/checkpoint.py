@@ -113,7 +113,7 @@ class RunFolder:
         kept = [line for line in metrics(self.path) if line["step"] <= step] if path.is_file() else []
         if write:
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        return [line["loss"] for line in kept if "loss" in line]
+        return [float(line["loss"]) for line in kept if isinstance(line.get("loss"), int | float)]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to metrics.jsonl, and to TensorBoard where that is installed."""
