@@ -10,6 +10,7 @@ nobody killed, byte by byte, without leftovers. Times in records are left out of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -39,7 +40,6 @@ class Run(NamedTuple):
 
 
 def runs() -> list[Run]:
-    import numpy as np
     import torch
     from nets import random_images, tiny_model
     from PIL import Image
@@ -51,6 +51,9 @@ def runs() -> list[Run]:
     from mmdgs.lab.workspace import Part, Workspace
     from mmdgs.operators.named import parse_operator
     from mmdgs.training import Recipe, TrainingSettings, train_model
+
+    with contextlib.suppress(ImportError):
+        import torch.utils.tensorboard
 
     model = exact()
     plan = make_plan(Method("ddim", steps=2), model)
@@ -101,7 +104,6 @@ def runs() -> list[Run]:
     def save(folder: Path, resume: bool, overwrite: bool) -> None:
         mmdgs.save(denoiser, folder / "model")
 
-    np.random.seed  # noqa: B018  numpy is imported before a kill can count its files
     names = ("folder", "pixels.npz", "floats.npz")
     return [
         *(Run(f"sample {name}", lambda f, r, o, name=name: sample(f, r, o, name=name)) for name in names),
@@ -215,10 +217,10 @@ def tried(run: Run, root: Path, times: int, rng: random.Random) -> tuple[int, in
     seconds = time.monotonic() - started
     assert status == 0, f"{run.name} failed without a kill"
     whole, wrong = tree(first), []
+    folder = root / "killed"
     kills: list[tuple[str, dict[str, Any]]] = [(f"operation {k}", {"at": k}) for k in range(1, operations + 1)]
     kills += [(f"random moment {k}", {"after": rng.random() * seconds}) for k in range(times)]
     for name, how in kills:
-        folder = root / "killed"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         child(lambda: run.go(folder, False, False), folder, **how)

@@ -100,7 +100,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
         return load_images(name, split, data_dir=data_dir, size=size)
     path = Path(source).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
-        return image_set(_array(path), path.stem)
+        with reading(path, "an .npz of images"):
+            return image_set(_array(path), path.stem)
     if is_gallery(path):
         with open_gallery(path) as gallery:
             found = read_images(gallery, gallery.names, Reading(Fit(size)))

@@ -40,6 +40,8 @@ KIND = "mmdgs_samples"
 FORMAT = 1
 MOST_NAMED = 6
 """Settings that the refusal to go on with others names."""
+MOST_NOTED = 1 << 63
+"""No number of a note is as large: images, seconds, evaluations."""
 PART = re.compile(r"(\d+)-(\d+)\.npy")
 """A part of an array: its first sample, and how many."""
 DIGITS = 6
@@ -300,7 +302,11 @@ def numbered(number: int) -> str:
 def _checked_note(file: Path) -> dict[str, Any]:
     """The note of a finished part: numbers by name."""
     found = read_json(file)
-    wrong = [key for key, value in found.items() if isinstance(value, bool) or not isinstance(value, int | float)]
+    wrong = [
+        key
+        for key, value in found.items()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NOTED
+    ]
     if wrong or not found:
         raise UsageError(
             f"{file} is a damaged note of a run: {wrong[:1] or 'it is empty'}; start anew with --overwrite"

@@ -58,7 +58,7 @@ def parse_operator(text: str, shape: Sequence[int], *, seed: int = 0) -> Operato
         if (":" in example) != bool(number):
             raise ValueError("a number" if number else "no number")
         return make(shape, float(number or 0), seed)
-    except ValueError as error:
+    except (OverflowError, ValueError) as error:
         raise UsageError(f"the operator {text!r} cannot be made ({error}); an example is {example}") from error
 
 

@@ -31,6 +31,7 @@ from mmdgs.files import (
     write_atomically,
 )
 from mmdgs.models import CARD, CONFIG, remove_weights
+from mmdgs.models.weights import check_finite
 from mmdgs.reading import reading
 
 METRICS, RECIPE_FILE, STATE = "metrics.jsonl", "recipe.yaml", "state.json"
@@ -94,7 +95,10 @@ class RunFolder:
         folder = self.path / CHECKPOINTS / LAST
         with reading(folder / STATE, "the state of a run"):
             groups = state.pop("groups", [])
-            return Checkpoint(state, {group: read_tensors(folder / f"{group}.safetensors") for group in groups})
+            found = {group: read_tensors(folder / f"{group}.safetensors") for group in groups}
+            for group, tensors in found.items():
+                check_finite(tensors, folder / f"{group}.safetensors")
+            return Checkpoint(state, found)
 
     def clear(self, *, everything: bool) -> None:
         """Remove what an earlier run left: everything, its model too, or the checkpoints a kill left half written."""
