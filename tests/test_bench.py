@@ -278,3 +278,14 @@ def test_empty_columns_are_left_out(name, monkeypatch):
     assert "4.0x" in shown
     assert "GiB" not in shown
     assert "error" not in shown
+
+
+def test_the_psnr_of_both_is_beside_the_ratio(monkeypatch):
+    row = bench.Row("sr:4", "s/draw", 30.0, 2.0, plain_psnr=21.25, psnr=23.5)
+    asked = []
+    monkeypatch.setattr(bench, "restoration", lambda device, **given: asked.append(given) or [row])
+    words = ["bench", "restore", "--device", "cpu", "--operator", "box:8", "--images", "3"]
+    shown = CliRunner().invoke(cli.app, words).output
+    assert asked == [{"model": "cifar10", "operator": "box:8", "noise": 0.05, "images": 3, "quick": False}]
+    for text in ("15.0x", "21.2", "23.5", "plain PSNR"):
+        assert text in shown

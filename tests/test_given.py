@@ -314,3 +314,15 @@ def test_the_conditioned_mean_costs_one_evaluation() -> None:
     plan = ddim_plan(given.denoiser, mmdgs.schedules.geometric(3, 4.0, 0.2))
     cost = run(plan, numbers(2, 3, 2, 2), progress=None).cost
     assert (cost.forwards, cost.products) == (3, 6)
+
+
+@pytest.mark.parametrize("operator", [Downsample((3, 8, 8), 2), Blur.motion((3, 8, 8), 5), Box((3, 8, 8), 4)])
+def test_low_precision_is_for_networks_alone(operator: Operator) -> None:
+    """Within bf16 autocast the systems are those without: a matrix rounded to bf16 is not positive any more."""
+    cov = Spectral(300 * torch.rand(1, 3, 8, 8, generator=seeded(0)).pow(3).expand(2, -1, -1, -1))
+    q = Gaussian(torch.zeros(2, 3, 8, 8), cov)
+    y = operator(torch.ones(2, 3, 8, 8))
+    plain = q.given(y, operator, 0.02).sample(generator=seeded(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        low = q.given(y, operator, 0.02).sample(generator=seeded(1))
+    torch.testing.assert_close(low, plain)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from image_experiments import performed
 
-from mmdgs.lab import Context, Workspace, inverse
+from mmdgs.lab import Context, Workspace, inverse, rivals
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
 
-TINY = InverseSettings(images=8, draws=6, levels=4, seeds=2)
+TINY = InverseSettings(images=8, draws=6, levels=4, seeds=2, tuned_on=2, tuned_draws=2)
 
 
 def test_the_gap_leaves_out_what_few_draws_add() -> None:
@@ -24,6 +25,11 @@ def test_the_gap_leaves_out_what_few_draws_add() -> None:
         assert found["gap"] == pytest.approx(10 * math.log10(1 + bias**2), abs=0.1)
 
 
+def test_draws_that_are_not_finite_have_no_numbers() -> None:
+    truth = torch.zeros(2, 3)
+    assert all(map(math.isnan, judged(torch.full((4, 2, 3), math.nan), truth, truth).values()))
+
+
 def test_the_mixture_has_no_spectrum_for_all() -> None:
     """The variance of each component differs from place to place by more than a factor of ten."""
     variances = inverse.changing_mixture().covariances.diagonal(dim1=1, dim2=2)
@@ -31,6 +37,7 @@ def test_the_mixture_has_no_spectrum_for_all() -> None:
 
 
 def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "installed", lambda: False)
     monkeypatch.setattr(inverse, "QUICK", TINY)
     monkeypatch.setattr(inverse, "FIT_IMAGES", 50)
     records, report = performed("inverse", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
@@ -45,3 +52,29 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     full, isotropic = (sum(found[row, "imputation"]["gap"]) for row in (FULL_ROW, "isotropic"))
     assert full < isotropic
     assert len(report.sections[0].tables) == 4
+    assert any("left out: pip install mmdgs[azula]" in line for line in report.sections[0].text)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_azulas_solvers_are_rows_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search is on a seed that is not scored; a step costs what was counted with the setting it found."""
+    pytest.importorskip("azula", reason="azula is not installed: pip install mmdgs[azula]")
+    rows = {"MMPS (azula), 10 steps": ("MMPS", 10, (1, 10)), "DPS (azula), 300 steps": ("DPS", 12, (1.0, 3.0))}
+    searched = []
+    tuned = inverse._tuned
+    monkeypatch.setattr(inverse, "_tuned", lambda *given: searched.append(given[-1]) or tuned(*given))
+    monkeypatch.setattr(inverse, "RIVALS", rows)
+    monkeypatch.setattr(inverse, "QUICK", replace(TINY, rivals=tuple(rows)))
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True, only=(EXACT, *rows))
+    records, report = performed("inverse", context)
+    found = {(one["row"], one["task"]): one for one in records["mixtures"]}
+    assert {row for row, _ in found} == {EXACT, *rows}
+    assert set(searched) == {TINY.seeds}
+    for task in inverse.TASKS:
+        mmps, dps = (found[row, task] for row in rows)
+        assert mmps["setting"] in (1, 10)
+        assert mmps["evaluations"] == 10 * (1 + 2 * (mmps["setting"] + 1))
+        assert dps["evaluations"] == 12 * 3
+        assert all(math.isfinite(value) for one in (mmps, dps) for value in one["gap"])
+    assert len(report.sections[0].tables) == 5
+    assert not any("left out" in line for line in report.sections[0].text)

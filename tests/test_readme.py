@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from nets import lively, tiny_pipeline
-from toy_models import many_level_model
+from toy_models import stand_in_model
 
 import mmdgs
-from mmdgs.models.fits import FitStore
 from mmdgs.networks import NCSNv2
 
 ROOT = Path(__file__).parents[1]
 README, PRETRAINED, COMMANDS = ROOT / "README.md", ROOT / "docs" / "pretrained.md", ROOT / "docs" / "commands.md"
+INTEROP = ROOT / "docs" / "interop.md"
+"""Its examples run in test_interop_azula.py and test_interop_deepinv.py."""
 
 
 HUB = "google/ddpm-cifar10-32"
@@ -36,10 +37,7 @@ def run_blocks(page: Path) -> dict[str, object]:
 
 def test_the_examples_run_in_order(tmp_path, monkeypatch):
     """A tiny network of many levels stands in for that of faces, which takes a minute."""
-    many_level_model((3, 16, 16)).save_pretrained(tmp_path / "faces")
-    load, stand_in = mmdgs.load, mmdgs.load(tmp_path / "faces")
-    spectrum = mmdgs.LevelTable.of({level: torch.ones(stand_in.shape) for level in stand_in.levels})
-    FitStore(stand_in, "spectral").write(tmp_path / "faces" / "spectral.safetensors", {"images": 2}, spectrum)
+    load, stand_in = mmdgs.load, stand_in_model(tmp_path / "faces")
     monkeypatch.setattr(mmdgs, "load", lambda name: stand_in if name == "celeba" else load(name), raising=False)
     monkeypatch.chdir(tmp_path)
     scope = run_blocks(README)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from nets import lively
 from torch import Tensor, nn
 
 from mmdgs import schedules
 from mmdgs.denoisers import Denoiser
-from mmdgs.models import Model, ModelConfig
+from mmdgs.models import Model, ModelConfig, load
+from mmdgs.models.fits import FitStore
 from mmdgs.networks import preset
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.targets import GaussianMixture
 
 SHAPE = (3, 2, 2)
@@ -51,4 +54,13 @@ def many_level_model(shape: tuple[int, ...] = (1, 8, 8)) -> Model:
     model = Model.build(config)
     lively(model.network)
     model.network.eval()
+    return model
+
+
+def stand_in_model(folder: Path, shape: tuple[int, ...] = (3, 16, 16)) -> Model:
+    """A tiny model in a folder with a flat spectrum: in examples it stands in for one that takes a minute."""
+    many_level_model(shape).save_pretrained(folder)
+    model = load(folder)
+    spectrum = LevelTable.of({level: torch.ones(model.shape) for level in model.levels})
+    FitStore(model, "spectral").write(folder / "spectral.safetensors", {"images": 2}, spectrum)
     return model

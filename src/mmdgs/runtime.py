@@ -10,6 +10,7 @@ torch is imported where it is used: the help of the command line does without it
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import platform
 import sys
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from mmdgs.errors import UsageError
 from mmdgs.version import __version__
@@ -25,6 +26,8 @@ from mmdgs.version import __version__
 if TYPE_CHECKING:
     import torch
     from tqdm import tqdm
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BAR_DELAY = 1.0
 """Seconds of work before the bar of a loop appears."""
@@ -131,6 +134,38 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     import torch
 
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def in_full_precision(function: F) -> F:
+    """A function of tensors that low precision does not reach: autocast and TF32 are off in it.
+
+    Low precision is for networks. With it a matrix loses what tells it from one that is not positive.
+    """
+
+    @functools.wraps(function)
+    def full(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        device = next(one.device.type for one in args if isinstance(one, torch.Tensor))
+        lowered = torch.is_autocast_enabled(device)
+        if not lowered and (device == "cpu" or not _tf32(torch)):
+            return function(*args, **kwargs)
+        matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            with torch.autocast(device, enabled=False):
+                return function(*args, **kwargs)
+        finally:
+            torch.set_float32_matmul_precision(matmul)
+            torch.backends.cudnn.allow_tf32 = cudnn
+
+    return full  # type: ignore[return-value]
+
+
+def _tf32(torch: Any) -> bool:
+    """Whether matrix products or convolutions may take TF32."""
+    return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
 
 
 def device_name(device: torch.device) -> str:

@@ -94,6 +94,25 @@ def bench_sampler(
         _show(rows, where, as_json)
 
 
+@bench_app.command("restore")
+def bench_restore(
+    model: Annotated[str, typer.Option(help="A pretrained model of many levels: a name or folder.")] = "cifar10",
+    operator: Annotated[str, typer.Option(help="sr:4, box:16, random:0.8, blur:1.5, motion:9 or gray.")] = "sr:4",
+    noise: Annotated[float, typer.Option(help="Standard deviation of the noise, for values in [0, 1].")] = 0.05,
+    images: Annotated[int, typer.Option(min=1, help="Images, one draw of each.")] = 2,
+    device: Device = "auto",
+    quick: Quick = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Restoration, seconds a draw, as a ratio to deepinv's moment matching (needs deepinv), with the PSNR of both."""
+    with plain_errors(debug):
+        where = device_named(device)
+        rows = _bench().restoration(where, model=model, operator=operator, noise=noise, images=images, quick=quick)
+        _show(rows, where, as_json)
+
+
 @bench_app.command("train")
 def bench_train(
     device: Device = "auto", quick: Quick = False, as_json: AsJson = False, quiet: Quiet = False, debug: Debug = False
@@ -115,6 +134,7 @@ def _show(rows: Sequence[Row], device: torch.device, as_json: bool, points: Sequ
             "work": row.name, "precision": row.precision, "unit": row.unit, "plain": _number(row.plain),
             "mmdgs": _number(row.ours), "ratio": f"{row.ratio:.1f}x", "first call s": _number(row.first_call),
             "plain GiB": _memory(row.plain_memory), "GiB": _memory(row.memory), "error": _number(row.error),
+            "plain PSNR": _number(row.plain_psnr), "PSNR": _number(row.psnr),
         }
         for row in rows
     ])  # fmt: skip

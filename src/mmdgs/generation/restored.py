@@ -196,7 +196,7 @@ def overview(draws: Tensor, operator: Operator, y: Tensor, truth: Tensor | None)
     """A PNG of the first images, a row each, with a word above each column."""
     shown = min(SHOWN, draws.shape[1])
     draws, shape = draws[:, :shown], draws.shape[2:]
-    columns = {"measurement": _as_image(operator.known(y[:shown].cpu()), shape), "mean": draws.mean(0)}
+    columns = {"measurement": as_image(operator.known(y[:shown].cpu()), shape), "mean": draws.mean(0)}
     columns |= {f"draw {i + 1}": draws[i] for i in range(min(SHOWN_DRAWS, len(draws)))}
     if len(draws) > 1:
         columns["uncertainty"] = (_spread(draws) / STD_WHITE).mean(1, keepdim=True).expand(-1, *shape)
@@ -207,7 +207,7 @@ def overview(draws: Tensor, operator: Operator, y: Tensor, truth: Tensor | None)
     return png(_with_header(picture.repeat(SCALE, 0).repeat(SCALE, 1), list(columns), (shape[-1] + GAP) * SCALE))
 
 
-def _as_image(y: Tensor, shape: torch.Size) -> Tensor:
+def as_image(y: Tensor, shape: torch.Size) -> Tensor:
     """Measurements as images of a shape: enlarged, grey repeated; what is no image as black."""
     if y.ndim != 4 or y.shape[1] not in (1, shape[0]):
         return torch.zeros(len(y), *shape)

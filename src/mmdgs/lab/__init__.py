@@ -47,10 +47,10 @@ EXPERIMENTS = {
         ),
         Experiment(
             "inverse",
-            "Measurements of exact mixtures: which covariance to condition",
-            "Deconvolution, a missing box and missing pixels, with every covariance and the exact posterior: gap to "
-            "the optimal mean, calibration and coverage of the draws.",
-            options=("images", "minutes", "only"),
+            "Conditioning on measurements: on exact mixtures, or on images with --model",
+            "Exact mixtures with every covariance and the exact posterior: gap to the optimal mean, calibration and "
+            "coverage of the draws. With --model cifar10 or celeba: held-out images, restored with that network.",
+            options=("images", "minutes", "model", "only"),
         ),
         Experiment(
             "few-steps",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs import losses
-from mmdgs.data import load_images, spread, toy
-from mmdgs.data.transforms import dequantised
+from mmdgs.data import toy
 from mmdgs.denoisers import Denoiser, energy_denoiser, noise_denoiser
-from mmdgs.errors import UsageError
 from mmdgs.lab.experiment import Context
-from mmdgs.lab.held_out import data_of
+from mmdgs.lab.held_out import held_out_images
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model, from_pretrained
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Streams, seeded
+from mmdgs.randomness import seeded
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings, train
 
@@ -118,35 +116,8 @@ def _trained(
 def _loaded(context: Context, name: str, images: int) -> tuple[Model, Tensor, Tensor]:
     """A model, training images and held-out ones."""
     model = from_pretrained(name, device=context.device)
-    fit, judge = (held_out(context, model, split, images) for split in ("train", "test"))
+    fit, judge = (held_out_images(context, model, split, images) for split in ("train", "test"))
     return model, fit, judge
-
-
-def held_out(context: Context, model: Model, split: str, count: int) -> Tensor:
-    """Images of a model's kind, dequantised: from the folder (or .zip of CelebA's faces) of their set in --data-dir."""
-    name, data_dir = data_of(model), context.data_dir
-    options = {"size": model.shape[1], "channels": model.shape[0]}
-    stored = None
-    for folder, data in _places(name, data_dir):
-        try:
-            stored = load_images(data, split, data_dir=folder, **options).images  # type: ignore[arg-type]
-            break
-        except UsageError as error:
-            reason = error
-    if stored is None:
-        raise reason
-    some = stored[spread(len(stored), count)].to(context.device)
-    return model.scaled(dequantised(some, Streams(context.seed, len(some), purpose="images")))
-
-
-def _places(name: str, data_dir: str | None) -> Iterator[tuple[str | None, str]]:
-    """Where a set may be: a folder or faces*.zip of its name inside --data-dir, and --data-dir itself."""
-    from pathlib import Path
-
-    if data_dir is not None and (inside := Path(data_dir) / name).is_dir():
-        yield from ((None, str(zipped)) for zipped in sorted(inside.glob("faces*.zip")))
-        yield str(inside), name
-    yield data_dir, name
 
 
 def _of_model(loaded: Callable[[], tuple[Model, Tensor, Tensor]], sigma: float | None) -> Case:

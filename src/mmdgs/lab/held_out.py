@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
-from mmdgs.data import dequantised, load_images, spread
+from mmdgs.data import ImageSet, dequantised, load_images, spread
 from mmdgs.errors import UsageError
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context
@@ -31,10 +32,28 @@ def data_of(model: Model) -> str:
     return DATA[model.shape]
 
 
+def stored_images(context: Context, model: Model, split: str) -> ImageSet:
+    """The images of a model's kind, from the folder (or .zip of faces) of their set in --data-dir."""
+    channels, height, _ = model.shape
+    for folder, data in _places(data_of(model), context.data_dir):
+        try:
+            return load_images(data, split, data_dir=folder, size=height, channels=channels)
+        except UsageError as error:
+            reason = error
+    raise reason
+
+
+def _places(name: str, data_dir: str | None) -> Iterator[tuple[str | None, str]]:
+    """Where a set may be: a folder or faces*.zip of its name inside --data-dir, and --data-dir itself."""
+    if data_dir is not None and (inside := Path(data_dir) / name).is_dir():
+        yield from ((None, str(zipped)) for zipped in sorted(inside.glob("faces*.zip")))
+        yield str(inside), name
+    yield data_dir, name
+
+
 def held_out_images(context: Context, model: Model, split: str, count: int) -> Tensor:
     """Images spread over a set, dequantised, as the model has them."""
-    channels, height, _ = model.shape
-    stored = load_images(data_of(model), split, data_dir=context.data_dir, size=height, channels=channels).images
+    stored = stored_images(context, model, split).images
     images = stored[spread(len(stored), count)].to(context.device)
     return model.scaled(dequantised(images, Streams(context.seed, len(images), purpose="images")))
 

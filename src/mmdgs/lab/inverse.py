@@ -8,12 +8,15 @@ spectrum for all is wrong on purpose. Chains go down the levels by the bridge of
                  number of draws adds
     calibration  spread over error (metrics/draws.py): 1 where right
     coverage     of central 90% intervals
+
+Where azula is installed its MMPS, PiGDM and DPS are beside ours (lab/rivals.py). The one setting of each is that with
+the least CRPS on measurements of another seed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -23,11 +26,12 @@ from torch import Tensor
 
 from mmdgs.cost import PRODUCT
 from mmdgs.denoisers import Denoiser
+from mmdgs.lab import inverse_networks, rivals
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Section
 from mmdgs.lab.workspace import Part
-from mmdgs.metrics import calibration_ratio, coverage_of
+from mmdgs.metrics import calibration_ratio, coverage_of, crps
 from mmdgs.moments import (
     DiagonalMoments,
     ExactMoments,
@@ -38,8 +42,8 @@ from mmdgs.moments import (
     SpectralMoments,
 )
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import Blur, Box, Mask, Operator
-from mmdgs.randomness import randn_like, seeded
+from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
+from mmdgs.randomness import child_seed, randn_like, seeded
 from mmdgs.samplers import ancestral_plan, run as run_chains
 from mmdgs.schedules import Levels, edm, geometric
 from mmdgs.targets import GaussianMixture
@@ -56,22 +60,9 @@ GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
 CALIBRATION = Measure("calibration", "spread over error", 3)
 COVERAGE = Measure("coverage", "coverage of 90% intervals", 1, percent=True)
 EVALUATIONS = Measure("evaluations", "evaluations", 0)
+SETTING = Measure("setting", "setting of the rivals", 1)
 GOAL_GAP, GOAL_CALIBRATION, GOAL_COVERAGE = 0.4, (0.95, 1.15), 0.03
 """What draws with the full covariance must reach on every task at ten levels."""
-
-
-@dataclass(frozen=True)
-class InverseSettings:
-    """Measurements a seed, draws of each, levels, seeds."""
-
-    images: int = 40
-    draws: int = 12
-    levels: int = 10
-    seeds: int = 3
-
-
-FULL = InverseSettings()
-QUICK = InverseSettings(images=6, draws=4, seeds=2)
 
 
 @cache
@@ -118,11 +109,35 @@ ROWS: dict[str, Callable[[], Moments]] = {
     "Krylov, 20 steps": lambda: KrylovMoments(_denoiser(), steps=20),
     FULL_ROW: lambda: ExactMoments(changing_mixture()),  # the same as FullMoments, without its 64 products
 }
+RIVALS = {
+    "MMPS (azula), 10 steps": ("MMPS", 10, (*rivals.TRIED["MMPS"], 10)),
+    "MMPS (azula), 100 steps": ("MMPS", 100, (*rivals.TRIED["MMPS"], 10)),
+    "PiGDM (azula), 100 steps": ("PiGDM", 100, rivals.TRIED["PiGDM"]),
+    "DPS (azula), 300 steps": ("DPS", 300, rivals.TRIED["DPS"]),
+}
+"""Name, steps, and the settings that are tried. A blur of these images needs more iterations than a network's tasks."""
 TASKS: dict[str, Callable[[], Operator]] = {
     "deconvolution": lambda: Blur.gaussian(SHAPE, 1.5),
     "box": lambda: Box(SHAPE, 4),
     "imputation": lambda: Mask.random(SHAPE, 0.8, generator=seeded(0, "imputation")),
 }
+
+
+@dataclass(frozen=True)
+class InverseSettings:
+    """Measurements a seed, draws of each, levels, seeds; measurements and draws of a search, the rivals it is for."""
+
+    images: int = 60
+    draws: int = 12
+    levels: int = 10
+    seeds: int = 5
+    tuned_on: int = 10
+    tuned_draws: int = 6
+    rivals: tuple[str, ...] = tuple(RIVALS)
+
+
+FULL = InverseSettings()
+QUICK = InverseSettings(images=6, draws=4, seeds=2, tuned_on=2, tuned_draws=3, rivals=tuple(RIVALS)[:1])
 
 
 def restoration_levels(count: int) -> Levels:
@@ -131,9 +146,15 @@ def restoration_levels(count: int) -> Levels:
 
 
 def run(context: Context) -> Outcome:
-    """Restore with every covariance on every task, and judge the draws against the truth and the exact posterior."""
+    """Restore with every covariance on every task, and judge the draws against the truth and the exact posterior.
+
+    With a model, real images are restored with it instead (lab/inverse_networks.py).
+    """
+    if context.model is not None:
+        return inverse_networks.run(context)
     settings = context.sized(FULL, QUICK)
-    cells = {(row, task): None for row in (EXACT, *ROWS) for task in TASKS}
+    beside = {row: RIVALS[row] for row in settings.rivals} if rivals.installed() else {}
+    cells = {(row, task): beside.get(row) for row in (EXACT, *ROWS, *beside) for task in TASKS}
     grid = Grid("inverse", cells, lambda cell: _measured(cell, settings), settings, "task", seeds=settings.seeds)
     found = grid.run(context)
     return Outcome(
@@ -143,14 +164,16 @@ def run(context: Context) -> Outcome:
 
 def _measured(cell: Cell, settings: InverseSettings) -> Part:
     found: dict[str, Any] = {"gap": [], "calibration": [], "coverage": []}
+    rival, steps, tried = cell.what or ("", 0, ())
+    if rival:
+        found["setting"] = _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
     for seed in cell.seeds:
-        mixture, operator = changing_mixture(), TASKS[cell.column]()
-        truth = mixture.sample(settings.images, generator=seeded(seed, "truth")).reshape(-1, *SHAPE)
-        clean = operator(truth)
-        y = clean + NOISE * randn_like(clean, seeded(seed, "noise"))
-        exact = mixture.given(y, operator, NOISE)
+        operator, truth, y = _problem(cell.column, settings.images, seed)
+        exact = changing_mixture().given(y, operator, NOISE)
         if cell.row == EXACT:
             draws, evaluations = exact.sample(settings.draws, generator=seeded(seed, "exact")), 0.0
+        elif rival:
+            draws, evaluations = _by_rival(rival, y, operator, steps, settings.draws, found["setting"], seed)
         else:
             draws, evaluations = _restored(ROWS[cell.row](), y, operator, settings, seed)
         for name, value in judged(draws, truth, exact.mean).items():
@@ -158,6 +181,36 @@ def _measured(cell: Cell, settings: InverseSettings) -> Part:
         # The exact moments count nothing; FullMoments takes a product for each dimension.
         found["evaluations"] = settings.levels * (1 + PRODUCT * D) if cell.row == FULL_ROW else evaluations
     return Part(found)
+
+
+def _problem(task: str, images: int, seed: int) -> tuple[Operator, Tensor, Tensor]:
+    """The operator, images and measurements of a seed."""
+    operator = TASKS[task]()
+    truth = changing_mixture().sample(images, generator=seeded(seed, "truth")).reshape(-1, *SHAPE)
+    clean = operator(truth)
+    return operator, truth, clean + NOISE * randn_like(clean, seeded(seed, "noise"))
+
+
+def _tuned(name: str, steps: int, tried: Sequence[float], task: str, settings: InverseSettings, seed: int) -> float:
+    """The setting of a rival with the least CRPS on measurements that are not scored."""
+    operator, truth, y = _problem(task, settings.tuned_on, seed)
+
+    def badness(setting: float) -> float:
+        draws, _ = _by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)
+        return crps(draws, truth).mean().item() if draws.isfinite().all() else math.inf
+
+    return min(tried, key=badness)
+
+
+def _by_rival(
+    name: str, y: Tensor, operator: Operator, steps: int, draws: int, setting: float, seed: int
+) -> tuple[Tensor, float]:
+    """As `_restored`, by azula's code. The operator is a matrix: azula differentiates it at every product."""
+    counted = rivals.Counted(_denoiser())
+    matrix = Matrix(operator(torch.eye(D, dtype=y.dtype).reshape(-1, *SHAPE)).flatten(1).mT, SHAPE)
+    problem = rivals.Problem(counted, y.flatten(1).repeat(draws, 1), matrix, NOISE, FIRST)
+    made = problem.draw(name, steps, setting, child_seed(seed, name))
+    return made.unflatten(0, (draws, -1)), counted.cost.evaluations
 
 
 def _restored(
@@ -174,7 +227,12 @@ def _restored(
 
 
 def judged(draws: Tensor, truth: Tensor, optimal: Tensor) -> dict[str, float]:
-    """Gap, calibration and coverage of draws (S, B, ...) with the truth and the optimal mean (B, ...)."""
+    """Gap, calibration and coverage of draws (S, B, ...) with the truth and the optimal mean (B, ...).
+
+    NaN where a draw is not finite.
+    """
+    if not draws.isfinite().all():
+        return dict.fromkeys(("gap", "calibration", "coverage"), math.nan)
     finite = draws.var(0).mean() / len(draws)  # what the mean of S draws adds to its error
     error = (draws.mean(0) - truth).square().mean() - finite
     gap = 10 * (error / (optimal - truth).square().mean()).clamp(min=1e-12).log10().item()
@@ -186,6 +244,7 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         f"Measurements of a mixture of 8 x 8 images with noise {NOISE:g}: a Gaussian blur of 1.5 pixels, a missing box "
         f"of 4 x 4, and 80% of the pixels missing. Chains go down {settings.levels} noise levels from {FIRST:g} to "
         f"{LAST:g}, by the bridge of p(x | x_t, y); a product with the Jacobian counts as two evaluations.",
+        *([] if rivals.installed() else [f"The rivals are left out: {rivals.INSTALL} brings them."]),
         *(["This is the quick version: so few measurements say nothing."] if quick else []),
         *found.unfinished(),
     ]
@@ -206,6 +265,10 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         )
         for measure in (GAP, CALIBRATION, COVERAGE, EVALUATIONS)
     ]
+    tuned = {row: row for row in found.rows if row in RIVALS}
+    if tuned:
+        title = "Setting of the rivals (iterations, eta, zeta): the least CRPS on other measurements"
+        tables.append(found.table(title, [SETTING], head="rival", columns=columns, rows=tuned))
     claims = [] if quick else [_goal(found, row) for row in (FULL_ROW, "Krylov, 20 steps") if row in found.rows]
     return Section("Draws of p(x | y) on exact mixtures", text, tables, [], claims)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.linalg.operators import Covariance, Dense, Diagonal, require_room_for_dense
+from mmdgs.linalg.operators import Covariance, Dense, Diagonal, matmul, require_room_for_dense
 from mmdgs.linalg.solvers import (
     CholeskySolver,
     ConjugateGradients,
@@ -128,7 +128,7 @@ class Given(Covariance):
         found = cholesky_of_dense(self.prior, self.operator, self.variances, self.like)
         half = torch.linalg.solve_triangular(found.factor, across[..., found.places].mT, upper=False)
         eye = torch.eye(d, dtype=self.like.dtype, device=self.like.device)
-        return self.scale * (matrix - half.mT @ half) + self.shift * eye
+        return self.scale * (matrix - matmul(half.mT, half)) + self.shift * eye
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
         return self._decomposed().spectrum()

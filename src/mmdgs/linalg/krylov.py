@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmdgs.linalg.operators import Covariance, Dense, raise_non_finite, require_room, require_room_for_dense
+from mmdgs.linalg.operators import Covariance, Dense, einsum, raise_non_finite, require_room, require_room_for_dense
 from mmdgs.linalg.repair import error_floor, lifted, watch
 
 Product = Callable[[Tensor], Tensor]
@@ -78,7 +78,7 @@ class KrylovSpace:
         """f(C) z, (n, B, d)."""
         values, vectors = self._eigen
         inner = (vectors @ (f(values) * vectors[..., 0, :])[..., None])[..., 0] * self.norm[..., None]
-        return torch.einsum("nbk,knbd->nbd", inner.to(self.basis.dtype), self.basis)
+        return einsum("nbk,knbd->nbd", inner.to(self.basis.dtype), self.basis)
 
     def quadratic(self, f: Function) -> Tensor:
         """z' f(C) z, (n, B)."""
@@ -139,8 +139,8 @@ def lanczos(
         image = product(vector)
         diagonal.append((image * vector).sum(-1))
         for _ in range(2):
-            inside = torch.einsum("knbd,nbd->knb", basis[: j + 1], image)
-            image = image - torch.einsum("knb,knbd->nbd", inside, basis[: j + 1])
+            inside = einsum("knbd,nbd->knb", basis[: j + 1], image)
+            image = image - einsum("knb,knbd->nbd", inside, basis[: j + 1])
         length = image.norm(dim=-1)
         largest = torch.maximum(largest, torch.maximum(diagonal[-1].abs(), length))
         going = alive[-1] & (length > rounding * largest) if j + 1 < start.shape[-1] else torch.zeros_like(alive[-1])

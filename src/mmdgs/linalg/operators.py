@@ -28,6 +28,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import CovarianceTooLargeError, NonFiniteError
+from mmdgs.runtime import in_full_precision
+
+matmul, einsum = in_full_precision(torch.matmul), in_full_precision(torch.einsum)
 
 ALWAYS_FITS = 64 << 20
 """Bytes below which nobody asks whether they are there: asking takes longer than a step of a 2-D chain."""
@@ -135,10 +138,10 @@ class Dense(Covariance):
         return cls(values.to(matrix.dtype), vectors.to(matrix.dtype), event_shape)
 
     def diagonal(self) -> Tensor:
-        return (self.vectors.square() @ self.values[..., None]).reshape(-1, *self.event_shape)
+        return matmul(self.vectors.square(), self.values[..., None]).reshape(-1, *self.event_shape)
 
     def dense(self) -> Tensor:
-        return (self.vectors * self.values[:, None, :]) @ self.vectors.mT
+        return matmul(self.vectors * self.values[:, None, :], self.vectors.mT)
 
     def apply(self, v: Tensor) -> Tensor:
         return self._scaled(self.values, v)
@@ -148,18 +151,18 @@ class Dense(Covariance):
 
     def _scaled(self, values: Tensor, v: Tensor) -> Tensor:
         """V diag(values) V' v."""
-        inner = self.vectors.mT @ v.reshape(len(v), -1, 1)
-        return (self.vectors @ (values[..., None] * inner)).reshape(v.shape)
+        inner = matmul(self.vectors.mT, v.reshape(len(v), -1, 1))
+        return matmul(self.vectors, values[..., None] * inner).reshape(v.shape)
 
     def variance_along(self, u: Tensor) -> Tensor:
-        inner = (self.vectors.mT @ u.flatten(2)[..., None])[..., 0]
+        inner = matmul(self.vectors.mT, u.flatten(2)[..., None])[..., 0]
         return (inner.square() * self.values).sum(2)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
         return self.values, self.values.new_ones(()).expand_as(self.values)
 
     def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        return self.values, (self.vectors.mT @ r.reshape(len(r), -1, 1)).squeeze(-1).square()
+        return self.values, matmul(self.vectors.mT, r.reshape(len(r), -1, 1)).squeeze(-1).square()
 
     def affine(self, scale: float, shift: float) -> Dense:
         return Dense(scale * self.values + shift, self.vectors, self.event_shape)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.linalg.krylov import Krylov, lanczos, tridiagonal
-from mmdgs.linalg.operators import Covariance
+from mmdgs.linalg.operators import Covariance, einsum
 from mmdgs.operators import Operator
+from mmdgs.runtime import in_full_precision
 
 logger = logging.getLogger("mmdgs")
 
@@ -175,7 +176,7 @@ class LanczosSolver(Solver):
         back, image = (vectors.mT @ (kept[..., None] * torch.stack(one, 1)).double() for one in (backs, images))
         values, image = self._believed(values, back, image)
         weights = size[:, None] * vectors[:, 0] / (values + 1)
-        w = torch.einsum("bk,kbm->bm", (vectors @ weights[..., None])[..., 0].to(space.basis), space.basis[:, 0])
+        w = einsum("bk,kbm->bm", (vectors @ weights[..., None])[..., 0].to(space.basis), space.basis[:, 0])
         gain = torch.einsum("bk,bkd->bd", weights, image).to(b.dtype).reshape(rows, *self.operator.shape)
         if bool((left > tolerance).any()):
             _warn_once("Krylov", self.prior.steps)
@@ -250,6 +251,7 @@ def cholesky_of_shared(
     return _cholesky(prior, operator, matrix[None], variances, places)
 
 
+@in_full_precision
 def gain_of(matrix: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
     """C A' (B, d, m) and A C A' (B, m, m) of dense covariances C (B, d, d): A is made a matrix too, once."""
     d = matrix.shape[1]
@@ -271,5 +273,7 @@ def _cholesky(
 ) -> CholeskySolver:
     """The solver by the Cholesky factor of a symmetric matrix (B, m, m) plus the noise."""
     noise = variances.expand(len(variances), *operator.out_shape).flatten(1)[:, places]
-    factor = torch.linalg.cholesky(0.5 * (matrix + matrix.mT) + torch.diag_embed(noise))
+    inner = 0.5 * (matrix + matrix.mT) + torch.diag_embed(noise)
+    # One factor for all rows costs little, and in float64 it stays positive with noise far below the data's scale.
+    factor = torch.linalg.cholesky(inner.double() if len(inner) == 1 else inner).to(inner)
     return CholeskySolver(prior, operator, factor, places, noise)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.linalg.operators import Covariance, require_room_for_dense, scaled
+from mmdgs.linalg.operators import Covariance, matmul, require_room_for_dense, scaled
+from mmdgs.runtime import in_full_precision
 
 
 @functools.lru_cache(maxsize=64)
@@ -34,6 +35,7 @@ def from_cosines(coefficients: Tensor, lead: int = 1) -> Tensor:
     return _along_all(coefficients, lead, inverse=True)
 
 
+@in_full_precision
 def _along_all(x: Tensor, lead: int, *, inverse: bool, squared: bool = False) -> Tensor:
     """Products with the cosines (or their squares) along every dimension but the first ones."""
     for dim in range(lead, x.ndim):
@@ -57,7 +59,7 @@ class Spectral(Covariance):
         d = math.prod(shape)
         require_room_for_dense(rows, d, self.variances.dtype, self.variances.device)
         basis = to_cosines(torch.eye(d).to(self.variances).reshape(d, *shape)).flatten(1)  # (places, frequencies)
-        return (basis * self.variances.flatten(1)[:, None]) @ basis.mT
+        return matmul(basis * self.variances.flatten(1)[:, None], basis.mT)
 
     def apply(self, v: Tensor) -> Tensor:
         return from_cosines(self.variances * to_cosines(v))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError, first_line
+from mmdgs.runtime import in_full_precision
 
 CHECK_SEED = 21
 CHECK_TOLERANCE = 1e-3
@@ -119,9 +120,11 @@ class Matrix(Operator):
         super().__init__(event, (matrix.shape[0],))
         self.matrix = Constant(matrix)
 
+    @in_full_precision
     def _forward(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ self.matrix.at(x).mT
 
+    @in_full_precision
     def _adjoint(self, y: Tensor) -> Tensor:
         return (y @ self.matrix.at(y)).reshape(-1, *self.shape)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs.operators.contract import Constant, Operator
+from mmdgs.runtime import in_full_precision
 
 LUMA = (0.299, 0.587, 0.114)
 """The weights of red, green and blue in grey (ITU-R BT.601)."""
@@ -231,12 +232,14 @@ class Blur(Operator):
         power = ((waves[0] @ across).abs().square() + (waves[0].conj() @ across).abs().square()) / 2
         return power.expand(self.shape).to(like)
 
+    @in_full_precision
     def _forward(self, x: Tensor) -> Tensor:
         rows, columns = (places.to(x.device) for places in self._places)
         wide = x.index_select(2, rows).index_select(3, columns)
         kernel = self.kernel.at(x).flip(0, 1)[None, None]  # conv2d does not turn the kernel round
         return functional.conv2d(wide.flatten(0, 1)[:, None], kernel)[:, 0].reshape(x.shape)
 
+    @in_full_precision
     def _adjoint(self, y: Tensor) -> Tensor:
         rows, columns = (places.to(y.device) for places in self._places)
         kernel = self.kernel.at(y).flip(0, 1)[None, None]

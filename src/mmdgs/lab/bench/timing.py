@@ -22,7 +22,7 @@ class Row:
 
     Both are numbers in `unit`: a rate ("images/s") or a time ("s/image-step"). `first_call` is how long our first call
     took, which may compile; memory is the peak in bytes, where the device counts it; `error` is the relative difference
-    of our result from the plain one in float32.
+    of our result from the plain one in float32. Restorations have the PSNR of draws of both, in dB.
     """
 
     name: str
@@ -34,6 +34,8 @@ class Row:
     plain_memory: int | None = None
     memory: int | None = None
     error: float | None = None
+    plain_psnr: float | None = None
+    psnr: float | None = None
 
     @classmethod
     def of(cls, name: str, unit: str, plain: Timing, ours: Timing, **more: Any) -> Row:
@@ -71,13 +73,13 @@ def measure(works: Sequence[Work], device: torch.device, repeats: int = REPEATS)
         for _ in range(2 + repeats):
             turns.append([])
             for call, _ in works:
-                turns[-1].append(_timed(call, device))
+                turns[-1].append(timed(call, device))
                 bar.update()
     best = [min(turn[i][0] for turn in turns[2:]) / units for i, (_, units) in enumerate(works)]
     return [Timing(best[i], turns[0][i][0], turns[-1][i][1]) for i in range(len(works))]
 
 
-def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, int | None]:
+def timed(call: Callable[[], object], device: torch.device) -> tuple[float, int | None]:
     """Seconds, and the peak of memory on a GPU."""
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -1,0 +1,285 @@
+"""Measurements of real images, restored with a network: are the draws near the truth, and is their spread their error?
+
+Held-out images of a pretrained model are measured with noise (`TASKS`), and every row draws from p(x | y) for each. The
+rivals are the code of their own library where it is installed (lab/rivals.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from torch import Tensor
+
+from mmdgs.data import ImageSet, image_set, spread, to_uint8
+from mmdgs.errors import UsageError
+from mmdgs.generation import restore
+from mmdgs.generation.restored import as_image, scores_of, simulated
+from mmdgs.lab import rivals
+from mmdgs.lab.drawing import image_rows
+from mmdgs.lab.experiment import Context, Outcome
+from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.held_out import stored_images
+from mmdgs.lab.report import Claim, Figure, Section
+from mmdgs.lab.sampler_cells import COST
+from mmdgs.lab.workspace import Part
+from mmdgs.metrics import frechet_distance, load_inception, psnr
+from mmdgs.metrics.features import ImageFeatures, image_features
+from mmdgs.metrics.inception_file import Inception
+from mmdgs.models import Model, load
+from mmdgs.operators import Operator
+from mmdgs.operators.named import parse_operator
+
+NOISE = 0.02
+"""Of values in [0, 1]."""
+TASKS = {"super-resolution x4": "sr:4", "box": "box:{half}", "80% missing": "random:0.8", "blur": "blur:1.5"}
+PSNR = Measure("psnr_draw", "PSNR of draws, dB", 2, "more")
+SHARED = Measure("psnr_shared", "PSNR of draws where rivals ran, dB", 2, "more")
+PSNR_MEAN = Measure("psnr_mean", "PSNR of the draws' mean, dB", 2, "more")
+SSIM = Measure("ssim_draw", "SSIM of draws", 3, "more")
+CALIBRATION = Measure("calibration", "spread over error", 3)
+COVERAGE = Measure("coverage_90", "coverage of 90% intervals", 1, percent=True)
+FID = Measure("fid", "FID of draws", 1, "less")
+EVALUATIONS = Measure("evaluations", "evaluations a draw", 0)
+MILLISECONDS = Measure("milliseconds", "ms a draw", 1)
+MEASURES = (PSNR, SHARED, PSNR_MEAN, SSIM, CALIBRATION, COVERAGE, FID, EVALUATIONS, MILLISECONDS)
+MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (0.87, 0.93), 0.3
+"""What a row of ours must reach on every task: with so many evaluations, so near the best rival of any cost in dB."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Conditioned ancestral sampling (`mmdgs.restore`)."""
+
+    covariance: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A method of another library, by its name in lab/rivals.py."""
+
+    name: str
+    steps: int
+
+
+ROWS: dict[str, Ours | Rival] = {
+    "spectral, 25 steps": Ours("spectral", 25),
+    "spectral, 50 steps": Ours("spectral", 50),
+    "isotropic, 50 steps": Ours("isotropic", 50),
+    "MMPS (azula), 25 steps": Rival("MMPS", 25),
+    "PiGDM (azula), 50 steps": Rival("PiGDM", 50),
+    "DPS (azula), 100 steps": Rival("DPS", 100),
+    "MMPS (azula), 100 steps": Rival("MMPS", 100),
+    "diagonal, 3 probes, 25 steps": Ours("lattice", 25),
+}
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Images in all and draws of each, in which precision; intervals are over `seeds` parts of the images.
+
+    Rivals cost more: they restore one image of `rival_every`. Their one setting is searched for on
+    other images, by the PSNR of draws.
+    """
+
+    images: int = 300
+    draws: int = 8
+    rival_every: int = 6
+    rival_draws: int = 4
+    batch_size: int = 800
+    tuned_on: int = 12
+    seeds: int = 3
+    precision: str = "bf16"
+    rows: tuple[str, ...] = tuple(ROWS)
+    tasks: tuple[str, ...] = tuple(TASKS)
+    shown: int = 4
+
+
+FULL = NetworkSettings()
+QUICK = NetworkSettings(
+    images=4, draws=3, seeds=2, precision="float32", rows=("spectral, 25 steps", "isotropic, 50 steps"), tasks=("box",)
+)
+
+
+def run(context: Context) -> Outcome:
+    """Restore held-out images of the context's model by every row on every task."""
+    settings = context.sized(FULL, QUICK)
+    model = load(context.model or "cifar10", device=context.device)
+    rows = {row: ROWS[row] for row in settings.rows}
+    missing = "" if rivals.installed() else f"The rivals are left out: {rivals.INSTALL} brings them."
+    if missing:
+        rows = {row: what for row, what in rows.items() if isinstance(what, Ours)}
+    work = _Work(context, model, settings, None if context.quick else _inception())
+    cells = {(row, task): what for row, what in rows.items() for task in settings.tasks}
+    depends = {"model": model, "settings": settings, "inception": work.inception and work.inception.sha256}
+    found = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
+    records = {"settings": asdict(settings) | {"model": model.source, "noise": NOISE}, "networks": found.records()}
+    return Outcome(records, [_section(found, settings, model.source, work, missing, context.quick)])
+
+
+def _inception() -> Inception | None:
+    try:
+        return load_inception(download=False)
+    except UsageError:
+        return None
+
+
+def operator_of(task: str, model: Model) -> Operator:
+    """A task's operator on the model's images; the box is half as wide as they are."""
+    return parse_operator(TASKS[task].format(half=model.shape[-1] // 2), model.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Measures cells: part `seed` of the images, restored and scored."""
+
+    context: Context
+    model: Model
+    settings: NetworkSettings
+    inception: Inception | None
+
+    @cache  # noqa: B019 - one object for a run
+    def held_out(self) -> ImageSet:
+        return stored_images(self.context, self.model, "test")
+
+    @cache  # noqa: B019
+    def reference(self) -> ImageFeatures:
+        assert self.inception is not None
+        return image_features(self.held_out(), self.inception, device=self.context.device, progress=None)
+
+    def truth(self, part: int) -> Tensor:
+        """The images of a part, in [0, 1]; the parts share none."""
+        stored = self.held_out().images
+        chosen = spread(len(stored), self.settings.images)[part :: self.settings.seeds]
+        return (stored[chosen].float() / 255).to(self.context.device)
+
+    def measured(self, task: str, part: int) -> tuple[Operator, Tensor, Tensor]:
+        """A task's operator, the images of a part, and their measurements."""
+        operator, truth = operator_of(task, self.model), self.truth(part)
+        return operator, truth, simulated(truth, operator, NOISE, seed=part)
+
+    def __call__(self, cell: Cell) -> Part:
+        scores: dict[str, list[float]] = {}
+        made, evaluations, seconds, setting = [], 0.0, 0.0, None
+        if isinstance(cell.what, Rival):
+            setting = self._tuned(cell)
+        for part in range(self.settings.seeds):
+            operator, truth, y = self.measured(cell.column, part)
+            shared = slice(None, None, self.settings.rival_every)
+            if isinstance(cell.what, Rival):
+                truth, y, shared = truth[shared], y[shared], slice(None)
+            draws, evaluations, taken = self._restored(cell.what, y, operator, cell.seed + part, setting)
+            seconds += taken
+            made.append(draws)
+            found = scores_of(draws, truth.cpu())
+            found["psnr_shared"] = psnr(draws[:, shared], truth[shared].cpu()).mean().item()
+            for name, value in found.items():
+                scores.setdefault(name, []).append(value)
+        every = torch.cat(made, 1)
+        values = {**scores, "evaluations": evaluations, "finite": bool(every.isfinite().all()), "setting": setting}
+        values["milliseconds"] = 1_000 * seconds / (every.shape[0] * every.shape[1])
+        if self.inception is not None and values["finite"] and isinstance(cell.what, Ours):
+            images = image_set(to_uint8(every.flatten(0, 1)), cell.name)
+            features = image_features(images, self.inception, device=self.context.device, progress=None)
+            values["fid"] = frechet_distance(features.moments, self.reference().moments)
+        first = made[0][:, : self.settings.shown].nan_to_num(0.5)
+        return Part(values, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
+
+    def _tuned(self, cell: Cell) -> float:
+        """The setting of a rival with the best draws of images that no row is scored on."""
+        stored = self.held_out().images
+        others = (
+            spread(len(stored), self.settings.images)[:: max(1, self.settings.images // self.settings.tuned_on)] + 1
+        ) % len(stored)
+        truth = (stored[others].float() / 255).to(self.context.device)
+        operator = operator_of(cell.column, self.model)
+        y = simulated(truth, operator, NOISE, seed=self.settings.seeds)
+
+        def quality(setting: float) -> float:
+            draws, _ = rivals.restore(
+                cell.what.name, self.model, y, operator, NOISE, steps=cell.what.steps, setting=setting
+            )
+            return psnr(draws.clamp(0, 1), truth.cpu()).mean().nan_to_num(-torch.inf).item()
+
+        return max(rivals.TRIED[cell.what.name], key=quality)
+
+    def _restored(
+        self, what: Ours | Rival, y: Tensor, operator: Operator, seed: int, setting: float | None
+    ) -> tuple[Tensor, float, float]:
+        """Draws (draws, B, ...) on the CPU, the evaluations of each, and seconds."""
+        known, started = self.settings, time.perf_counter()
+        if isinstance(what, Rival):
+            draws, cost = rivals.restore(
+                what.name, self.model, y, operator, NOISE, what.steps, known.rival_draws, seed, setting=setting
+            )
+            return draws.cpu(), cost, time.perf_counter() - started
+        found = restore(
+            self.model, y, operator, noise=NOISE, covariance=what.covariance, steps=what.steps, draws=known.draws,
+            seed=seed, precision=known.precision, batch_size=known.batch_size, progress=None,
+        )  # fmt: skip
+        return found.draws, found.cost.evaluations, found.seconds
+
+
+def _section(found: Results, settings: NetworkSettings, source: str, work: _Work, missing: str, quick: bool) -> Section:
+    text = [
+        f"{settings.images} held-out images of {source}, measured with noise {NOISE:g} (of values in [0, 1]): averages "
+        "of 4 x 4 pixels, a missing box half as wide as the image, 80% of the pixels missing, a Gaussian blur of 1.5 "
+        f"pixels. {settings.draws} draws of each. {COST}",
+        "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB below that of the mean: "
+        "draws that spread too little have a higher one.",
+        *([missing] if missing else []),
+        *(["This is the quick version: so few images say nothing."] if quick else []),
+        *found.unfinished(),
+    ]
+    note = (
+        f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in float32, on one "
+        f"image of {settings.rival_every} with {settings.rival_draws} draws, the best of a few settings."
+    )
+    tables = [
+        found.table(task[0].upper() + task[1:], MEASURES, head="method", columns={task: ""}, note=note)
+        for task in found.columns
+    ]
+    figures = [
+        Figure(f"restored_{task.split()[0].strip('%')}", f"{task}: one draw of each method.", _draw(found, work, task))
+        for task in found.columns
+    ]
+    claims = [] if quick else [_goal(found, row) for row in found.rows if isinstance(ROWS[row], Ours)]
+    return Section(f"Restoration with {source}", text, tables, figures, claims)
+
+
+def _draw(found: Results, work: _Work, task: str) -> Canvas:
+    """A strip for the measurements, the truth, and one draw of each row."""
+    operator, truth, y = work.measured(task, 0)
+    shown = slice(0, work.settings.shown)
+    known = as_image(operator.known(y[shown].cpu()), truth.shape[1:])
+    strips = {"measurement": to_uint8(known), "truth": to_uint8(truth[shown].cpu())}
+    strips |= {row: found.parts[row, task].tensors["draw"] for row in found.rows if found.has(row, task)}
+    return image_rows(strips, tile=0.9)
+
+
+def _goal(found: Results, row: str) -> Claim:
+    """Whether a row of ours reaches what it must on every task."""
+    verdicts, said = [], []
+    others = [one for one in found.rows if isinstance(ROWS[one], Rival)]
+    for task in found.columns:
+        if not found.has(row, task):
+            continue
+        ratio, covered, own, cost = (
+            found.number(row, task, one).value for one in (CALIBRATION, COVERAGE, SHARED, EVALUATIONS)
+        )
+        theirs = [found.number(one, task, SHARED).value for one in others if found.has(one, task)]
+        best = max(filter(math.isfinite, theirs), default=own)
+        fine = GOAL_CALIBRATION[0] <= ratio <= GOAL_CALIBRATION[1] and GOAL_COVERAGE[0] <= covered <= GOAL_COVERAGE[1]
+        verdicts.append(fine and own >= best - GOAL_PSNR and cost <= MOST_EVALUATIONS)
+        said.append(f"{task}: {ratio:.3f}, {100 * covered:.1f}%, {own:.2f} dB (best rival {best:.2f})")
+    text = (
+        f"{row}: at most {MOST_EVALUATIONS} evaluations, spread over error {GOAL_CALIBRATION[0]:g} to "
+        f"{GOAL_CALIBRATION[1]:g}, coverage {100 * GOAL_COVERAGE[0]:g} to {100 * GOAL_COVERAGE[1]:g}%, PSNR within "
+        f"{GOAL_PSNR:g} dB of the best rival"
+    )
+    return Claim(text, all(verdicts) if verdicts else None, "; ".join(said))

@@ -1,0 +1,244 @@
+"""Other people's solvers of inverse problems, run by their own code: what `mmdgs.restore` is compared with.
+
+azula's (pip install mmdgs[azula]; on PYTHONPATH it needs einops and tqdm beside torch):
+
+    MMPS     Rozet et al., 2024: GMRES on products with the Jacobian, DDPM's steps
+    PiGDM    Song et al., 2023: for noisy measurements A^+ is r^2 A' (r^2 A A' + tau^2)^-1 with the paper's
+             r^2 = ratio^2 / (1 + ratio^2)
+    DPS      Chung et al., 2023: the norm of each draw's own residual, as in the paper; azula's is that of the batch
+
+These go down azula's variance-preserving schedule, with data in [-1, 1]. Each has one setting, at azula's default
+unless it is given, and `TRIED` are the values of a search: iterations of the solver, DDIM's eta, the step zeta. Those
+of deepinv are in rivals_deepinv.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdgs.cost import Cost
+from mmdgs.denoisers import Denoiser
+from mmdgs.errors import unknown_name
+from mmdgs.generation.engine import chains_at_once
+from mmdgs.generation.restoration import check_restoration
+from mmdgs.lab import rivals_deepinv
+from mmdgs.linalg.operators import Diagonal
+from mmdgs.memory import Batches
+from mmdgs.models import Model
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import Operator, as_operator, measured, noise_variances
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import checked_seed, child_seed
+
+INSTALL = "pip install mmdgs[azula]"
+AZULA = ("MMPS", "PiGDM", "DPS")
+DEFAULTS: dict[str, float] = {"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0, **rivals_deepinv.DEFAULTS}
+"""The libraries' own values of the one setting."""
+TRIED: dict[str, tuple[float, ...]] = {
+    "MMPS": (1, 3, 5),
+    "PiGDM": (0.0, 0.5, 1.0),
+    "DPS": (0.1, 0.3, 1.0, 3.0, 10.0),
+    **rivals_deepinv.TRIED,
+}
+SETTING = {"MMPS": "iterations", "PiGDM": "eta", "DPS": "zeta", **rivals_deepinv.SETTING}
+STEPS: dict[str, int] = {**dict.fromkeys(AZULA, 64), **rivals_deepinv.STEPS}
+"""The libraries' own numbers of steps."""
+
+GRAPH = 4
+"""How many times the memory of a forward pass a pass with its graph takes, about."""
+
+
+def installed() -> bool:
+    """Whether azula can be imported."""
+    return importlib.util.find_spec("azula") is not None
+
+
+@dataclass
+class Counted:
+    """A denoiser with a count of its evaluations, of the products with its Jacobian, and the last level it was at."""
+
+    denoiser: Denoiser
+    cost: Cost = field(default_factory=Cost)
+    level: NoiseLevel | None = None
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
+        self.cost.forwards += 1
+        self.level = level
+        return self.denoiser(_CountProducts.apply(x_t, self.cost), level)
+
+
+class _CountProducts(torch.autograd.Function):
+    """The identity; a product with the Jacobian of what comes after it goes through its backward pass once."""
+
+    @staticmethod
+    def forward(x: Tensor, cost: Cost) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Cost], output: Tensor) -> None:
+        ctx.cost = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.cost.products += 1
+        return gradient, None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of measurements y = A u + tau e of data u about as wide as [-1, 1], and the denoiser of u."""
+
+    counted: Counted  # the denoiser of x = centre + scale u
+    y: Tensor
+    operator: Operator
+    tau: float
+    noisiest: float  # ratio sigma / alpha of the schedule's end
+    centre: float = 0.0
+    scale: float = 1.0
+
+    def a(self, u: Tensor) -> Tensor:
+        """A u, flat: azula's solvers take the last dimension alone for the measurements."""
+        return self.operator(u).flatten(1)
+
+    def pseudo_inverse(self, flat: Tensor, variance: float) -> Tensor:
+        """v A' (v A A' + tau^2)^-1 y: the best linear estimate of u with N(0, v I)."""
+        y = flat.reshape(-1, *self.operator.out_shape)
+        zero = y.new_zeros(len(y), *self.operator.shape)
+        return (
+            Gaussian(zero, Diagonal(zero.new_tensor(variance).expand_as(zero))).given(y, self.operator, self.tau).mean
+        )
+
+    def draw(self, name: str, steps: int, setting: float, seed: int) -> Tensor:
+        """A draw of each row by the solver of a name."""
+        from mmdgs.interop.azula import GuestDenoiser, default_schedule
+
+        guest = GuestDenoiser(self.counted, default_schedule(self.noisiest), None, self.centre, self.scale)
+        sampler = _SAMPLERS[name](self, guest, setting, {"steps": steps, "silent": True})
+        sampler.dtype = torch.float64  # of times
+        shape, device = (len(self.y), *self.operator.shape), self.y.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            start = sampler.init(shape, device=device, dtype=self.y.dtype)
+            return sampler(start).detach()
+
+
+def _mmps(problem: Problem, guest: Any, iterations: float, settings: dict[str, Any]) -> Any:
+    from azula.guidance import MMPSDenoiser
+    from azula.linalg.covariance import IsotropicCovariance
+    from azula.sample import DDPMSampler
+
+    noise = IsotropicCovariance(problem.tau**2)
+    conditioned = MMPSDenoiser(guest, problem.y.flatten(1), problem.a, noise, iterations=int(iterations))
+    return DDPMSampler(conditioned, **settings)
+
+
+def _pigdm(problem: Problem, guest: Any, eta: float, settings: dict[str, Any]) -> Any:
+    from azula.guidance import PGDMSampler
+
+    def inverse(y: Tensor) -> Tensor:
+        level = problem.counted.level
+        assert level is not None  # azula asks for it after the denoiser
+        variance = level.variance / problem.scale**2
+        return problem.pseudo_inverse(y, variance / (1 + variance))
+
+    return PGDMSampler(guest, problem.y.flatten(1), problem.a, inverse, eta=eta, **settings)
+
+
+def _dps(problem: Problem, guest: Any, zeta: float, settings: dict[str, Any]) -> Any:
+    from azula.guidance import DPSSampler
+
+    y = problem.y.flatten(1)
+
+    def a(u: Tensor) -> Tensor:
+        """A u; it sets the step of each row to what it would be if the row were alone."""
+        found = problem.a(u)
+        rows = (y - found.detach()).norm(dim=1)
+        sampler.zeta = (zeta * rows.norm() / rows).reshape(-1, *[1] * (u.ndim - 1))
+        return found
+
+    sampler = DPSSampler(guest, y, a, zeta, **settings)
+    return sampler
+
+
+_SAMPLERS: dict[str, Callable[[Problem, Any, float, dict[str, Any]], Any]] = {
+    "MMPS": _mmps,
+    "PiGDM": _pigdm,
+    "DPS": _dps,
+}
+
+
+def checked_name(name: str) -> str:
+    """The name of a rival, refused where there is none."""
+    if name not in DEFAULTS:
+        raise unknown_name("rival", name, DEFAULTS)
+    return name
+
+
+def restore(
+    name: str,
+    model: Model,
+    y: Tensor,
+    operator: Any,
+    noise: float,
+    steps: int | None = None,
+    draws: int = 1,
+    seed: int = 0,
+    *,
+    setting: float | None = None,
+    batch_size: int | None = None,
+) -> tuple[Tensor, float]:
+    """Draws (draws, B, ...) in [0, 1] units by the rival of a name, and the evaluations of one draw.
+
+    As `mmdgs.restore`: y (B, *out_shape) are measurements of images in [0, 1] with noise of a standard deviation.
+    Without `steps` and `setting`, the one number of the method (`SETTING`), they are its library's own. The draws
+    depend on the seed and the batch size; those that are not finite are returned as they are.
+    """
+    checked_name(name)
+    steps = STEPS[name] if steps is None else steps
+    check_restoration(model, steps, draws, batch_size)
+    found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
+    y = measured(y.detach(), found).to(model.device, torch.float32)
+    noise_variances(float(noise), found, y)
+    chosen, seed = DEFAULTS[name] if setting is None else setting, checked_seed(seed)
+    rows, ours = y.repeat_interleave(draws, 0), model.require_denoiser()  # a model would refuse what is not finite
+
+    def work(start: int, stop: int) -> tuple[Tensor, Cost]:
+        counted = Counted(ours)
+        own = child_seed(seed, f"{name} from {start}")
+        if name in AZULA:
+            made = _by_azula(name, model, counted, rows[start:stop], found, float(noise), steps, chosen, own)
+        else:
+            solved = rivals_deepinv.Solved(counted, model.interval, found, float(noise), steps, chosen, y.device)
+            made = solved.draw(name, rows[start:stop], own)
+        return made.cpu(), counted.cost
+
+    size = batch_size or max(1, chains_at_once(model) // GRAPH)
+    made = list(Batches(size, "draws", "use fewer at a time: batch_size=1").over(len(rows), work))
+    images = torch.cat([one for one, _ in made]).unflatten(0, (len(y), draws)).transpose(0, 1)
+    return images, made[0][1].evaluations
+
+
+def _by_azula(
+    name: str,
+    model: Model,
+    counted: Counted,
+    y: Tensor,
+    operator: Operator,
+    noise: float,
+    steps: int,
+    setting: float,
+    seed: int,
+) -> Tensor:
+    """Draws in [0, 1] units: azula has data in [-1, 1], so that A u = 2 A x - A 1."""
+    low, high = model.interval
+    centre, scale = (low + high) / 2, (high - low) / 2
+    noisiest = max(level.ratio for level in model.levels) / scale
+    ones = operator(y.new_ones(1, *model.shape))
+    problem = Problem(counted, operator.known(2 * y - ones), operator, 2 * noise, noisiest, centre, scale)
+    return (problem.draw(name, steps, setting, seed) + 1) / 2
