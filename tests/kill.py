@@ -45,7 +45,6 @@ def runs() -> list[Run]:
     from PIL import Image
     from toy_models import exact
 
-    import mmdgs
     from mmdgs.generation import Method, generate, make_plan
     from mmdgs.generation.restored import restore_into
     from mmdgs.lab.workspace import Part, Workspace
@@ -101,9 +100,6 @@ def runs() -> list[Run]:
         )
         place.close()
 
-    def save(folder: Path, resume: bool, overwrite: bool) -> None:
-        mmdgs.save(denoiser, folder / "model")
-
     names = ("folder", "pixels.npz", "floats.npz")
     return [
         *(Run(f"sample {name}", lambda f, r, o, name=name: sample(f, r, o, name=name)) for name in names),
@@ -111,7 +107,6 @@ def runs() -> list[Run]:
         Run("train images", lambda f, r, o: train(f, r, o, recipe=images)),
         Run("restore", restore),
         Run("reproduce", reproduce),
-        Run("save", save),
     ]
 
 

@@ -32,7 +32,7 @@ import mmdgs
 from mmdgs import cli, samplers
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
-from mmdgs.files import locked
+from mmdgs.files import locked, output_folder
 from mmdgs.generation import Generated, Method, generate, make_plan, writers
 from mmdgs.generation.identity import plan_record
 from mmdgs.generation.writers import Destination
@@ -909,3 +909,12 @@ def test_every_family_samples_a_model_of_diffusers(name: str, tmp_path: Path) ->
     x = np.load(tmp_path / "x.npz")["arr_0"]
     assert x.shape == (1, 32, 32, 3)
     assert x.std() > 2
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_run(tmp_path: Path) -> None:
+    for name in (".a.json.abcd1234.tmp", "parts/.b.png.abcd1234.tmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".mine").write_bytes(b"somebody's")
+    with output_folder(tmp_path):
+        assert {path.name for path in tmp_path.rglob("*")} == {".lock", ".mine", "parts"}

@@ -24,12 +24,14 @@ from mmdgs.errors import UsageError
 from mmdgs.reading import MOST_JSON, MOST_TEXT, parse_json, reading
 
 LOCK = ".lock"
+TEMPORARY = ".tmp"
+"""How files end that are not whole yet."""
 
 
 @contextlib.contextmanager
 def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
@@ -216,6 +218,8 @@ def output_folder(folder: Path) -> Iterator[None]:
             stack.enter_context(locked(folder))
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
+        for file in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"*/.*{TEMPORARY}")]:
+            file.unlink(missing_ok=True)  # of a run that was killed: nobody else writes here now
         try:
             yield
         finally:

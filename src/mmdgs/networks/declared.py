@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mmdgs.errors import UsageError
 
-MOST_TENSORS, MOST_NUMBERS = 20_000, 1 << 31
+MOST_TENSORS, MOST_NUMBERS = 5_000, 1 << 31
 """Parameters of any network: 8 GB in float32."""
 SLACK_TENSORS, SLACK_NUMBERS = 1_000, 1 << 24
 """What a description may have beyond four times the weights in its file: wrong weights are then named one by one."""

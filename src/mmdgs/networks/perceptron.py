@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import torch
 from jaxtyping import Float
@@ -39,7 +39,7 @@ class MLP(nn.Module):
             raise ValueError(f"sizes must be at least 1, got {inputs=}, {outputs=}, {width=}, {depth=}")
         self.conditional = conditional
         generator = seeded(seed)
-        sizes = [inputs + conditional] + [width] * depth + [outputs]
+        sizes = chain([inputs + conditional], repeat(width, depth), [outputs])  # no list: a depth may be anything
         layers = [_linear(a, b, generator) for a, b in pairwise(sizes)]
         modules: list[nn.Module] = [layers[0]]
         for layer in layers[1:]:
