@@ -26,7 +26,7 @@ from torch import Tensor
 from mmdgs.data.pictures import png
 from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, folder_written_atomically, read_json, to_json, write_atomically
+from mmdgs.files import folder_written_atomically, read_json, to_json, write_atomically
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.posterior_page import index_page, page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
@@ -55,6 +55,13 @@ class PosteriorFolder(Destination):
     def present(self, count: int) -> set[int]:
         return {i for i, name in enumerate(self.names[:count]) if (self.path / name / "page.html").exists()}
 
+    def notes(self) -> list[dict[str, Any]]:
+        """What was noted of each image."""
+        found = [read_json(file) for file in sorted(self.work.glob("[0-9]*.json"))]
+        if any(not {"name", "scores", "cost", "remarks"} <= note.keys() for note in found):
+            raise UsageError(f"a note of the run in {self.work} is damaged; start anew with --overwrite")
+        return found
+
     def _write(self, first: int, images: Sequence[ImagePosterior], wanted: set[int]) -> None:
         for number, seen in enumerate(images, first):
             if number in wanted:
@@ -75,7 +82,7 @@ class PosteriorFolder(Destination):
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _in_use(self) -> bool:
-        return self.path.exists() and any(path.name != LOCK for path in self.path.iterdir())
+        return self._holds_other()
 
     def _half_written(self) -> Iterable[Path]:
         return [*self.path.glob(".*.png.*"), *(one for name in self.names for one in self.path.glob(f".{name}.*"))]
@@ -150,7 +157,7 @@ def posteriors_into(
             for i in pending:
                 seen = work.seen(i, conformal, bar.update)
                 place.write(i, [seen], {i}, _note(seen))
-        notes = [note for note in place.notes() if "name" in note]
+        notes = place.notes()
         record = {"settings": wanted, "images": notes, "environment": environment(model.device)}
         calibration = None if conformal is None else conformal.record()
         place.finish(len(images), {**record, "calibration": calibration})
@@ -254,7 +261,10 @@ def _conformal(place: PosteriorFolder, work: _Work, images: Tensor) -> Conformal
     """The calibration of this run, fitted once and kept in the hidden folder until all is done."""
     file = place.work / "conformal.json"
     if file.exists():
-        return Conformal(**read_json(file))
+        try:
+            return Conformal(**read_json(file))
+        except TypeError as error:
+            raise UsageError(f"{file} is damaged; start anew with --overwrite") from error
     asked = work.asked
     assert not isinstance(work.sigma, str)
     found = calibrated_factors(
