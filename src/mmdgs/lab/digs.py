@@ -14,7 +14,7 @@ evaluations a state: a larger share of them is close to the start.
                      (sigma / alpha)^2 I), weighted by the density
     MALA             Langevin with a Metropolis step, at the cost of the row above
 
-The levels go from one at which a posterior is as wide as the target to alpha = 0.3. Evaluations are those of the density
+The levels go from one at which a posterior is as wide as the target to alpha = 0.3. Evaluations are of the density
 or its gradient for one state; one of the exact moments counts as 1 + 2 x 2, a denoiser and two products.
 """
 
