@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -31,6 +31,9 @@ from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
 from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
 from mmdgs.tables import plain
+
+if TYPE_CHECKING:
+    from mmdgs.lab.report import Report
 
 TABLES = "tables"
 """Not an experiment: writes the tables of the docs from what experiments found."""
@@ -123,6 +126,11 @@ def _perform(chosen: Experiment, context: Context) -> None:
             "(and without --overwrite)."
         )
         raise typer.Exit(INTERRUPTED) from None
+    show_report(path, report)
+
+
+def show_report(path: Path, report: Report) -> None:
+    """Print the tables and the takeaway of a report, its path, and what to try next."""
     for table in report.tables():
         output.print(table.to_rich())
         output.print()

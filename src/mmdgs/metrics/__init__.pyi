@@ -1,5 +1,12 @@
 """The public names of mmdgs.metrics, and where each lives: read by type checkers, and by __init__.py."""
 
+from mmdgs.metrics.chains import (
+    ModeCoverage as ModeCoverage,
+    autocorrelations as autocorrelations,
+    bulk_sample_sizes as bulk_sample_sizes,
+    mode_coverage as mode_coverage,
+    rank_rhat as rank_rhat,
+)
 from mmdgs.metrics.comparison import (
     Compared as Compared,
     compare_diagonals as compare_diagonals,

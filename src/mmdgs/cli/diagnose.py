@@ -1,0 +1,59 @@
+"""`mmdgs diagnose`: have chains converged?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmdgs.cli.app import Debug, Overwrite, app, needs_lab, plain_errors
+from mmdgs.cli.reproduce import show_report
+
+
+@app.command()
+def diagnose(
+    chain: Annotated[
+        Path, typer.Argument(metavar="CHAIN.npz", help="Chains: an array `samples` (steps, chains, ...).")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for report.html and records.json.")],
+    modes: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz with the centres that chains must visit, `modes` (K, ...), if known with `weights` (K,); "
+            "they may be in CHAIN.npz too."
+        ),
+    ] = None,
+    burn_in: Annotated[int, typer.Option(min=0, help="Leave out so many steps at the start.")] = 0,
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Judge chains of any program: R-hat, effective sample size, traces, autocorrelation, modes; one HTML page.
+
+    `mmdgs.diagnostics.save_chain(FILE, samples)` writes the chains that `gibbs_chain` or `run(..., keep=...)` returns.
+    """
+    with plain_errors(debug):
+        import torch
+
+        from mmdgs.diagnostics import diagnose as diagnosed, read_arrays
+        from mmdgs.errors import UsageError
+        from mmdgs.lab.experiment import Context, Experiment
+        from mmdgs.lab.workspace import Workspace
+
+        found = read_arrays(chain, ("samples",), ("modes", "weights"))
+        if modes is not None:
+            found |= read_arrays(modes, ("modes",), ("weights",))
+        samples = found["samples"]
+        if samples.ndim < 2 or 0 in samples.shape or len(samples) - burn_in < 8:
+            raise UsageError(
+                f"{chain}: samples must be (steps, chains, ...) with at least 8 steps after the burn-in of {burn_in}, "
+                f"got {tuple(samples.shape)}"
+            )
+        kept = samples[burn_in:]
+        judged = diagnosed(kept, found.get("modes"), found.get("weights"))
+        with needs_lab():
+            from mmdgs.lab.diagnose import outcome
+
+            page = Experiment("diagnose", f"Chains of {chain.name}", "Have the chains converged?")
+            context = Context(Workspace(out, overwrite=overwrite), torch.device("cpu"))
+            show_report(*page.write(context, outcome(kept, judged)))
