@@ -48,6 +48,7 @@ from mmdgs.metrics.frechet import (
 )
 from mmdgs.metrics.inception_file import Inception as Inception, load_inception as load_inception
 from mmdgs.metrics.intervals import interval as interval, jackknife_interval as jackknife_interval
+from mmdgs.metrics.judgement import Judgement as Judgement, judge as judge
 from mmdgs.metrics.neighbours import (
     Diversity as Diversity,
     PrecisionRecall as PrecisionRecall,
