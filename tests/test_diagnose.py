@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_readme import ROOT, run_blocks
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -174,3 +175,10 @@ def test_a_chain_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert torch.equal(read_arrays(path, ("samples",))["samples"].float(), chain)
     with pytest.raises(UsageError, match=r"ends in \.npz"):
         save_chain(tmp_path / "chain.npy", chain)
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope = run_blocks(ROOT / "docs" / "judging.md")
+    assert command("chain.npz", "--out", "out")[0] == 0
+    assert scope["run"].info["accepted"].shape == (4,)

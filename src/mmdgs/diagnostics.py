@@ -43,7 +43,7 @@ def save_chain(
     arrays = {SAMPLES: samples, MODES: modes, WEIGHTS: weights}
     kept = {name: one.detach().cpu().numpy() for name, one in arrays.items() if one is not None}
     with file_written_atomically(path) as stream:
-        np.savez_compressed(stream, **kept)
+        np.savez_compressed(stream, **kept)  # type: ignore[arg-type]
     return path
 
 

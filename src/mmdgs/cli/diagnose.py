@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mmdgs.cli.app import Debug, Overwrite, app, needs_lab, plain_errors
-from mmdgs.cli.reproduce import show_report
+from mmdgs.cli.reproduce import write_page
 
 
 @app.command()
@@ -33,13 +33,11 @@ def diagnose(
     `mmdgs.diagnostics.save_chain(FILE, samples)` writes the chains that `gibbs_chain` or `run(..., keep=...)` returns.
     """
     with plain_errors(debug):
-        import torch
-
         from mmdgs.diagnostics import diagnose as diagnosed, read_arrays
         from mmdgs.errors import UsageError
-        from mmdgs.lab.experiment import Context, Experiment
-        from mmdgs.lab.workspace import Workspace
+        from mmdgs.files import holds_nothing
 
+        holds_nothing(out, overwrite)
         found = read_arrays(chain, ("samples",), ("modes", "weights"))
         if modes is not None:
             found |= read_arrays(modes, ("modes",), ("weights",))
@@ -54,6 +52,5 @@ def diagnose(
         with needs_lab():
             from mmdgs.lab.diagnose import outcome
 
-            page = Experiment("diagnose", f"Chains of {chain.name}", "Have the chains converged?")
-            context = Context(Workspace(out, overwrite=overwrite), torch.device("cpu"))
-            show_report(*page.write(context, outcome(kept, judged)))
+            made = outcome(kept, judged)
+            write_page(f"Chains of {chain.name}", "Have the chains converged?", out, made, overwrite=overwrite)

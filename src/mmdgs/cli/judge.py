@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdgs.cli.app import Debug, Overwrite, Seed, app, needs_lab, plain_errors
-from mmdgs.cli.reproduce import show_report
+from mmdgs.cli.reproduce import write_page
 from mmdgs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,14 +50,12 @@ def judge(
     `truth` judges each task by itself.
     """
     with plain_errors(debug):
-        import torch
-
-        from mmdgs.lab.experiment import Context, Experiment
-        from mmdgs.lab.workspace import Workspace
+        from mmdgs.files import holds_nothing
         from mmdgs.metrics import judge as judged
 
         if (draws is None) == (suite is None) or (suite is not None and truth is not None):
             raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
+        holds_nothing(out, overwrite)
         exact = None
         if suite is not None:
             with needs_lab():
@@ -72,9 +70,8 @@ def judge(
             from mmdgs.lab.judge import outcome
 
             made = outcome(found, exact)
-            page = Experiment("judge", f"Draws of {(suite or draws or out).name}", "Are the draws right?")
-            context = Context(Workspace(out, overwrite=overwrite), torch.device("cpu"), seed=seed)
-            show_report(*page.write(context, made))
+            title = f"Draws of {(suite or draws or out).name}"
+            write_page(title, "Are the draws right?", out, made, overwrite=overwrite, seed=seed)
 
 
 def _read(draws: Path, truth: Path | None) -> dict[str, tuple[Tensor, Tensor]]:

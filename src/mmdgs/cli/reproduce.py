@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -29,7 +30,7 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, experiment
 from mmdgs.tables import plain
 
 if TYPE_CHECKING:
@@ -127,6 +128,17 @@ def _perform(chosen: Experiment, context: Context) -> None:
         )
         raise typer.Exit(INTERRUPTED) from None
     show_report(path, report)
+
+
+def write_page(title: str, question: str, out: Path, made: Outcome, *, overwrite: bool, seed: int = 0) -> None:
+    """Write what a command found as report.html and records.json, and print it."""
+    import torch
+
+    from mmdgs.lab.workspace import Workspace
+
+    with contextlib.closing(Workspace(out, overwrite=overwrite)) as workspace:
+        context = Context(workspace, torch.device("cpu"), seed=seed)
+        show_report(*Experiment("page", title, question).write(context, made))
 
 
 def show_report(path: Path, report: Report) -> None:

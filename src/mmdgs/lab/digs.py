@@ -199,7 +199,7 @@ def _measured(cell: Cell, settings: DigsSettings) -> Part:
         else:
             states, accepted = _chains(cell.row, settings, seed)
         reference = target.sample(count, generator=seeded(seed, "reference"))
-        shares = torch.tensor(mode_statistics(states, target.means).weights)
+        shares = torch.tensor(mode_statistics(states, target.means).weights, dtype=torch.float64)
         values["mmd"].append(mmd(states.flatten(0, 1), reference))
         values["missed"].append(float((shares == 0).sum()))
         values["weights"].append(0.5 * (shares - target.weights).abs().sum().item())

@@ -59,7 +59,10 @@ class MetropolisGibbs:
         if following != CLEAN:
             raise ValueError(f"the density is that of clean data, so a step must end there; got a step to {following}")
         x = state.x
-        here = state.log_density if self._knows(state) else self._at_start(x)
+        if isinstance(state, _Evaluated) and state.of == self.log_density:
+            here = state.log_density
+        else:
+            here = self._at_start(x)
         x_t = add_noise(x, level, generator=generator)
         q = self.moments(x_t, level, generator=generator)
         require_exact_draws(q.cov)
@@ -70,9 +73,6 @@ class MetropolisGibbs:
         kept = torch.where(accepted.reshape(-1, *[1] * (x.ndim - 1)), drawn, x)
         after = _Evaluated(kept, torch.where(accepted, there, here), self.log_density)
         return after, {"accepted": accepted.to(x.dtype), **info}
-
-    def _knows(self, state: State) -> bool:
-        return isinstance(state, _Evaluated) and state.of == self.log_density
 
     def _at_start(self, x: Tensor) -> Tensor:
         found = log_density_at(self.log_density, x, "at the start")
