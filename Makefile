@@ -1,11 +1,13 @@
 # make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
 # make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (a quarter of an hour)
+# make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/reliability.md).
+# make kill: runs that are killed at every file operation and at random moments, and go on (docs/reliability.md).
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-gpu mutants coverage lint clean
+.PHONY: demo test test-all test-gpu mutants fuzz kill coverage lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
@@ -22,7 +24,13 @@ test-gpu:
 mutants: $(VENV)/.test
 	$(BIN)/python tests/mutants.py
 
-# The same with the lines that were run: twice the time.
+fuzz: $(VENV)/.test
+	$(BIN)/python tests/fuzz/run.py --cases $(if $(filter full,$(FUZZ)),10000,1000)
+
+kill: $(VENV)/.test
+	$(BIN)/python tests/kill.py
+
+# The tests with the lines that were run: twice the time.
 coverage: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist worksteal --cov=mmdgs --cov-report=term
 

@@ -296,7 +296,7 @@ MISTAKES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "no scheduler": (SCHEDULE, {"_class_name": "UNet2DModel"}, ("'UNet2DModel', which is no scheduler",)),
     "unknown scheduler": (SCHEDULE, {"_class_name": "Nobody"}, ("'Nobody', which is no scheduler",)),
     "unknown prediction": (SCHEDULE, {"prediction_type": "flow"}, ("prediction_type 'flow'", "epsilon, sample")),
-    "unknown betas": (SCHEDULE, {"beta_schedule": "none"}, ("refused by diffusers", "none")),
+    "unknown betas": (SCHEDULE, {"beta_schedule": "none"}, ("not a scheduler that diffusers can make", "none")),
     "levels the wrong way": (SCHEDULE, {"trained_betas": [0.1, -0.1, 0.2]}, ("the schedule of", "to the cleanest")),
 }
 

@@ -501,7 +501,7 @@ def test_a_record_survives_json_and_other_files_are_refused(tmp_path: Path) -> N
     earlier = found.to_json() | {"environment": {"mmdgs": "0.2.0", "torch": "2.11.0", "device": "cpu"}}
     file.write_text(json.dumps({"evaluations": [earlier]}))
     assert read_evaluations(file)[0].environment["device"] == "cpu"
-    for content, match in (({}, "no evaluations"), ({"evaluations": [{}]}, "no evaluation of mmdgs, format 1")):
+    for content, match in (({}, "no evaluations"), ({"evaluations": [{}]}, "not an evaluation of mmdgs, format 1")):
         file.write_text(json.dumps(content))
         with pytest.raises(UsageError, match=match):
             read_evaluations(file)

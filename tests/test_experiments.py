@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -349,6 +351,38 @@ def test_what_a_part_depends_on_is_described_by_its_fields():
     assert found == {"settings": {"kind": "Settings", "images": 3}, "model": "abc", "3": ["torch.float64", None]}
     with pytest.raises(TypeError, match="cannot depend on a Tensor"):
         described([torch.ones(1)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"environment": null}',
+        b'{"environment": {"mmdgs": 1}, "figures": 3}',
+        b'{"environment": {"mmdgs": 1}, "figures": [1, null, "..", "a/../../b"]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_damaged_records_are_no_hindrance_to_starting_anew(content, tmp_path):
+    (tmp_path / "out" / "parts").mkdir(parents=True)
+    (tmp_path / "b").write_text("somebody's")
+    for name in ("records.json", "parts/a.json"):
+        (tmp_path / "out" / name).write_bytes(content)
+    Workspace(tmp_path / "out", overwrite=True).close()
+    assert (tmp_path / "b").exists()
+
+
+def test_another_process_does_not_resume_beside_the_first(tmp_path):
+    first = Workspace(tmp_path / "a")
+    code = f"""
+import pathlib
+from mmdgs.lab.workspace import Workspace
+Workspace(pathlib.Path({str(tmp_path / "a")!r}), resume=True)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    first.close()
+    assert found.returncode == 1
+    assert "another run is writing into" in found.stderr
 
 
 def test_two_runs_do_not_write_in_one_folder(tmp_path):

@@ -32,9 +32,10 @@ import mmdgs
 from mmdgs import cli, samplers
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
-from mmdgs.files import locked
+from mmdgs.files import locked, output_folder
 from mmdgs.generation import Generated, Method, generate, make_plan, writers
 from mmdgs.generation.identity import plan_record
+from mmdgs.generation.writers import Destination
 from mmdgs.models import Model
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
@@ -381,6 +382,80 @@ def test_half_written_files_do_not_count(tmp_path: Path) -> None:
     drawn(out=out, resume=True)
     assert images_in(out) == images_in(whole)
     assert hidden(out) == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_a_kill_in_the_last_clean_up_leaves_nothing_after_the_next_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / name
+    sweep = Destination._sweep
+
+    def killed(place: Destination) -> None:
+        if place.record.exists():  # at the end, and not at the start
+            raise KeyboardInterrupt
+        sweep(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Destination, "_sweep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            drawn(out=out)
+    left = out / ".parts" if name == "folder" else tmp_path / ".x.npz.parts"
+    assert any(left.iterdir())
+    drawn(Stopping(0).pretrained, out=out, resume=True)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_a_kill_at_the_first_record_is_no_hindrance(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    if name == "folder":
+        work, half = out / ".parts", out / ".samples.json.abcd1234"
+    else:
+        work, half = tmp_path / ".x.npz.parts", tmp_path / ".x.samples.json.abcd1234"
+    work.mkdir(parents=True)
+    half.write_bytes(b"{")
+    drawn(out=out)
+    assert not half.exists()
+    assert not work.exists()
+
+
+def test_parts_without_a_record_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.npz", tmp_path / "x.npz"
+    drawn(out=whole)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out, seed=99)
+    (tmp_path / "x.samples.json").unlink()
+    drawn(out=out)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+NOTES = {
+    "no JSON": (b"{", "is not JSON"),
+    "texts": (b'{"samples": "3"}', "damaged note"),
+    "nothing": (b"{}", "damaged note"),
+    "lacking": (b'{"samples": 3}', "not a folder of notes"),
+}
+
+
+@pytest.mark.parametrize("case", NOTES.values(), ids=NOTES)
+def test_damaged_notes_are_named(case: tuple[bytes, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    next((out / ".parts").glob("*.json")).write_bytes(case[0])
+    with pytest.raises(UsageError, match=case[1]):
+        drawn(out=out, resume=True)
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "x.npz"
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    part = next((tmp_path / ".x.npz.parts").glob("*.npy"))
+    part.write_bytes(part.read_bytes()[:-7])
+    with pytest.raises(UsageError, match=rf"{part.name} is not a part of samples"):
+        drawn(out=out, resume=True)
 
 
 @pytest.mark.parametrize("name", ["folder", "x.npz"])
@@ -834,3 +909,12 @@ def test_every_family_samples_a_model_of_diffusers(name: str, tmp_path: Path) ->
     x = np.load(tmp_path / "x.npz")["arr_0"]
     assert x.shape == (1, 32, 32, 3)
     assert x.std() > 2
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_run(tmp_path: Path) -> None:
+    for name in (".a.json.abcd1234.tmp", "parts/.b.png.abcd1234.tmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / ".mine").write_bytes(b"somebody's")
+    with output_folder(tmp_path):
+        assert {path.name for path in tmp_path.rglob("*")} == {".lock", ".mine", "parts"}

@@ -157,6 +157,15 @@ def test_a_download_that_is_stopped_leaves_nothing(tmp_path: Path, mnist: Server
     assert left(tmp_path) == []
 
 
+def test_a_data_folder_that_was_not_there_is_not_left_behind(tmp_path: Path, mnist: Server) -> None:
+    mnist.cut = 50
+    with refused("could not be downloaded"):
+        load_images("mnist", data_dir=tmp_path / "a" / "b")
+    assert [*tmp_path.iterdir()] == []
+    mnist.cut = None
+    assert len(load_images("mnist", data_dir=tmp_path / "a" / "b")) == 2
+
+
 def test_no_mirror_at_all(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     mirrors = dead_url(), dead_url()
@@ -204,7 +213,7 @@ def test_cifar_is_downloaded_as_its_archive(tmp_path: Path, server: Server, monk
     server.bodies["/cifar-10-python.tar.gz"] = body
     url = f"{server.url}/cifar-10-python.tar.gz"
     monkeypatch.setattr(cifar, "ARCHIVE", sources.Source(cifar.ARCHIVE.file, hashlib.md5(body).hexdigest(), (url,)))
-    with refused(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "damaged or truncated tar.gz"):
+    with refused(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "not a tar.gz archive"):
         load_images("cifar10", data_dir=tmp_path)
     assert left(tmp_path) == ["cifar10/cifar-10-python.tar.gz"]
 

@@ -16,6 +16,7 @@ ROOT = Path(mmdgs.__file__).parent
 
 LAYERS = [
     ["errors", "interrupts", "lazy", "options", "tables", "version"],
+    ["reading"],
     ["files", "cost", "derivatives", "memory", "runtime"],
     ["randomness"],
     ["noise", "compiled"],

@@ -503,3 +503,23 @@ def test_another_precision_inside_a_network_does_not_leak(generator: torch.Gener
     inside = mmdgs.score_denoiser(lambda x: -x.double())
     assert inside(x_t, PLAIN).dtype == torch.float32
     torch.testing.assert_close(inside(x_t, PLAIN), mmdgs.score_denoiser(lambda x: -x)(x_t, PLAIN))
+
+
+@pytest.mark.parametrize("kind", [moments.FullMoments, partial(moments.DiagonalMoments, probes=None)])
+def test_a_perceptrons_closed_form_under_autocast(kind) -> None:
+    """bf16 was summed in place into float32, which torch refuses."""
+    denoiser = mmdgs.energy_denoiser(MLP(2, 2, width=16, depth=2))
+    x_t, level = torch.randn(5, 2, generator=torch.Generator().manual_seed(1)), mmdgs.NoiseLevel(sigma=0.5)
+    expected = kind(denoiser)(x_t, level)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = kind(denoiser)(x_t, level)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.cov.diagonal(), expected.cov.diagonal())
+
+
+@pytest.mark.parametrize("make", [mmdgs.energy_denoiser, mmdgs.score_denoiser, mmdgs.noise_denoiser])
+def test_a_perceptron_of_another_width_is_explained(make) -> None:
+    denoiser, level = make(MLP(2, 2, width=4)), mmdgs.NoiseLevel(sigma=0.5)
+    for estimate in (denoiser, moments.FullMoments(denoiser), moments.DiagonalMoments(denoiser, probes=None)):
+        with pytest.raises(ValueError, match=r"does not take x_t of shape \(4, 3\)"):
+            estimate(torch.zeros(4, 3), level)

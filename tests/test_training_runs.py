@@ -144,7 +144,7 @@ RECIPES = {
     "no number": ("sigma: .nan", "sigma", "nan"),
     "no table": ("[1, 2]", "must be a table of keys and values, got list"),
     "empty": ("", "must be a table of keys and values, got NoneType"),
-    "not yaml": ("a: [1", "is no YAML"),
+    "not yaml": ("a: [1", "is not YAML"),
     "unknown levels": ("levels: geometrical:3", "unknown noise levels 'geometrical:3'", "geometric:232:50:0.01"),
     "levels as a list": ("levels: [1, 2]", "levels must be str or none, got [1, 2]"),
     "levels and sigma": ("{levels: 'edm:18', sigma: 0.5}", "one noise level (sigma, alpha) or many (levels)", "0.5"),
@@ -179,9 +179,9 @@ def test_recipes_that_cannot_be(case, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.toml", b"steps = ", "is no TOML"),
-        ("a.yaml", b"\xff\xfe\x00", "is no YAML"),
-        ("absent.yaml", None, "cannot read the recipe"),
+        ("a.toml", b"steps = ", "is not TOML"),
+        ("a.yaml", b"\xff\xfe\x00", "is not a text in UTF-8"),
+        ("absent.yaml", None, "cannot read"),
     ],
 )
 def test_recipe_files_that_cannot_be_read(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:

@@ -137,12 +137,17 @@ class _NetworkDenoiser:
 
 
 def explain_mismatch(network: object, x_t: Tensor, error: RuntimeError) -> None:
-    """Say so where a network failed because it is of another dtype or on another device than its input."""
+    """Say so where a network failed because it is of another dtype, on another device or of another width than x_t."""
     weights = next(network.parameters(), x_t) if isinstance(network, nn.Module) else x_t
     if weights.dtype != x_t.dtype or weights.device != x_t.device:
         raise ValueError(
             f"the network is {weights.dtype} on {weights.device} but x_t is {x_t.dtype} on {x_t.device}; "
             "convert one with .to(...)"
+        ) from error
+    if "shapes cannot be multiplied" in str(error):
+        raise ValueError(
+            f"the network does not take x_t of shape {tuple(x_t.shape)} ({first_line(error)}); give rows of as many "
+            "numbers as its first layer has inputs"
         ) from error
 
 

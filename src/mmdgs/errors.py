@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class _Short(reprlib.Repr):
+    """repr in bounded time: a few items, three levels deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 3, 12, 12, 12
+        self.maxstring = self.maxother = 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 512 else f"a whole number of {x.bit_length():,} bits"
+
+
+def shown(value: object) -> str:
+    """A value from outside for a message: as repr writes it, and cut short where it is large or deeply nested."""
+    return _Short().repr(value)
 
 
 class UsageError(ValueError):

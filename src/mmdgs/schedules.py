@@ -12,10 +12,13 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 
-from mmdgs.errors import UsageError, nearest
+from mmdgs.errors import UsageError, nearest, shown
 from mmdgs.noise import NoiseLevel
 
 Levels = tuple[NoiseLevel, ...]
+
+MOST_LEVELS = 100_000
+"""Of a schedule: networks are trained with a thousand or four thousand."""
 
 
 def geometric(count: int, first: float, last: float) -> Levels:
@@ -133,6 +136,8 @@ def parse_levels(text: str) -> Levels:
 def _require_count(count: int, least: int) -> None:
     if not isinstance(count, int) or count < least:
         raise ValueError(f"count must be a whole number of at least {least}, got {count!r}")
+    if count > MOST_LEVELS:
+        raise ValueError(f"count must be at most {MOST_LEVELS:,}, got {shown(count)}")
 
 
 def _require_order(first_name: str, first: float, last_name: str, last: float) -> None:

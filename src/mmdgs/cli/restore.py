@@ -125,22 +125,18 @@ def _noise(text: str, simulate: bool) -> float | str:
 
 def _images(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
     """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
-    import numpy
-
     from mmdgs.data import ImageSet, image_set, load_samples
     from mmdgs.data.transforms import recoloured
 
     channels, height, width = shape
     path = Path(source).expanduser()
     if path.is_file() and path.suffix.lower() not in (".npz", ".zip"):
-        from PIL import Image
+        from mmdgs.data.decoding import Fit, decode
+        from mmdgs.files import read_file
+        from mmdgs.reading import reading
 
-        try:
-            with Image.open(path) as image:
-                array = numpy.asarray(image.convert("RGB"))[None]
-        except OSError as error:
-            raise UsageError(f"the image {path} cannot be read: {error}") from error
-        found = image_set(array, path.stem)
+        with reading(f"the image {path}", "an image"):
+            found = image_set(decode(read_file(path), Fit(channels=3))[None], path.stem)
     else:
         found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
     found = ImageSet(found.name, found.split, recoloured(found.images, channels))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tarfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,10 +13,11 @@ import numpy as np
 import torch
 
 from mmdgs.data.imageset import ImageSet
-from mmdgs.data.pickles import Inert, RefusedName, read_inert
+from mmdgs.data.pickles import Inert, read_inert
 from mmdgs.data.sources import Source, check_split, data_folder, obtain
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, shown
 from mmdgs.files import read_file
+from mmdgs.reading import check_unpacked, reading
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -58,7 +58,7 @@ def _read_python(content: bytes, file: str) -> Batch:
     batch = _pickled(content, file)
     for key in ("data", "labels"):
         if key not in batch:
-            raise UsageError(f"{file} is not a CIFAR-10 batch: it has no {key!r}, only {sorted(map(str, batch))}")
+            raise UsageError(f"{file} is not a CIFAR-10 batch: it has no {key!r}, only {shown(list(batch))}")
     data, labels = batch["data"], batch["labels"]
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS or len(data) == 0:
         got = data.shape if isinstance(data, np.ndarray) else type(data).__name__
@@ -72,22 +72,16 @@ def _read_python(content: bytes, file: str) -> Batch:
 
 def _pickled(content: bytes, file: str) -> dict[str, Any]:
     """The dictionary in a pickle, keys as text, arrays as numpy's; nothing in it is run."""
-    try:
+    with reading(file, "a CIFAR-10 batch"):
         found = read_inert(content, ADMITTED.__contains__)
         if not isinstance(found, dict):
             raise UsageError(f"{file} is not a CIFAR-10 batch: expected a dictionary, got {type(found).__name__}")
         return {_value(key): _value(value) for key, value in found.items()}
-    except UsageError:
-        raise
-    except RefusedName as error:
-        raise UsageError(f"{file} is not a CIFAR-10 batch: {error}") from error
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise UsageError(f"{file} is not a pickle, or a damaged one: {error or type(error).__name__}") from error
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_value(item) for item in value]
+    if isinstance(value, list):  # of numbers or texts; in lists of lists a list may stand for many
+        return [_bytes(item).decode("latin1") if isinstance(item, bytes | Inert) else item for item in value]
     if isinstance(value, Inert) and value.name.endswith("._reconstruct"):
         return _array(value)
     return _bytes(value).decode("latin1") if isinstance(value, bytes | Inert) else value
@@ -108,7 +102,7 @@ def _array(array: Inert) -> np.ndarray:
         raise ValueError("an array that is not of unsigned bytes")
     content = _bytes(raw)
     if any(not isinstance(n, int) or n < 0 for n in shape) or math.prod(shape) != len(content):
-        raise ValueError(f"an array of shape {shape} with {len(content)} bytes")
+        raise ValueError(f"an array of shape {shown(shape)} with {len(content)} bytes")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -196,10 +190,8 @@ def _contents(place: Path, layout: Layout, split: str) -> dict[str, bytes]:
     names = [*layout.files(split), layout.meta]
     if place.is_dir():
         return {name: read_file(place / name) for name in names if (place / name).is_file()}
-    try:
+    with reading(place, "a tar.gz archive"):
         contents = _members(place, names)
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{place} is a damaged or truncated tar.gz archive: {error}") from error
     missing = [name for name in layout.files(split) if name not in contents]
     if missing:
         raise UsageError(f"{place} holds no {', '.join(missing)}; expected the archive {layout.archive} of CIFAR-10")
@@ -211,6 +203,7 @@ def _members(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
+            check_unpacked(archive, member.offset_data + member.size, archive.stat().st_size)
             name = PurePosixPath(member.name).name
             stream = tar.extractfile(member) if name in names and member.isfile() else None
             if stream is not None:

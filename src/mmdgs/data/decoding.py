@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmdgs.reading import IMAGE_FORMATS
+
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""The only decoders that are tried: Pillow would start other programs for some formats, whatever the file's name."""
+LARGE = 1 << 22
+"""Pixels above which images are decoded one at a time, and not side by side: each may take gigabytes."""
 GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+_one_at_a_time = threading.Lock()
 
 
 class Unreadable(Exception):  # noqa: N818  a finding, which the reader of a set turns into an error or a warning
@@ -39,13 +46,14 @@ def decode(content: bytes, fit: Fit) -> np.ndarray:
     from PIL import Image, ImageOps, UnidentifiedImageError  # here: it would slow down every start
 
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             _refuse_bombs(image)
-            picture = _fitted(ImageOps.exif_transpose(image), fit)
+            with _one_at_a_time if image.width * image.height > LARGE else nullcontext():
+                picture = _fitted(ImageOps.exif_transpose(image), fit)
     except Unreadable:
         raise
     except UnidentifiedImageError as error:
-        raise Unreadable(f"not an image of the formats {', '.join(FORMATS)}") from error
+        raise Unreadable(f"not an image of the formats {', '.join(IMAGE_FORMATS)}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise Unreadable(f"a decompression bomb? {error}") from error
     except Exception as error:  # decoders of damaged files raise nearly anything

@@ -28,6 +28,7 @@ from mmdgs.data.decoding import Fit, Unreadable, decode
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import check_split
 from mmdgs.errors import UsageError
+from mmdgs.reading import reading as reading_file
 from mmdgs.runtime import progress_bar
 
 logger = logging.getLogger("mmdgs")
@@ -37,6 +38,8 @@ LARGEST = 1 << 28
 """Bytes of a file above which it is no image for a set: a member of a zip may unpack to any size."""
 BLOCK = 32
 """Files that are decoded side by side: Pillow's decoders let other threads run."""
+BLOCK_BYTES = 1 << 26
+"""Bytes of files that are in memory at a time, unless one alone has more."""
 WORKERS = min(8, os.cpu_count() or 1)
 HELD_OUT = 20
 PARTS = {"train": ("train",), "test": ("test", "valid", "val"), "valid": ("valid", "val", "test")}
@@ -80,10 +83,8 @@ def open_gallery(path: Path) -> Iterator[Gallery]:
             path, _images(path, files), lambda n: (path / n).stat().st_size, lambda n: (path / n).read_bytes()
         )
         return
-    try:
+    with reading_file(path, "a zip archive"):
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise UsageError(f"{path} is not a zip archive, or a damaged one: {error}") from error
     with archive:
         yield Gallery(path, _images(path, archive.namelist()), lambda n: archive.getinfo(n).file_size, archive.read)
 
@@ -145,13 +146,26 @@ def _decoded(
         while start < len(names):
             # One alone until the first image has decided on grey or colour, and where others only replace skipped ones.
             alone = fit.channels is None or start >= wanted
-            end = start + 1 if alone else min(start + BLOCK, wanted)
+            end = start + 1 if alone else _end_of_block(gallery, names, start, min(start + BLOCK, wanted))
             contents = [_content(gallery, name) for name in names[start:end]]  # here: a zip is not for many threads
             for index, picture in enumerate(pool.map(partial(_attempt, fit=fit), contents), start=start):
                 if fit.channels is None and isinstance(picture, np.ndarray):
                     fit = replace(fit, channels=len(picture))
                 yield index, picture
             start = end
+
+
+def _end_of_block(gallery: Gallery, names: Sequence[str], start: int, end: int) -> int:
+    """Where a block ends so that its files have BLOCK_BYTES or fewer, or are one."""
+    total = 0
+    for index in range(start, end):
+        try:
+            total += min(gallery.size(names[index]), LARGEST)
+        except (OSError, KeyError):
+            continue  # found again, and told, when it is read
+        if total > BLOCK_BYTES:
+            return max(index, start + 1)
+    return end
 
 
 def _content(gallery: Gallery, name: str) -> bytes | Unreadable:
@@ -174,7 +188,7 @@ def _attempt(content: bytes | Unreadable, fit: Fit) -> np.ndarray | Unreadable:
     try:
         return decode(content, fit)
     except Unreadable as error:
-        return error
+        return Unreadable(str(error))  # the error itself would keep the file's bytes, in its traceback
 
 
 def _left_out(gallery: Gallery, name: str, why: Unreadable, unreadable: str) -> str:

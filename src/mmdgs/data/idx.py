@@ -10,7 +10,6 @@ import gzip
 import io
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import Source, check_split, data_folder, obtain
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file
+from mmdgs.reading import most_unpacked, reading
 
 IMAGES, LABELS = "images", "labels"
 MAGIC = {IMAGES: 2051, LABELS: 2049}
@@ -81,14 +81,13 @@ def read_idx(path: Path, kind: str) -> Tensor:
     # What a file holds tells more than its name: browsers unpack files and keep the ".gz".
     plain = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=plain) if content.startswith(GZIP) else plain
-    try:
-        with stream:
-            return _parse(stream, path, kind)
-    except (EOFError, OSError, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged or truncated gzip file: {error}") from error
+    packed = isinstance(stream, gzip.GzipFile)
+    with reading(path, "a whole gzip file" if packed else "an idx file"), stream:
+        return _parse(stream, path, kind, most_unpacked(len(content)) if packed else len(content))
 
 
-def _parse(stream: io.BufferedIOBase, path: Path, kind: str) -> Tensor:
+def _parse(stream: io.BufferedIOBase, path: Path, kind: str, most: int) -> Tensor:
+    """The tensor after its header, of at most so many bytes: a header may say anything."""
     words = 1 + DIMENSIONS[kind]
     head = stream.read(4 * words)
     magic = struct.pack(">I", MAGIC[kind])
@@ -103,7 +102,9 @@ def _parse(stream: io.BufferedIOBase, path: Path, kind: str) -> Tensor:
     size = math.prod(shape)
     if size == 0:
         raise UsageError(f"{path} holds no {kind}: its header says {' x '.join(map(str, shape))}")
-    body = stream.read(size + 1)  # one more than there should be: it finds a longer file, and checks gzip's sum
+    body = stream.read(
+        min(size, most) + 1
+    )  # one more than there should be: it finds a longer file, and checks gzip's sum
     if len(body) != size:
         found = f"only {len(body):,}" if len(body) < size else "more"
         raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.transforms import recoloured, resized, to_uint8
 from mmdgs.errors import UsageError, nearest, unknown_name
+from mmdgs.reading import check_unpacked, reading
 
 logger = logging.getLogger("mmdgs")
 
@@ -100,7 +100,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
         return load_images(name, split, data_dir=data_dir, size=size)
     path = Path(source).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
-        return image_set(_array(path), path.stem)
+        with reading(path, "an .npz of images"):
+            return image_set(_array(path), path.stem)
     if is_gallery(path):
         with open_gallery(path) as gallery:
             found = read_images(gallery, gallery.names, Reading(Fit(size)))
@@ -116,6 +117,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
 
 def image_set(images: np.ndarray | Tensor, name: str) -> ImageSet:
     """An array of images as a set: 8-bit ones as they are, floating-point ones in [0, 1] as the levels they lie in."""
+    if isinstance(images, np.ndarray) and images.dtype.kind not in "fu":
+        raise UsageError(f"{name} must hold images, uint8 or floating point, got an array of {images.dtype}")
     x = torch.as_tensor(images)
     if x.ndim != 4 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
         raise UsageError(
@@ -147,16 +150,19 @@ def _levels(x: Tensor, name: str) -> Tensor:
 
 
 def _array(path: Path) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = [name for name in ARRAYS if name in archive.files]
-            if not names:
-                shapes = {name: archive[name].ndim for name in archive.files}
-                names = [name for name, dimensions in shapes.items() if dimensions == 4]
-            if not names or (len(names) > 1 and names[0] not in ARRAYS):
-                raise UsageError(f"{path} must hold images as the array x or arr_0, got {', '.join(archive.files)}")
-            return archive[names[0]]
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} is not an .npz of arrays, or a damaged one: {error}") from error
+    # Not np.load: it reads a .npy and a pickle too, whatever their names.
+    with (
+        reading(path, "an .npz of arrays"),
+        path.open("rb") as stream,
+        np.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
+    ):
+        for member in archive.zip.infolist() if archive.zip else ():
+            check_unpacked(f"{path}, {member.filename}", member.file_size, member.compress_size)
+        names = [name for name in ARRAYS if name in archive.files]
+        if not names:
+            shapes = {name: archive[name].ndim for name in archive.files}
+            names = [name for name, dimensions in shapes.items() if dimensions == 4]
+        if not names or (len(names) > 1 and names[0] not in ARRAYS):
+            raise UsageError(f"{path} must hold images as the array x or arr_0, got {', '.join(archive.files)}")
+        found = archive[names[0]]
+        return found.astype(found.dtype.newbyteorder("="), copy=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,18 @@ def read_inert(content: bytes, admits: Callable[[str], bool]) -> Any:
 
     A persistent id becomes an `Inert` without a name, whose only argument it is. Damaged pickles raise nearly anything.
     """
+    _check_sizes(content)
     return _Unpickler(content, admits).load()
+
+
+def _check_sizes(content: bytes) -> None:
+    """Refuse what no pickle of this length can need: the unpickler allocates what an opcode declares.
+
+    The places of its memo are numbered from 0 on, and texts are no longer than the pickle.
+    """
+    for opcode, argument, _ in pickletools.genops(content):  # reads, and runs nothing
+        if "PUT" in opcode.name and argument is not None and not 0 <= int(argument) <= len(content):
+            raise ValueError(f"a pickle of {len(content):,} bytes with place {argument} in its memo")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from mmdgs.errors import UsageError, nearest
-from mmdgs.files import file_written_atomically
+from mmdgs.files import file_written_atomically, made
 from mmdgs.runtime import progress_bar
 
 ENVIRONMENT = "MMDGS_DATA"
@@ -87,8 +87,8 @@ def fetch(source: Source, folder: Path) -> list[str]:
     failures = []
     for url in source.urls:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _download(url, folder / source.file, source.checksum)
+            with made(folder):
+                _download(url, folder / source.file, source.checksum)
             return []
         except _DownloadFailed as failure:
             failures.append(f"{url}: {failure}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmdgs.errors import UsageError
 from mmdgs.files import read_json
+from mmdgs.reading import reading
 
 FORMAT = 1
 
@@ -51,15 +52,20 @@ class Evaluation:
     @classmethod
     def from_json(cls, content: Any, where: object) -> Evaluation:
         """A record that `to_json` made."""
-        try:
+        with reading(where, f"an evaluation of mmdgs, format {FORMAT}"):
             if content["mmdgs_evaluation"] != FORMAT:
                 raise KeyError("mmdgs_evaluation")
             known = {"left_out": {}, **content}  # which records of earlier versions do not have
             values = {f.name: known[f.name] for f in dataclasses.fields(cls)}
             images = {key: Images(**values[key]) for key in ("samples", "reference")}
+            for one in images.values():
+                for name, kind in {"name": str, "split": str, "count": int, "available": int, "sha256": str}.items():
+                    if type(getattr(one, name)) is not kind:
+                        raise TypeError(f"{name} must be {kind.__name__}")
+            for name in ("values", "open", "left_out"):
+                if not isinstance(values[name], dict):
+                    raise TypeError(f"{name} must be a table")
             return cls(**values | images | {"warnings": tuple(values["warnings"])})
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{where} is no evaluation of mmdgs, format {FORMAT} ({error})") from error
 
 
 def read_evaluations(file: Path | str) -> list[Evaluation]:

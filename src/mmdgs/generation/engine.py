@@ -29,6 +29,7 @@ from mmdgs.generation.writers import Destination, destination
 from mmdgs.memory import Batches
 from mmdgs.models import Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
+from mmdgs.reading import reading
 from mmdgs.runtime import autocast, check_precision, environment, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State, run
 from mmdgs.samplers.driver import kept_steps
@@ -248,9 +249,11 @@ def _written(
             place.begin(wanted, resume=resume, overwrite=overwrite)
         _wait(accelerator)
         if (done := place.finished()) is not None:
-            return _summed([done["cost"]], count, path=place.path)
+            with reading(place.record, "a record of samples"):
+                return _summed([done["cost"]], count, path=place.path)
         _write_share(engine, place, count, size, accelerator, progress if main else None)
-        found = _summed(place.notes(), count, path=place.path)
+        with reading(place.work, "a folder of notes"):
+            found = _summed(place.notes(), count, path=place.path)
         _wait(accelerator)  # all have read the notes before they go
         if main:
             place.finish(count, _record(found, wanted, engine, accelerator))

@@ -23,13 +23,14 @@ from mmdgs.cost import Cost
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, file_written_atomically, write_atomically
+from mmdgs.files import file_written_atomically, write_atomically
 from mmdgs.generation.engine import chains_at_once
 from mmdgs.generation.restoration import ESTIMATE, check_restoration, restore
 from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.operators import Operator, measured, noise_variances
+from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
 
 STD_WHITE = 0.25
@@ -86,7 +87,7 @@ class RestoredFolder(Destination):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _in_use(self) -> bool:
-        return self.path.exists() and any(path.name != LOCK for path in self.path.iterdir())
+        return self._holds_other()
 
     def _half_written(self) -> Iterable[Path]:
         return [*self.path.glob(".*.npz.*"), *self.path.glob(".*.png.*")]
@@ -146,7 +147,8 @@ def restore_into(
     with place.held():
         place.begin(wanted, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:
-            return Restoration(place.path, count, Cost(**done["cost"]), done["seconds"], done["scores"])
+            with reading(place.record, "a record of restorations"):
+                return Restoration(place.path, count, Cost(**done["cost"]), done["seconds"], done["scores"])
         present = place.present(count)
         parts = [range(first, min(first + group, count)) for first in range(0, count, group)]
         pending = [part for part in parts if not present.issuperset(part)]
@@ -166,9 +168,10 @@ def restore_into(
                 place.write(part.start, found.draws.transpose(0, 1).contiguous(), set(part) - present, spent)
                 bar.update(len(part))
         notes = place.notes()
-        cost = {name: notes[-1][name] for name in ("forwards", "products")}
-        seconds = sum(note["seconds"] for note in notes)
-        made = place.draws(count)
+        with reading(place.work, "a folder of notes and draws"):
+            cost = {name: notes[-1][name] for name in ("forwards", "products")}
+            seconds = sum(note["seconds"] for note in notes)
+            made = place.draws(count)
         scores = {} if truth is None else scores_of(made, truth)
         write_atomically(place.path / PICTURE, overview(made, operator, y, truth))
         found_in = environment(model.device, precision=precision)

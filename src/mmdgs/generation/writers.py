@@ -32,6 +32,7 @@ from mmdgs.files import (
     to_json,
     write_atomically,
 )
+from mmdgs.reading import reading
 
 RECORD = "samples.json"
 PARTS = "parts"
@@ -39,6 +40,10 @@ KIND = "mmdgs_samples"
 FORMAT = 1
 MOST_NAMED = 6
 """Settings that the refusal to go on with others names."""
+MOST_NOTED = 1 << 63
+"""No number of a note is as large: images, seconds, evaluations."""
+PART = re.compile(r"(\d+)-(\d+)\.npy")
+"""A part of an array: its first sample, and how many."""
 DIGITS = 6
 """Digits of an image's number in a file's name, or more where there are more images."""
 
@@ -100,9 +105,10 @@ class Destination(abc.ABC):
         elif overwrite:
             self._clear()
         self.work.mkdir(parents=True, exist_ok=True)
-        for file in [*self.work.glob(".?*.*"), *self._half_written()]:
+        for file in [*self.work.glob(".?*.*"), *self._half_written(), *self._half_records()]:
             file.unlink()
         if not (begun and resume):
+            self._sweep()  # without a record nobody knows what a part belongs to
             write_atomically(self.record, to_json({KIND: FORMAT, "finished": False, "settings": settings}))
 
     def _require_same(self, settings: Mapping[str, Any]) -> None:
@@ -135,23 +141,40 @@ class Destination(abc.ABC):
 
     def notes(self) -> list[dict[str, Any]]:
         """The notes of all batches that were written since the run began."""
-        return [read_json(file) for file in sorted(self.work.glob("[0-9]*.json"))]
+        return [_checked_note(file) for file in sorted(self.work.glob("[0-9]*.json"))]
 
     def finish(self, count: int, record: Mapping[str, Any]) -> None:
         """Everything is there: the final form, the record, and an end to the hidden folder."""
         self._assemble(count)
         write_atomically(self.record, to_json({KIND: FORMAT, "finished": True, **record}))
-        for file in self.work.iterdir():
-            if file.name != LOCK:
-                file.unlink()
+        self._sweep()
 
     def finished(self) -> dict[str, Any] | None:
-        """The record of a run that is done, where all of it is still there."""
+        """The record of a run that is done, where all of it is still there; what a kill left of its work goes."""
         found = read_json(self.record) if self.record.exists() else {}
         if found.get("finished") is not True:
             return None
-        count = found["settings"]["count"]
-        return found if len(self.present(count)) == count else None
+        with reading(self.record, "a record of samples"):
+            count = found["settings"]["count"]
+            if len(self.present(count)) != count:
+                return None
+        self._sweep()
+        return found
+
+    def _sweep(self) -> None:
+        """Empty the hidden folder, which another process may do at the same time."""
+        for file in self.work.glob("*") if self.work.is_dir() else ():
+            if file.name != LOCK:
+                file.unlink(missing_ok=True)
+
+    def _half_records(self) -> list[Path]:
+        """Records that a kill left half written."""
+        return [*self.record.parent.glob(f".{escape(self.record.name)}.*")]
+
+    def _holds_other(self) -> bool:
+        """Whether the folder holds more than a lock and what a kill before the first record leaves."""
+        ours = {self.path / LOCK, self.work, *self._half_records()}
+        return self.path.exists() and any(path not in ours for path in self.path.iterdir())
 
 
 class PictureFolder(Destination):
@@ -181,7 +204,7 @@ class PictureFolder(Destination):
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _in_use(self) -> bool:
-        return self.path.exists() and any(path.name != LOCK for path in self.path.iterdir())
+        return self._holds_other()
 
     def _half_written(self) -> Iterable[Path]:
         return self.path.glob(".*.png.*")
@@ -205,13 +228,14 @@ class ArrayFile(Destination):
 
     def _part(self, file: Path) -> numpy.ndarray:
         """A part as it was written; one in floating point, of a version that knew no pixels, is converted."""
-        found = numpy.load(file)
-        return self._stored(torch.from_numpy(found)) if self.pixels and found.dtype != numpy.uint8 else found
+        with reading(file, "a part of samples"):
+            found = numpy.load(file)
+            return self._stored(torch.from_numpy(found)) if self.pixels and found.dtype != numpy.uint8 else found
 
     def _parts(self) -> list[tuple[int, int, Path]]:
         """(the first number, how many, the file) of each part that was written, in order: its name says all."""
-        files = self.work.glob("[0-9]*.npy")
-        return sorted((*map(int, file.stem.split("-")), file) for file in files)  # type: ignore[misc]
+        found = [(PART.fullmatch(file.name), file) for file in self.work.glob("*.npy")]
+        return sorted((int(name[1]), int(name[2]), file) for name, file in found if name)
 
     def present(self, count: int) -> set[int]:
         if self.path.exists():
@@ -224,6 +248,8 @@ class ArrayFile(Destination):
 
     def _assemble(self, count: int) -> None:
         parts = self._parts()
+        if not parts and self.path.exists():  # its record alone was lost
+            return
         with (
             file_written_atomically(self.path) as stream,
             zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -237,16 +263,17 @@ class ArrayFile(Destination):
                 written = 0
                 for first, samples, file in parts:  # of another batch size they may overlap
                     if first <= written < first + samples:
-                        array.write(self._part(file)[written - first :].astype(self.type).tobytes())
+                        part = self._part(file)
+                        if part.shape != (samples, *shape[1:]):
+                            raise UsageError(f"{file} is damaged: it is {part.shape}; remove it and use --resume")
+                        array.write(part[written - first :].astype(self.type).tobytes())
                         written = first + samples
         assert written == count, f"{written} of {count} samples were written"
 
     def _clear(self) -> None:
         for file in (self.path, self.record):
             file.unlink(missing_ok=True)
-        for file in self.work.iterdir():
-            if file.name != LOCK:
-                file.unlink()
+        self._sweep()
 
     def _in_use(self) -> bool:
         return self.path.exists()
@@ -270,6 +297,21 @@ def destination(path: Path, *, pixels: bool = False) -> Destination:
 
 def numbered(number: int) -> str:
     return f"{number:0{DIGITS}}"
+
+
+def _checked_note(file: Path) -> dict[str, Any]:
+    """The note of a finished part: numbers by name."""
+    found = read_json(file)
+    wrong = [
+        key
+        for key, value in found.items()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NOTED
+    ]
+    if wrong or not found:
+        raise UsageError(
+            f"{file} is a damaged note of a run: {wrong[:1] or 'it is empty'}; start anew with --overwrite"
+        )
+    return found
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

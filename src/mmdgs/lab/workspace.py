@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, output_folder, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import LOCK, output_folder, read_json, tensors_to_bytes, to_json, write_atomically
 
 PARTS = "parts"
 
@@ -116,9 +116,12 @@ class Workspace:
                 path.unlink()
                 path.with_suffix(".safetensors").unlink(missing_ok=True)
         records = _read(self.out / "records.json")
-        if "mmdgs" in records.get("environment", {}):
-            for name in ("records.json", "report.html", *records.get("figures", [])):
-                (self.out / Path(name).name).unlink(missing_ok=True)
+        made, figures = records.get("environment"), records.get("figures")
+        if isinstance(made, dict) and "mmdgs" in made:
+            drawn = [Path(name).name for name in figures if isinstance(name, str)] if isinstance(figures, list) else []
+            for name in ("records.json", "report.html", *drawn):
+                if (self.out / name).is_file():
+                    (self.out / name).unlink()
 
     def _file(self, name: str, kind: str) -> Path:
         return self.out / PARTS / f"{name.replace(' ', '_').replace('/', '_')}.{kind}"
@@ -129,7 +132,7 @@ class Workspace:
 
     def _load(self, name: str, wanted: dict[str, Any]) -> Part | None:
         try:
-            stored = json.loads(self._file(name, "json").read_text())
+            stored = read_json(self._file(name, "json"))
             content = self._file(name, "safetensors").read_bytes()
             if stored["settings"] != wanted or stored["sha256"] != _digest(stored["values"], content):
                 return None
@@ -141,10 +144,9 @@ class Workspace:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file's object; empty where there is none."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_json(path)
+    except UsageError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _digest(values: Mapping[str, Any], content: bytes) -> str:

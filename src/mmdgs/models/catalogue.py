@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-
-from mmdgs.files import read_json
+from mmdgs.files import read_json, read_text
 from mmdgs.models.config import MEAN_STD, ModelConfig
 from mmdgs.models.fits import FIT_FILES, ISOTROPIC
 from mmdgs.models.levels import in_words
 from mmdgs.models.model import CARD, CONFIG
 from mmdgs.models.shipped import SHIPPED, shipped_names, shipped_roots
-from mmdgs.models.weights import MEGABYTE, SHARDS, WEIGHTS
+from mmdgs.models.weights import MEGABYTE, SHARDS, WEIGHTS, counts_in
+from mmdgs.reading import parse_yaml
 
 FENCE = "---"
 
@@ -67,14 +65,14 @@ def _described(folder: Path, names: tuple[str, ...]) -> ShippedModel:
     files = [*folder.glob(WEIGHTS), *folder.glob(SHARDS)]
     size = sum(file.stat().st_size for file in files)
     return ShippedModel(
-        names, folder, config, sum(map(_numbers, files)), size, _fitted(folder, config), licence_of(folder)
+        names,
+        folder,
+        config,
+        sum(sum(counts_in(file).values()) for file in files),
+        size,
+        _fitted(folder, config),
+        licence_of(folder),
     )
-
-
-def _numbers(file: Path) -> int:
-    """How many numbers a file of tensors holds, by its header."""
-    with safetensors.safe_open(file, "pt") as stored:
-        return sum(math.prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118  no mapping
 
 
 def _fitted(folder: Path, config: ModelConfig) -> tuple[str, ...]:
@@ -87,17 +85,15 @@ def _fitted(folder: Path, config: ModelConfig) -> tuple[str, ...]:
 def licence_of(folder: Path) -> str:
     """The licence that a model's card names, as the hub's cards do: license, or license_name where that is "other"."""
     card = folder / CARD
-    said = _front_matter(card.read_text(encoding="utf-8")) if card.is_file() else {}
+    said = _front_matter(card) if card.is_file() else {}
     kind = str(said.get("license") or "not said")
     return str(said.get("license_name") or kind) if kind == "other" else kind
 
 
-def _front_matter(card: str) -> Mapping[str, Any]:
+def _front_matter(card: Path) -> Mapping[str, Any]:
     """The keys at the top of a card, between two lines of dashes."""
-    import yaml
-
-    first, *lines = card.splitlines() or [""]
+    first, *lines = read_text(card).splitlines() or [""]
     if first.strip() != FENCE or FENCE not in lines:
         return {}
-    found = yaml.safe_load("\n".join(lines[: lines.index(FENCE)]))
+    found = parse_yaml("\n".join(lines[: lines.index(FENCE)]), card)
     return found if isinstance(found, dict) else {}

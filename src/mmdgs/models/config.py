@@ -22,12 +22,14 @@ from mmdgs.denoisers import (
     takes_level,
     velocity_denoiser,
 )
-from mmdgs.errors import UsageError, nearest, unknown_name
+from mmdgs.errors import UsageError, nearest, shown, unknown_name
 from mmdgs.moments.ocm import RatioScale
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.version import __version__
 
 FORMAT = 1
+MOST_SHAPE = 1 << 28
+"""Numbers of one example: 16,384 x 16,384 pixels."""
 KINDS: dict[str, tuple[type, ...]] = {
     "network": (str,),
     "param": (str,),
@@ -135,8 +137,12 @@ class ModelConfig:
         check_param(self.param)
         for name in ("shape", "classes", "sigmas", "alphas", "interval", "runs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not self.shape or any(not isinstance(n, int) or n < 1 for n in self.shape):
-            raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {self.shape}")
+        if not self.shape or any(type(n) is not int or n < 1 for n in self.shape):
+            raise UsageError(f"shape must be the shape of one example, such as [1, 28, 28], got {shown(self.shape)}")
+        if math.prod(self.shape) > MOST_SHAPE:
+            raise UsageError(f"shape {shown(self.shape)} has more numbers than the limit of {MOST_SHAPE:,} an example")
+        for name in ("sigmas", "alphas", "interval"):
+            self._check_numbers(name)
         if self.param == CLASSES and not self.classes:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
         if self.param != CLASSES and (self.sigma is None) == (not self.sigmas):
@@ -149,16 +155,27 @@ class ModelConfig:
         check_levels(self.sigmas, self.alphas)
         if (self.param == VARIANCE_RATIO) != bool(self.head):
             raise UsageError(
-                f"head goes with the parametrisation {VARIANCE_RATIO!r}, got {self.head} and {self.param!r}"
+                f"head goes with the parametrisation {VARIANCE_RATIO!r}, got {shown(self.head)} and {self.param!r}"
             )
         if self.head:
             self._check_head()
         if any(not isinstance(run, dict) for run in self.runs):
-            raise UsageError(f"runs must be a list of objects, one for each run of training, got {list(self.runs)}")
+            raise UsageError(
+                f"runs must be a list of objects, one for each run of training, got {shown(list(self.runs))}"
+            )
         if len(self.interval) != 2 or not self.interval[0] < self.interval[1]:
             raise UsageError(f"interval must be two numbers, the smaller first, got {list(self.interval)}")
         if self.isotropic_variance is not None and not 0 < self.isotropic_variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {self.isotropic_variance}")
+
+    def _check_numbers(self, name: str) -> None:
+        """Refuse a list that does not hold finite numbers alone."""
+        values = getattr(self, name)
+        wrong = [value for value in values if not isinstance(value, int | float) or isinstance(value, bool)]
+        wrong += [value for value in values if value not in wrong and not abs(value) < math.inf]
+        if wrong:
+            raise UsageError(f"{name} must be finite numbers, got {shown(wrong[0])}")
+        object.__setattr__(self, name, tuple(map(float, values)))
 
     def _check_head(self) -> None:
         if not isinstance(self.head.get("denoiser"), str) or self.head.keys() != {"denoiser", "scale"}:
@@ -211,10 +228,10 @@ class ModelConfig:
             kinds = KINDS[key]
             if not isinstance(value, kinds) or isinstance(value, bool):
                 names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise UsageError(f"{where}: {key} must be {names}, got {value!r}")
+                raise UsageError(f"{where}: {key} must be {names}, got {shown(value)}")
         try:
             return cls(**values)
-        except UsageError as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise UsageError(f"{where}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError, unknown_name
-from mmdgs.files import folder_written_atomically, holds_nothing, read_file, tensors_to_bytes, write_atomically
+from mmdgs.files import (
+    folder_written_atomically,
+    holds_nothing,
+    read_checkpoint,
+    read_file,
+    tensors_to_bytes,
+    write_atomically,
+)
 from mmdgs.models import diffusers
 from mmdgs.models.card import LICENCE
 from mmdgs.models.fits import FIT_FILES
 from mmdgs.models.loading import CHECKPOINTS, load
 from mmdgs.models.model import CARD, CONFIG
 from mmdgs.models.ncsnv2 import read_ncsnv2
-from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS, read_checkpoint
+from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What weights are stored in. Not in float16: its range is too small for some of them."""
@@ -70,7 +77,9 @@ def _convert_pipeline(source: Path, out: Path) -> Path:
     if network is None or pickled is None or not pickled.is_file():
         raise UsageError(f"there is no {diffusers.WEIGHTS}.bin to convert in {source}, nor in its folder unet")
     tensors = read_checkpoint(pickled)
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
+    ):
         raise UsageError(f"{pickled} is no dictionary of tensors")
     with _new_folder(out) as folder:
         for file in source.rglob("*.json"):

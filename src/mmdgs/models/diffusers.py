@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from mmdgs.compiled import Pure
 from mmdgs.denoisers import explain_mismatch
-from mmdgs.errors import UsageError, first_line
+from mmdgs.errors import UsageError, first_line, shown
 from mmdgs.files import read_json
 from mmdgs.models.levels import TrainedLevels
 from mmdgs.models.model import CONFIG, Model
-from mmdgs.models.weights import check_finite
+from mmdgs.models.weights import check_finite, counts_in
+from mmdgs.networks.declared import parameters_as_in
 from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.reading import reading
 
 logger = logging.getLogger("mmdgs")
 
@@ -35,7 +37,9 @@ INDEX, SCHEDULER = "model_index.json", "scheduler_config.json"
 WEIGHTS = "diffusion_pytorch_model"  # and .safetensors; there may be a variant's name, or a number, between
 ENCODERS = ("vae", "vqvae", "movq")  # parts of a pipeline on latents
 INTERVAL = (-1.0, 1.0)
-SIZE = 32
+SIZE, MOST_SIDE = 32, 1 << 14
+MOST_TIMESTEPS = 100_000
+"""The largest whole number in a scheduler's configuration: it makes tables of num_train_timesteps."""
 LEAST_SIGNAL = 1e-12
 """The abar that stands for zero: schedules rescaled to end in pure noise have no ratio there. Others end above it."""
 
@@ -130,7 +134,10 @@ def from_pipeline(unet: Any, scheduler: Any, source: str, *, size: int | None = 
     except UsageError as error:
         raise UsageError(f"the schedule of {source}: {error}") from error
     side = size or config.sample_size or SIZE
-    shape = (config.in_channels, *(side if isinstance(side, list | tuple) else (side, side)))
+    sides = side if isinstance(side, list | tuple) else (side, side)
+    if len(sides) != 2 or any(type(one) is not int or not 0 < one <= MOST_SIDE for one in sides):
+        raise UsageError(f"the sample_size of {source} must be one side of images or two, got {shown(side)}")
+    shape = (config.in_channels, *sides)
     denoiser = DiffusersDenoiser(unet, trained, prediction_of(scheduler))
     return Model(denoiser, unet, levels, shape, INTERVAL, source)
 
@@ -182,14 +189,15 @@ def read_scheduler(file: Path | None, source: str) -> Any:
         logger.warning("%s comes without a scheduler: taking DDPM's schedule and that it predicts the noise", source)
         return diffusers.DDPMScheduler()
     config = read_json(file)
-    name = str(config.get("_class_name"))
-    kind: Any = getattr(diffusers, "DDPMScheduler" if name == OURS else name, None)
+    name = config.get("_class_name")
+    kind: Any = getattr(diffusers, "DDPMScheduler" if name == OURS else name, None) if isinstance(name, str) else None
     if diffusers.SchedulerMixin not in getattr(kind, "__mro__", ()):
-        raise UsageError(f"{file} names {name!r}, which is no scheduler of diffusers")
-    try:
+        raise UsageError(f"{file} names {shown(name)}, which is no scheduler of diffusers")
+    for key, value in config.items():
+        if isinstance(value, int) and not -MOST_TIMESTEPS <= value <= MOST_TIMESTEPS:
+            raise UsageError(f"{file}: {key} must be at most {MOST_TIMESTEPS:,}, got {shown(value)}")
+    with reading(file, "a scheduler that diffusers can make"):
         return kind.from_config(config)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"{file} is refused by diffusers: {error}") from error
 
 
 def read_network(folder: Path) -> nn.Module:
@@ -203,10 +211,12 @@ def read_network(folder: Path) -> nn.Module:
         advice = "its weights are a pickle: convert them with `mmdgs convert FOLDER --out NEW`" if pickled else ""
         raise UsageError(f"there is no {WEIGHTS}.safetensors in {folder}; {advice or 'is it a whole copy?'}")
     try:
-        network, found = UNet2DModel.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        held = {key: count for file in folder.glob(f"{WEIGHTS}*.safetensors") for key, count in counts_in(file).items()}
+        with parameters_as_in(held, folder):
+            network, found = UNet2DModel.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:  # of a wrong configuration diffusers raises nearly anything
         reason = first_line(error)
         raise UsageError(f"diffusers cannot load the network in {folder}: {reason}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -237,7 +247,8 @@ def read_pipeline(folder: Path, source: str, *, size: int | None = None) -> Mode
     _require_images(folder, source)
     config = read_json(unet / CONFIG)
     defaults = {"in_channels": 3, "out_channels": 3}
-    _require_unconditional(str(config["_class_name"]), defaults | config, source)
-    scheduler = read_scheduler(scheduler_file(folder, unet), source)
-    prediction_of(scheduler), schedule_levels(scheduler)  # refused before the weights are read
-    return from_pipeline(read_network(unet), scheduler, source, size=size)
+    with reading(folder, "a model of diffusers"):
+        _require_unconditional(shown(config["_class_name"]).strip("'"), defaults | config, source)
+        scheduler = read_scheduler(scheduler_file(folder, unet), source)
+        prediction_of(scheduler), schedule_levels(scheduler)  # refused before the weights are read
+        return from_pipeline(read_network(unet), scheduler, source, size=size)

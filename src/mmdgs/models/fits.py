@@ -40,6 +40,7 @@ from mmdgs.moments.isotropic import FITTED_AT
 from mmdgs.moments.spectral import fitted_spectrum
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams
+from mmdgs.reading import parse_json, reading
 from mmdgs.runtime import progress_bar
 from mmdgs.schedules import geometric
 
@@ -226,8 +227,9 @@ class FitStore:
         """
         for file in self.files():
             try:
-                found = self._read(file)
-            except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+                with reading(file, "a fit"):
+                    found = self._read(file)
+            except UsageError as error:
                 said = "the %s variances in %s cannot be read (%s); they are left aside"
                 logger.warning(said, self.kind, file, error)
                 continue
@@ -240,7 +242,7 @@ class FitStore:
             notes = stored.metadata() or {}
             if "digest" in notes and notes["digest"] != self.digest:
                 return None
-            key = json.loads(notes["key"])
+            key = parse_json(notes["key"], file)
             ratios, logs = (stored.get_tensor(name).double() for name in ("ratios", "log_variances"))
         if not isinstance(key["images"], int) or logs.shape[1:] != self.shape:
             raise ValueError("it does not say what it was estimated from, or is of another shape")

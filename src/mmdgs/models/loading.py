@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError, nearest
-from mmdgs.files import read_json
+from mmdgs.files import read_json, read_text
 from mmdgs.models import diffusers
 from mmdgs.models.config import ModelConfig
 from mmdgs.models.edm import from_edm
@@ -19,6 +19,8 @@ from mmdgs.models.model import CARD, CONFIG, Model
 from mmdgs.models.ncsnv2 import read_ncsnv2
 from mmdgs.models.shipped import shipped_folder, shipped_names
 from mmdgs.models.weights import SHARDS, WEIGHTS, load_weights, read_weights
+from mmdgs.networks.declared import parameters_as_in
+from mmdgs.reading import reading
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt")
 
@@ -126,11 +128,14 @@ def _is_ours(folder: Path) -> bool:
 def read_model(folder: Path, source: str) -> Model:
     """A model of mmdgs from its folder."""
     config = ModelConfig.from_json(read_json(folder / CONFIG), folder / CONFIG)
-    model = Model.build(config, source=source)
-    load_weights(model.network, *read_weights(folder))
+    tensors, where = read_weights(folder)
+    with reading(folder / CONFIG, "the configuration of a model"):
+        with parameters_as_in({key: value.numel() for key, value in tensors.items()}, where):
+            model = Model.build(config, source=source)
+        load_weights(model.network, tensors, where)
     model.network.requires_grad_(False).eval()
     if (folder / CARD).is_file():
-        model.card = (folder / CARD).read_text(encoding="utf-8")
+        model.card = read_text(folder / CARD)
     return model
 
 

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+from mmdgs.files import read_checkpoint
 from mmdgs.models.config import ModelConfig
 from mmdgs.models.model import Model
-from mmdgs.models.weights import load_weights, read_checkpoint
+from mmdgs.models.weights import load_weights
+from mmdgs.networks.declared import parameters_as_in
+from mmdgs.reading import reading
 
 PREFIX, SIGMAS, FIRST = "module.", "sigmas", "begin_conv.weight"
 AVERAGE = 4  # its place in the list
@@ -33,6 +36,11 @@ def read_ncsnv2(path: Path, source: str = "", *, ema: bool = True, size: int | N
     The network is fully convolutional, so `size` (of the images) only goes into the model's shape: 32 unless given,
     64 for the levels of the public CelebA checkpoint.
     """
+    with reading(path, "an NCSNv2 checkpoint"):
+        return _read(path, source, ema, size)
+
+
+def _read(path: Path, source: str, ema: bool, size: int | None) -> Model:
     content = read_checkpoint(path)
     items = content if isinstance(content, list | tuple) else [content]
     state = _tensors(items[0], path) if items else {}
@@ -44,18 +52,20 @@ def read_ncsnv2(path: Path, source: str = "", *, ema: bool = True, size: int | N
     sigmas = tuple(state.pop(SIGMAS).double().tolist())
     width, channels = state[FIRST].shape[:2]
     if ema:
-        if len(items) <= AVERAGE or not items[AVERAGE]:
+        average = items[AVERAGE] if len(items) > AVERAGE else None
+        if average is None or (isinstance(average, Mapping | list | tuple) and not average):
             raise UsageError(
                 f"{path} holds no moving average (EMA) of the weights, item {AVERAGE + 1} of its list; "
                 "take the raw weights with ema=False (--raw)"
             )
-        state = _tensors(items[AVERAGE], path)
+        state = _tensors(average, path)
         state.pop(SIGMAS, None)
     if size is None:
         size = CELEBA_SIZE if (len(sigmas), round(max(sigmas, default=0), 3)) == CELEBA else SIZE
     try:
         config = ModelConfig("ncsnv2", "score", (channels, size, size), {"width": width}, sigmas=sigmas)
-        model = Model.build(config, source=source or str(path))
+        with parameters_as_in({key: value.numel() for key, value in state.items()}, path):
+            model = Model.build(config, source=source or str(path))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     load_weights(model.network, state, path, than="NCSNv2")
@@ -69,7 +79,9 @@ def _tensors(state: Any, path: Path) -> dict[str, Tensor]:
         raise UsageError(
             f"{path} is no NCSNv2 checkpoint: expected a dictionary of tensors, got {type(state).__name__}"
         )
-    found = {str(key).removeprefix(PREFIX): value for key, value in state.items()}
+    if not all(isinstance(key, str) for key in state):
+        raise UsageError(f"{path} is no NCSNv2 checkpoint: expected tensors by their names")
+    found = {key.removeprefix(PREFIX): value for key, value in state.items()}
     wrong = [key for key, value in found.items() if not isinstance(value, Tensor)]
     if wrong:
         raise UsageError(

@@ -11,19 +11,17 @@ is cut short leaves the weights that were there.
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import safetensors
 import torch
 from torch import Tensor, nn
 
 from mmdgs.errors import UsageError
-from mmdgs.files import read_file, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.reading import reading
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -155,22 +153,7 @@ def weights_digest(tensors: Mapping[str, Tensor], where: object) -> str:
     return found.hexdigest()
 
 
-def read_checkpoint(path: Path) -> Any:
-    """What torch.save wrote, on the CPU: containers, numbers, text and tensors; a pickle that asks for more is refused.
-
-    Nothing in it is run. Old files (before torch 1.6) and new ones alike.
-    """
-    content = read_file(path)
-    try:
-        with warnings.catch_warnings():  # of unusual protocols, which are read or refused all the same
-            warnings.simplefilter("ignore")
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = next((line for line in str(error).splitlines() if "nsupported" in line), "it is no plain pickle")
-        raise UsageError(
-            f"{path} is refused, and nothing in it was run: it holds more than tensors, or is damaged "
-            f"({reason.strip()}); only a checkpoint of plain tensors is read"
-        ) from error
-    except Exception as error:  # damaged files raise nearly anything
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UsageError(f"{path} is not a checkpoint of torch, or a damaged one: {reason}") from error
+def counts_in(file: Path) -> dict[str, int]:
+    """How many numbers each tensor of a safetensors file has, by its header."""
+    with reading(file, "a whole safetensors file"), safetensors.safe_open(file, "pt") as stored:
+        return {key: math.prod(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118  no mapping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 
 import torch
 from jaxtyping import Float
@@ -39,7 +39,7 @@ class MLP(nn.Module):
             raise ValueError(f"sizes must be at least 1, got {inputs=}, {outputs=}, {width=}, {depth=}")
         self.conditional = conditional
         generator = seeded(seed)
-        sizes = [inputs + conditional] + [width] * depth + [outputs]
+        sizes = chain([inputs + conditional], repeat(width, depth), [outputs])  # no list: a depth may be anything
         layers = [_linear(a, b, generator) for a, b in pairwise(sizes)]
         modules: list[nn.Module] = [layers[0]]
         for layer in layers[1:]:
@@ -114,6 +114,11 @@ class PerceptronHessian:
         return cls(linears, activations)  # type: ignore[arg-type]
 
     def __call__(self, x: Float[Tensor, "batch d"]) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
+        # Not in bf16: autocast would round the products that the Hessian sums, which is small and cheap here.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._derived(x)
+
+    def _derived(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first, *rest = self.linears
         z, tangents = first(x), first.weight.mT[:, None, :].expand(-1, len(x), -1)  # (d, B, width)
         stages = []

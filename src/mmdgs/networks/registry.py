@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from mmdgs.errors import UsageError, nearest, unknown_name
+from mmdgs.errors import UsageError, first_line, nearest, shown, unknown_name
 from mmdgs.networks.classifier import ConvClassifier
+from mmdgs.networks.declared import MOST_NUMBERS, MOST_TENSORS, parameters_at_most
 from mmdgs.networks.ncsnv2 import NCSNv2
 from mmdgs.networks.perceptron import MLP
 from mmdgs.networks.unet import UNet
@@ -54,6 +55,10 @@ def build_network(name: str, inputs: int, outputs: int, options: Mapping[str, An
         if key not in known:
             raise UsageError(f"the network {name!r} has no option {key!r}{nearest(key, known)}; it has {known}")
     try:
-        return NETWORKS[name](inputs, outputs, seed=seed, **options)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the network {name!r} cannot be built with {dict(options)}: {error}") from error
+        with parameters_at_most(
+            MOST_TENSORS, MOST_NUMBERS, f"{MOST_NUMBERS:,} numbers in {MOST_TENSORS:,} is the limit"
+        ):
+            return NETWORKS[name](inputs, outputs, seed=seed, **options)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        said = f"the network {name!r} cannot be built with {shown(dict(options))}: {first_line(error)}"
+        raise UsageError(said) from error

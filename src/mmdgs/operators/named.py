@@ -12,6 +12,7 @@ from mmdgs.errors import UsageError, nearest
 from mmdgs.operators.contract import Operator
 from mmdgs.operators.images import Blur, Box, Downsample, Grayscale, Mask
 from mmdgs.randomness import seeded
+from mmdgs.reading import IMAGE_FORMATS, reading
 
 Make = Callable[[Sequence[int], float, int], Operator]
 """(shape, the number after the colon, seed) -> the operator."""
@@ -57,21 +58,20 @@ def parse_operator(text: str, shape: Sequence[int], *, seed: int = 0) -> Operato
         if (":" in example) != bool(number):
             raise ValueError("a number" if number else "no number")
         return make(shape, float(number or 0), seed)
-    except ValueError as error:
+    except (OverflowError, ValueError) as error:
         raise UsageError(f"the operator {text!r} cannot be made ({error}); an example is {example}") from error
 
 
 def _mask_file(path: Path, shape: Sequence[int]) -> Mask:
     from PIL import Image  # here: it would slow down every start
 
-    try:
-        with Image.open(path) as image:
-            pixels = torch.from_numpy(numpy.array(image.convert("L")))
-    except OSError as error:
-        raise UsageError(f"the mask {path} cannot be read: {error}") from error
-    if pixels.shape != torch.Size(shape[1:]):
-        got, expected = (" x ".join(map(str, one)) for one in (pixels.shape, shape[1:]))
-        raise UsageError(f"the mask {path} is {got} pixels, and the model's images are {expected}")
+    with reading(f"the mask {path}", "an image"), Image.open(path, formats=IMAGE_FORMATS) as image:
+        if (image.height, image.width) != tuple(shape[1:]):  # before any pixel is decoded
+            expected = " x ".join(map(str, shape[1:]))
+            raise UsageError(
+                f"the mask {path} is {image.height} x {image.width} pixels, and the model's images are {expected}"
+            )
+        pixels = torch.from_numpy(numpy.array(image.convert("L")))
     try:
         return Mask(pixels >= 128, shape)
     except ValueError as error:

@@ -21,10 +21,20 @@ from typing import Any
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import folder_written_atomically, read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import (
+    folder_written_atomically,
+    read_file,
+    read_json,
+    read_tensors,
+    tensors_to_bytes,
+    to_json,
+    write_atomically,
+)
 from mmdgs.models import CARD, CONFIG, remove_weights
+from mmdgs.models.weights import check_finite
+from mmdgs.reading import reading
 
-METRICS, RECIPE_FILE = "metrics.jsonl", "recipe.yaml"
+METRICS, RECIPE_FILE, STATE = "metrics.jsonl", "recipe.yaml", "state.json"
 CHECKPOINTS, LAST, BEST, WATCH, TENSORBOARD = "checkpoints", "last", "best", "watch", "tensorboard"
 
 
@@ -53,7 +63,7 @@ class RunFolder:
             with folder_written_atomically(self.path / CHECKPOINTS / LAST) as temporary:
                 for group, tensors in checkpoint.tensors.items():
                     write_atomically(temporary / f"{group}.safetensors", tensors_to_bytes(tensors))
-                write_atomically(temporary / "state.json", to_json(heading | checkpoint.state))
+                write_atomically(temporary / STATE, to_json(heading | checkpoint.state))
         except OSError as error:
             raise OSError(
                 f"the checkpoint at step {checkpoint.state.get('step')} could not be written into {self.path} "
@@ -65,8 +75,10 @@ class RunFolder:
         folder = _last(self.path)
         if folder is None:
             return None
-        state = read_json(folder / "state.json")
+        state = read_json(folder / STATE)
         before = state.pop("settings", {})
+        if not isinstance(before, dict):
+            raise UsageError(f"{folder / STATE} is no state of a run: its settings are no table")
         changed = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
         if changed:
             said = ", ".join(f"{k} was {before.get(k)!r}, now {self.settings.get(k)!r}" for k in sorted(changed))
@@ -81,7 +93,12 @@ class RunFolder:
         if state is None:
             return None
         folder = self.path / CHECKPOINTS / LAST
-        return Checkpoint(state, {g: read_tensors(folder / f"{g}.safetensors") for g in state.pop("groups", [])})
+        with reading(folder / STATE, "the state of a run"):
+            groups = state.pop("groups", [])
+            found = {group: read_tensors(folder / f"{group}.safetensors") for group in groups}
+            for group, tensors in found.items():
+                check_finite(tensors, folder / f"{group}.safetensors")
+            return Checkpoint(state, found)
 
     def clear(self, *, everything: bool) -> None:
         """Remove what an earlier run left: everything, its model too, or the checkpoints a kill left half written."""
@@ -100,7 +117,7 @@ class RunFolder:
         kept = [line for line in metrics(self.path) if line["step"] <= step] if path.is_file() else []
         if write:
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        return [line["loss"] for line in kept if "loss" in line]
+        return [float(line["loss"]) for line in kept if isinstance(line.get("loss"), int | float)]
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to metrics.jsonl, and to TensorBoard where that is installed."""
@@ -139,15 +156,21 @@ def _last(path: Path) -> Path | None:
 def last_step(path: Path) -> int | None:
     """The step of a run's last checkpoint; None where there is none."""
     folder = _last(path)
-    return None if folder is None else int(read_json(folder / "state.json")["step"])
+    if folder is None:
+        return None
+    with reading(folder / STATE, "the state of a run"):
+        return int(read_json(folder / STATE)["step"])
 
 
 def metrics(path: Path | str) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; a last line cut short by a kill is left out."""
     found = []
-    for line in (Path(path) / METRICS).read_text(encoding="utf-8").splitlines():
+    for line in read_file(Path(path) / METRICS).decode(errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            one = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(one, dict) or not isinstance(one.get("step"), int):
+            break
+        found.append(one)
     return found

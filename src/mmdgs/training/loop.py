@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmdgs.errors import NonFiniteError
 from mmdgs.randomness import Streams, child_seed
+from mmdgs.reading import reading
 from mmdgs.runtime import Stopped, matmul_precision, progress_bar, stop_if_asked
 from mmdgs.training.checkpoint import CHECKPOINTS, Checkpoint, RunFolder
 from mmdgs.training.examples import Examples, Shares, TensorExamples, batch_order
@@ -302,15 +303,16 @@ class Trainer:
         if self.folder is None or found is None:
             return
         state = found.state
-        self.stepper.load(found.tensors)
-        self.step, self.seconds_before = state["step"], state["seconds"]
-        for kind, value in (("validation", state["best"]), ("watch", state["best_watch"])):
-            self.lowest[kind] = math.inf if value is None else value
-        self.done.validations = [(step, value) for step, value in state["validations"]]
-        self.done.watches = [(step, values) for step, values in state["watches"]]
-        self.done.watch_seconds = state["watch_seconds"]
-        self.shares.positions = dict(state["positions"])
-        self.shares.cut(min(max(state["split"], self.settings.split), self.shares.rows))
+        with reading(self.folder.path, "the folder of a run that this one can go on from"):
+            self.stepper.load(found.tensors)
+            self.step, self.seconds_before = int(state["step"]), float(state["seconds"])
+            for kind, value in (("validation", state["best"]), ("watch", state["best_watch"])):
+                self.lowest[kind] = math.inf if value is None else float(value)
+            self.done.validations = [(step, value) for step, value in state["validations"]]
+            self.done.watches = [(step, values) for step, values in state["watches"]]
+            self.done.watch_seconds = float(state["watch_seconds"])
+            self.shares.positions = dict(state["positions"])
+            self.shares.cut(min(max(int(state["split"]), self.settings.split), self.shares.rows))
         self.losses = self.folder.rewind(self.step, write=self.main)
         self._wait()
 

@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmdgs.errors import UsageError, nearest, unknown_name
+from mmdgs.errors import UsageError, nearest, shown, unknown_name
 from mmdgs.options import key, option, option_names
+from mmdgs.reading import parse_yaml, reading
 from mmdgs.runtime import check_precision
 
 OPTIMISERS = ("adam", "muon")
 LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
 OCM_PROBES = 3
+MOST_WHOLE = 1 << 63
 INIT_WARMUP = 100
 """Steps of warm-up of a run that starts from a model, if none were asked for: the first steps of a new Adam are as
 long as the learning rate in every direction, however small the gradient there."""
@@ -236,14 +238,16 @@ def _checked(key: str, value: Any, hint: Any) -> Any:
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     bases = tuple(typing.get_origin(one) or one for one in allowed)
     if float in bases and isinstance(value, (int, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             value = float(value)  # YAML reads 1e-4 as text
     if int in bases and isinstance(value, float) and value.is_integer() and float not in bases:
         value = int(value)
     fits = isinstance(value, bases) and not (isinstance(value, bool) and bool not in bases)
     if not fits:
         names = " or ".join("none" if base is type(None) else base.__name__ for base in bases)
-        raise UsageError(f"{key} must be {names}, got {value!r}")
+        raise UsageError(f"{key} must be {names}, got {shown(value)}")
+    if isinstance(value, int) and abs(value) >= MOST_WHOLE:
+        raise UsageError(f"{key} must be smaller than 2**63, got {shown(value)}")
     return value
 
 
@@ -275,30 +279,21 @@ def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | N
     """A recipe from a YAML or TOML file (or none: the defaults), with overrides."""
     if path is None:
         return make_recipe(overrides or {}, "the command line")
-    import yaml
+    from mmdgs.files import read_text
 
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"cannot read the recipe {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        kind = "TOML" if path.suffix == ".toml" else "YAML"
-        raise UsageError(f"the recipe {path} is no {kind}: {error}") from error
+    text = read_text(path)
+    with reading(f"the recipe {path}", "TOML" if path.suffix == ".toml" else "YAML"):
+        table = tomllib.loads(text) if path.suffix == ".toml" else parse_yaml(text, f"the recipe {path}")
     if not isinstance(table, dict):
         raise UsageError(f"the recipe {path} must be a table of keys and values, got {type(table).__name__}")
-    return make_recipe({**table, **(overrides or {})}, str(path))
+    with reading(path, "a recipe"):
+        return make_recipe({**table, **(overrides or {})}, str(path))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """key=value as given on the command line, the value read as YAML; `none` is None."""
-    import yaml
-
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--set takes key=value, such as --set steps=2000, got {text!r}")
-    try:
-        return name.strip(), None if value.strip().lower() == "none" else yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the value of --set {text!r} cannot be read: {error}") from error
+    return name.strip(), None if value.strip().lower() == "none" else parse_yaml(value, f"the value of --set {text!r}")

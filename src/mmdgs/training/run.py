@@ -26,6 +26,7 @@ from mmdgs.moments.ocm import RatioScale
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, child_seed
+from mmdgs.reading import reading
 from mmdgs.runtime import device_name
 from mmdgs.schedules import parse_levels
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
@@ -112,7 +113,7 @@ def train_model(
             trained = trainer.run(progress)
         finally:
             folder.close()
-        model = finished(run.after(len(trained.losses), trained.seconds), run.sets.train, recipe.training.seed)
+        model = finished(run.after(len(trained.losses), trained.seconds), run.sets.train, recipe.training.seed, out)
         if main:
             model.save_pretrained(out, card=model.describe(_numbers(recipe, trained, device)))
         if accelerator:
@@ -171,8 +172,9 @@ class RecipeRun:
         model = new_model(recipe, sets.shape, sets.classes) if denoiser is None else new_head(recipe, sets, denoiser)
         origin = Origin() if recipe.init is None or begun else start_from(recipe.init, model)
         if begun:
-            kept = (folder.state() or {})["notes"]["origin"]
-            origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
+            with reading(folder.path, "the folder of a run that this one can go on from"):
+                kept = (folder.state() or {})["notes"]["origin"]
+                origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
             model = _changed(model, head=origin.head)
@@ -207,7 +209,9 @@ class RecipeRun:
 
     def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
         """Write the model as it is now as the best so far."""
-        model = finished(self.after(step, seconds), self.sets.train, self.recipe.training.seed, FEW_EXAMPLES)
+        model = finished(
+            self.after(step, seconds), self.sets.train, self.recipe.training.seed, self.folder.path, FEW_EXAMPLES
+        )
         note = {"command": self.recipe.published().command(), "step": step, what: value}
         model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
 
@@ -337,11 +341,14 @@ def _some(examples: Examples, counts: dict[str, int], seed: int, most: int | Non
     return examples.take(indices, Streams(seed, len(indices), purpose="examples"))
 
 
-def finished(model: Model, examples: Examples, seed: int, most: int | None = None) -> Model:
+def finished(model: Model, examples: Examples, seed: int, where: Path, most: int | None = None) -> Model:
     """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
     if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
-    fitted = one_variance(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
+    try:
+        fitted = one_variance(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
+    except ValueError as error:
+        raise UsageError(f"the network of {where} cannot be used ({error}); train it with smaller steps") from error
     return _changed(model, isotropic_variance=fitted.variances[model.level])
 
 
