@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -150,22 +151,30 @@ def test_bad_files_leave_nothing_behind(tmp_path: Path) -> None:
     np.savez(tmp_path / "nan.npz", samples=np.full((20, 2), np.nan))
     np.savez(tmp_path / "words.npz", samples=np.full((20, 2), "a"))
     np.savez(tmp_path / "object.npz", samples=np.array([None, {}], dtype=object))
+    np.savez(tmp_path / "modes.npz", samples=np.zeros((20, 2, 3)), modes=np.zeros((2, 2)))
+    np.savez(tmp_path / "weights.npz", samples=np.zeros((20, 2)), modes=np.zeros(2), weights=np.array([1.0, -1.0]))
     np.save(tmp_path / "one.npy", np.zeros((20, 2)))
+    with zipfile.ZipFile(tmp_path / "inner.npz", "w") as archive:
+        archive.writestr("samples.npy", b"not an array")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "nan.npz").read_bytes()[:60])
     expected = {
-        "other.npz": "must hold the array 'samples', an .npz of arrays by name; it has x",
+        "other.npz": "must hold the array 'samples'; it has x",
         "short.npz": "at least 8 steps after the burn-in of 0, got (3, 2)",
         "nan.npz": "'samples' holds numbers that are not finite",
         "words.npz": "must hold real numbers",
         "object.npz": "is not an .npz of arrays",
-        "one.npy": "an .npz of arrays",
+        "modes.npz": "modes must be (K, *(3,)), as a state is, got (2, 2)",
+        "weights.npz": "a number for each mode, none negative",
+        "inner.npz": "'samples' must hold real numbers, got bytes",
+        "one.npy": "is not an .npz of arrays",
         "cut.npz": "is not an .npz of arrays, or a damaged one",
-        "none.npz": "there is no file",
+        "none.npz": "cannot read",
     }
     for name, message in expected.items():
         status, said = command(tmp_path / name, "--out", tmp_path / "out")
         assert status == 2, said
         assert message in said
+        assert name in said
     assert not (tmp_path / "out").exists()
 
 

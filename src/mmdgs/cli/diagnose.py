@@ -33,24 +33,14 @@ def diagnose(
     `mmdgs.diagnostics.save_chain(FILE, samples)` writes the chains that `gibbs_chain` or `run(..., keep=...)` returns.
     """
     with plain_errors(debug):
-        from mmdgs.diagnostics import diagnose as diagnosed, read_arrays
-        from mmdgs.errors import UsageError
+        from mmdgs.diagnostics import diagnose as diagnosed, read_chain
         from mmdgs.files import holds_nothing
 
         holds_nothing(out, overwrite)
-        found = read_arrays(chain, ("samples",), ("modes", "weights"))
-        if modes is not None:
-            found |= read_arrays(modes, ("modes",), ("weights",))
-        samples = found["samples"]
-        if samples.ndim < 2 or 0 in samples.shape or len(samples) - burn_in < 8:
-            raise UsageError(
-                f"{chain}: samples must be (steps, chains, ...) with at least 8 steps after the burn-in of {burn_in}, "
-                f"got {tuple(samples.shape)}"
-            )
-        kept = samples[burn_in:]
-        judged = diagnosed(kept, found.get("modes"), found.get("weights"))
+        found = read_chain(chain, modes, burn_in)
+        judged = diagnosed(found["samples"], found.get("modes"), found.get("weights"))
         with needs_lab():
             from mmdgs.lab.diagnose import outcome
 
-            made = outcome(kept, judged)
+            made = outcome(found["samples"], judged)
             write_page(f"Chains of {chain.name}", "Have the chains converged?", out, made, overwrite=overwrite)
