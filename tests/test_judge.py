@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mmdgs.cli import app
 from mmdgs.lab.judge_suite import Steps, suite
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, judge, ranks
-from mmdgs.metrics.judgement import _exchanged, _ranks
+from mmdgs.metrics.judgement import _exchanged, _ranks, bins_for
 from mmdgs.noise import NoiseLevel
 
 
@@ -38,6 +38,11 @@ def test_the_statistics_are_those_of_metrics(count: int) -> None:
     assert found.crps == pytest.approx(crps(draws, truth).mean().item(), rel=1e-9)
     assert found.bias.value == pytest.approx((ranks(draws, truth).double() / count).mean().item() - 0.5)
     assert sum(found.histogram) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("ranks", "bins"), [(5, 5), (20, 20), (31, 31), (51, 17), (100, 20), (101, 20)])
+def test_bins_hold_equally_many_ranks_where_they_can(ranks: int, bins: int) -> None:
+    assert bins_for(ranks) == bins
 
 
 def test_each_vector_as_the_truth_is_as_if_it_were() -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from mmdgs import CLEAN, ExactMoments, Gaussian, Gibbs, KrylovMoments, NoiseLevel
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.lab import Context, Workspace, digs
+from mmdgs.lab.grid import Grid, Results
+from mmdgs.lab.workspace import Part
 from mmdgs.linalg.operators import Dense
 from mmdgs.randomness import seeded
 from mmdgs.samplers import Kernel, MetropolisGibbs, Plan, State, run, single_level_plan
@@ -151,6 +153,16 @@ def test_mala_leaves_the_target_as_it_is() -> None:
     found = run(Plan.along(digs.Mala(TARGET, 0.4), [(CLEAN, CLEAN)] * 30), x0, progress=None)
     assert deviations(found.x).max() < 4
     assert 0.3 < found.info["accepted"].mean() < 0.98
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"),
+    [([0.0005, 0.0006, 0.0007], True), ([0.003, 0.0031], False), ([0.0002, 0.0008], None), ([0.0005], None)],
+)
+def test_a_goal_inside_the_interval_is_not_decided(found: list[float], holds: bool | None) -> None:
+    grid = Grid("digs", {(digs.MOMENTS, digs.COLUMN): ()}, lambda cell: Part())
+    results = Results(grid, {(digs.MOMENTS, digs.COLUMN): Part({"mmd": found, "evaluations": 180})})
+    assert digs._goal(results, digs.MOMENTS).holds is holds
 
 
 def test_the_experiment_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ evaluations a state: a larger share of them is close to the start.
                      knows more than DiGS, which has the density and its gradient alone.
     importance       MetropolisGibbs with moments estimated from the density alone: points of N(x_t / alpha,
                      (sigma / alpha)^2 I), weighted by the density
-    MALA             Langevin with a Metropolis step, at the cost of the row above
+    MALA             Langevin with a Metropolis step, at the cost of the row above; its step size is not tuned
 
 The levels go from one at which a posterior is as wide as the target to alpha = 0.3. Evaluations are of the density
 or its gradient for one state; one of the exact moments counts as 1 + 2 x 2, a denoiser and two products.
@@ -61,7 +61,7 @@ POINTS = 32
 DEFENSIVE = 0.05
 """Share of the noise's variance that an estimated covariance is given more: few points may lie in one place."""
 STEP = 1.0
-"""MALA's step size over the variance of a mode, near the best acceptance (0.57) in two dimensions."""
+"""MALA's step size over the variance of a mode. It is not tuned: 87% is accepted, where 57% is about the best."""
 MEASURES = (
     Measure("mmd", "MMD", 5, "less"),
     Measure("missed", "modes missed", 1, "less"),
@@ -217,6 +217,7 @@ def _section(found: Results, settings: DigsSettings, quick: bool) -> Section:
         f"Their figures, at 1,000 gradients a state: {theirs}.",
         "The rows of exact moments use the denoiser of the target itself, so they know more than DiGS, which has the "
         "density and its gradient alone. The row of importance estimates has the density alone.",
+        "The step size of MALA is not tuned, so its row is no bound on what MALA can do.",
         "Exact draws show what the number of draws leaves: no sampler is below it but by chance.",
         *(["This is the quick version: chains this short have not seen all modes."] if quick else []),
         *found.unfinished(),
@@ -233,7 +234,9 @@ def _section(found: Results, settings: DigsSettings, quick: bool) -> Section:
 def _goal(found: Results, row: str) -> Claim:
     one = found.number(row, COLUMN, MEASURES[0])
     text = f"{row}: MMD under {GOAL:g} at {found.values(row, COLUMN)['evaluations']} evaluations a state"
-    return Claim(text, one.value < GOAL, one.text(5))
+    # Not decided where the interval over seeds holds the goal, or there is none.
+    decided = abs(one.value - GOAL) > one.half
+    return Claim(text, one.value < GOAL if decided else None, one.text(5))
 
 
 def _figure(found: Results) -> Figure:

@@ -67,7 +67,7 @@ def _figure(found: Mapping[str, Judgement]) -> Figure:
         places = [(b + 0.5) / len(one.histogram) for b in range(len(one.histogram))]
         axis.bar(places, one.histogram, width=0.9 / len(places), color=BLUE)
         axis.fill_between(places, one.low, one.high, color=GREY, alpha=0.35, step="mid", linewidth=0)
-        axis.plot(places, one.expected, color=GREY, linewidth=0.8)
+        axis.plot(places, one.expected, color=GREY, linewidth=0.8, drawstyle="steps-mid")
         labelled(axis, name, "rank of the truth among the draws", "share")
     caption = "Rank histograms; grey: where all bins lie at once with probability 95% if the draws are right."
     return Figure("ranks", caption, canvas)

@@ -24,7 +24,8 @@ from torch import Tensor
 from mmdgs.metrics.draws import checked_draws, crps
 from mmdgs.randomness import seeded
 
-EXCHANGES, LEVEL, BINS, BAND = 999, 0.9, 20, 0.95
+EXCHANGES, LEVEL, BAND = 999, 0.9, 0.95
+FEW_BINS, BINS, MOST_BINS = 5, 20, 60
 CHUNK = 1 << 22
 """Numbers of draws that are ranked at a time."""
 FALSE_ALARM = 0.05
@@ -109,16 +110,13 @@ class _Cases:
         return torch.stack([ratio, *means], -1)
 
 
-def judge(
-    draws: Float[Tensor, "draws cases ..."], truth: Float[Tensor, "cases ..."], *, seed: int = 0, bins: int = BINS
-) -> Judgement:
+def judge(draws: Float[Tensor, "draws cases ..."], truth: Float[Tensor, "cases ..."], *, seed: int = 0) -> Judgement:
     """Judge draws (S, N, ...) of N independent cases by the truth (N, ...) behind each."""
     draws, truth = checked_draws(draws, truth, LEAST_DRAWS)
     count, cases = len(draws), len(truth)
     if cases < LEAST_CASES:
         raise ValueError(f"draws are judged by at least {LEAST_CASES} independent cases, got {cases}")
-    bins = min(bins, count + 1)
-    found = _exchanged(torch.cat([truth[None], draws]).reshape(count + 1, cases, -1), bins)
+    found = _exchanged(torch.cat([truth[None], draws]).reshape(count + 1, cases, -1), bins_for(count + 1))
     generator = seeded(seed, "exchange")
     observed = found.statistics(torch.zeros(cases, dtype=torch.long))
     null = found.statistics(torch.randint(count + 1, (EXCHANGES, cases), generator=generator))
@@ -134,6 +132,14 @@ def judge(
         (1 + int((largest >= own).sum())) / (EXCHANGES + 1), score.mean().item(), pairs,
         observed[3:].tolist(), expected.tolist(), (expected - half).clamp(min=0).tolist(), (expected + half).tolist(),
     )  # fmt: skip
+
+
+def bins_for(ranks: int) -> int:
+    """Bins of a histogram of so many ranks: equally many in each if that can be, else one each if few."""
+    whole = [bins for bins in range(FEW_BINS, BINS + 1) if ranks % bins == 0]
+    if whole:
+        return whole[-1]
+    return ranks if ranks <= MOST_BINS else BINS
 
 
 def _test(value: float, null: Tensor) -> Chance:
