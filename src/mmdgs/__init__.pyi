@@ -33,10 +33,16 @@ from mmdgs.errors import (
     UsageError as UsageError,
 )
 from mmdgs.generation import (
+    ImagePosterior as ImagePosterior,
     Method as Method,
+    PosteriorSettings as PosteriorSettings,
     Restored as Restored,
     generate as generate,
+    image_posterior as image_posterior,
     restore as restore,
+)
+from mmdgs.linalg.components import (
+    Components as Components,
 )
 from mmdgs.models import (
     FitData as FitData,
@@ -54,12 +60,15 @@ from mmdgs.moments import (
     ExactMoments as ExactMoments,
     FullMoments as FullMoments,
     GivenMoments as GivenMoments,
+    HigherMoments as HigherMoments,
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
     Moments as Moments,
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,
+    components as components,
+    higher_moments as higher_moments,
 )
 from mmdgs.moments.probes import (
     Lattice as Lattice,

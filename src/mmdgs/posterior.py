@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+from mmdgs.linalg.components import TOLERANCE, Components, principal_components
 from mmdgs.linalg.given import conditioned
 from mmdgs.linalg.operators import Covariance
 from mmdgs.noise import CLEAN, NoiseLevel, transition
@@ -96,6 +97,21 @@ class Gaussian:
                 f"directions must end in the posterior's shape {tuple(self.mean.shape)}, got {tuple(directions.shape)}"
             )
         return self.cov.variance_along(directions.reshape(-1, *self.mean.shape)).reshape(*lead, len(self.mean))
+
+    def components(
+        self,
+        k: int,
+        region: tuple[int, int, int, int] | None = None,
+        *,
+        tolerance: float = TOLERANCE,
+        most: int | None = None,
+    ) -> Components:
+        """The k principal components: the largest variances and the directions along which they lie.
+
+        A region (x, y, width, height) of images gives those of a part. Exact where the covariance is a matrix or
+        diagonal; else by products with it until every residual is below the tolerance, or `most` products were made.
+        """
+        return principal_components(self.cov, self.mean, k, region, tolerance=tolerance, most=most)
 
     def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
         """log N(x; mean, C), summed over the event; (B,)."""

@@ -9,6 +9,11 @@ from mmdgs.generation.methods import (
     make_plan as make_plan,
     resolved as resolved,
 )
+from mmdgs.generation.posteriors import (
+    ImagePosterior as ImagePosterior,
+    PosteriorSettings as PosteriorSettings,
+    image_posterior as image_posterior,
+)
 from mmdgs.generation.restoration import (
     Restored as Restored,
     restore as restore,

@@ -59,8 +59,8 @@ class Destination(abc.ABC):
         """The images that are there, whole."""
 
     @abc.abstractmethod
-    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
-        """Write images (n, ...) in [0, 1], numbered from `first` on, those that are wanted."""
+    def _write(self, first: int, images: Any, wanted: set[int]) -> None:
+        """Write images (n, ...) in [0, 1], or what else a run makes, numbered from `first` on, those wanted."""
 
     @abc.abstractmethod
     def _assemble(self, count: int) -> None:
@@ -106,7 +106,7 @@ class Destination(abc.ABC):
             self._clear()
         self.work.mkdir(parents=True, exist_ok=True)
         for file in [*self.work.glob(".?*.*"), *self._half_written(), *self._half_records()]:
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
         if not (begun and resume):
             self._sweep()  # without a record nobody knows what a part belongs to
             write_atomically(self.record, to_json({KIND: FORMAT, "finished": False, "settings": settings}))
@@ -128,7 +128,7 @@ class Destination(abc.ABC):
                 "another name"
             )
 
-    def write(self, first: int, images: Tensor, wanted: set[int], note: Mapping[str, Any]) -> None:
+    def write(self, first: int, images: Any, wanted: set[int], note: Mapping[str, Any]) -> None:
         """Write a batch of images, and first the note that goes with it: what is there has one."""
         try:
             write_atomically(self.work / f"{numbered(first)}.json", to_json(note))

@@ -88,6 +88,13 @@ EXPERIMENTS = {
             options=("model", "images"),
         ),
         Experiment(
+            "components",
+            "Principal components of posteriors: cost and use",
+            "Products that block Lanczos and subspace iteration take for five components, and the share of held-out "
+            "errors that they explain, beside random directions and cosines.",
+            options=("model", "images", "minutes", "only"),
+        ),
+        Experiment(
             "calibration",
             "Which uncertainty to trust",
             "Every estimator of the covariance on images, 2-D data and digits: likelihood, variance of standardised "

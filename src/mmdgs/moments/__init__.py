@@ -6,8 +6,9 @@ from mmdgs.moments.contract import FLOOR, Moments, fitted_in_parts, require_batc
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import ExactMoments, FullMoments
 from mmdgs.moments.given import GivenDenoiser, GivenMoments
+from mmdgs.moments.higher import HigherMoments, higher_moments
 from mmdgs.moments.isotropic import IsotropicMoments
-from mmdgs.moments.krylov import KrylovMoments
+from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.spectral import SpectralMoments
@@ -22,13 +23,16 @@ __all__ = [
     "FullMoments",
     "GivenDenoiser",
     "GivenMoments",
+    "HigherMoments",
     "IsotropicMoments",
     "KrylovMoments",
     "LearnedMoments",
     "Moments",
     "OcmMoments",
     "SpectralMoments",
+    "components",
     "fitted_in_parts",
+    "higher_moments",
     "require_batch",
     "require_input",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import chunked, linearised
+from mmdgs.linalg.components import TOLERANCE, Components
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.moments.contract import floor_at, require_input
@@ -75,3 +76,22 @@ class KrylovMoments:
         least, share = floor_at(level, self.floor)
         cov = Krylov(product, mean, self.steps, least, share=share)
         return Gaussian(mean, cov if seeds is None else replace(cov, probes=probes, estimate=estimate))
+
+
+def components(
+    denoiser: Denoiser,
+    x_t: Float[Tensor, "batch ..."],
+    level: NoiseLevel,
+    k: int,
+    region: tuple[int, int, int, int] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    most: int | None = None,
+    symmetric: bool | None = None,
+) -> Components:
+    """The k principal components of p(x | x_t), by products with the symmetrised Jacobian (`Gaussian.components`).
+
+    `symmetric` says whether the Jacobian is symmetric, which halves the work; None asks the denoiser.
+    """
+    q = KrylovMoments(denoiser, steps=1, symmetric=symmetric)(x_t, level)
+    return q.components(k, region, tolerance=tolerance, most=most)

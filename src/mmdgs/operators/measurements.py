@@ -9,9 +9,8 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.operators.contract import Operator
+from mmdgs.operators.noise_level import MEDIAN_OF_NORMAL, noise_of_patches
 
-MEDIAN_OF_NORMAL = 0.6744897501960817
-"""The median of |z| for a standard normal z."""
 LEAST_BLOCKS = 32
 """Differences that an estimate of the noise needs: its relative standard error is then about 0.2."""
 
@@ -59,9 +58,9 @@ def noise_variances(noise: float | Tensor, operator: Operator, like: Tensor) -> 
 def estimated_noise(y: Tensor, operator: Operator) -> Tensor:
     """The standard deviation of the noise in images y (B, C, H, W), one a row: (B,).
 
-    The median of |a - b - c + d| / 2 over blocks of 2 x 2 pixels (a b; c d), divided by that of a standard normal
-    (Donoho and Johnstone, 1994): smooth images cancel, noise does not. Fine detail makes it too large. Only blocks
-    that are measured whole count.
+    By patches that are measured whole (noise_level.py). Where there are too few of them, the median of
+    |a - b - c + d| / 2 over blocks of 2 x 2 pixels (a b; c d), divided by that of a standard normal (Donoho and
+    Johnstone, 1994): smooth images cancel, noise does not. Fine detail makes that too large.
     """
     if len(operator.out_shape) != 3 or min(operator.out_shape[1:]) < 2:
         raise UsageError(
@@ -78,6 +77,8 @@ def estimated_noise(y: Tensor, operator: Operator) -> Tensor:
         )
     difference = (y[..., :-1, :-1] - y[..., :-1, 1:] - y[..., 1:, :-1] + y[..., 1:, 1:]).abs() / 2
     found = difference[blocks.expand_as(difference)].reshape(len(y), -1).double().median(1).values / MEDIAN_OF_NORMAL
-    if not (found > 0).all():
+    by_patches = [noise_of_patches(one, whole[0]) for one in y]
+    found = found.new_tensor([own if one is None else one for one, own in zip(by_patches, found.tolist(), strict=True)])
+    if not (found > torch.finfo(torch.float32).eps * y.abs().max()).all():
         raise UsageError("the measurements hold no noise that could be estimated; give a small one, such as 0.01")
     return found.to(y.dtype)

@@ -1,0 +1,134 @@
+"""Images of any sizes, one by one with a name each, as they lie in files and folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdgs.data.decoding import Fit, Unreadable, decode
+from mmdgs.data.folders import LARGEST, is_gallery, open_gallery
+from mmdgs.data.images import load_samples
+from mmdgs.data.transforms import midpoints, recoloured
+from mmdgs.errors import UsageError
+
+GREY_REPEATED = (
+    "The image is grey and the model's are in colour: it was repeated in all three channels, and so was its noise, "
+    "which the model takes for independent."
+)
+GREY_SIMULATED = "The image is grey and the model's are in colour: it was repeated in all three channels."
+COLOUR_TO_GREY = "The image is in colour and the model's are grey: its luma was taken. Its noise is that of the luma."
+MOST_PIXELS = 1 << 24
+RESERVED = ("index.html", "posterior.json")
+"""Names that a folder of results needs for itself."""
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image (C, H, W), float32 in [0, 1] units, with a name that no other image of the run has."""
+
+    name: str
+    image: Tensor
+
+    def in_channels(self, channels: int, *, clean: bool) -> tuple[Tensor, tuple[str, ...]]:
+        """The image with so many channels, and a sentence about it where they were made."""
+        if len(self.image) == channels:
+            return self.image, ()
+        if channels == 3 and len(self.image) == 1:
+            return self.image.expand(3, -1, -1).clone(), (GREY_SIMULATED if clean else GREY_REPEATED,)
+        if channels == 1 and len(self.image) == 3:
+            luma = torch.tensor([0.299, 0.587, 0.114])
+            return torch.einsum("c,chw->hw", luma, self.image)[None], (COLOUR_TO_GREY,)
+        raise UsageError(f"the image {self.name} has {len(self.image)} channels, and the model's have {channels}")
+
+
+def named_images(sources: Sequence[str], *, data_dir: Path | None = None, limit: int | None = None) -> list[NamedImage]:
+    """All images of files, folders, zips, .npz or .npy arrays and sets such as cifar10:test, in the order given.
+
+    A .npy holds one image (H, W), (H, W, C) or (C, H, W), of 8 bits or floating point; only there values beyond [0, 1],
+    as noise brings them, are kept.
+    """
+    found: list[tuple[str, Tensor]] = []
+    for source in sources:
+        path = Path(source).expanduser()
+        if is_gallery(path):
+            with open_gallery(path) as gallery:
+                for name in gallery.names[: _left(limit, found)]:
+                    if gallery.size(name) > LARGEST:
+                        raise UsageError(f"the image {name} in {path} has more than {LARGEST:,} bytes")
+                    found.append((str(Path(name).with_suffix("")), _decoded(gallery.read(name), f"{path}/{name}")))
+        elif path.is_file() and path.suffix.lower() == ".npy":
+            found.append((path.stem, _array(path)))
+        elif path.is_file() and path.suffix.lower() != ".npz":
+            found.append((path.stem, _decoded(_content(path), str(path))))
+        else:
+            pictures = load_samples(source, data_dir=data_dir).take(slice(_left(limit, found)))
+            kind = recoloured(pictures.images, pictures.images.shape[1])
+            found += [(f"{i:06d}", one) for i, one in enumerate(midpoints(kind))]
+        if limit is not None and len(found) >= limit:
+            break
+    return _named(found[:limit])
+
+
+def _left(limit: int | None, found: Sequence[object]) -> int | None:
+    return None if limit is None else limit - len(found)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"the image {path} has more than {LARGEST:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the image {path} cannot be read: {error.strerror or error}") from error
+
+
+def _decoded(content: bytes, where: str) -> Tensor:
+    try:
+        return midpoints(torch.from_numpy(decode(content, Fit()).copy())[None])[0]
+    except Unreadable as error:
+        raise UsageError(f"the image {where} cannot be read: {error}") from error
+
+
+def _array(path: Path) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} is not a .npy array, or a damaged one: {error}") from error
+    x = torch.from_numpy(array) if array.dtype in (np.uint8, np.float16, np.float32, np.float64) else None
+    if x is not None and x.ndim == 2:
+        x = x[None]
+    elif x is not None and x.ndim == 3 and x.shape[0] not in (1, 3) and x.shape[2] in (1, 3):
+        x = x.permute(2, 0, 1)
+    if x is None or x.ndim != 3 or x.shape[0] not in (1, 3) or 0 in x.shape:
+        raise UsageError(
+            f"{path} must hold one image (H, W), (H, W, C) or (C, H, W) with 1 or 3 channels, uint8 or floating point; "
+            f"got {array.dtype} {array.shape}"
+        )
+    if x.dtype == torch.uint8:
+        return midpoints(x[None])[0]
+    if not torch.isfinite(x).all():
+        raise UsageError(f"{path} holds values that are not finite")
+    return x.float().contiguous()
+
+
+def _named(found: Sequence[tuple[str, Tensor]]) -> list[NamedImage]:
+    """Names that are fit for folders, and no two alike."""
+    taken = set(RESERVED)
+    images = []
+    for name, image in found:
+        plain = "".join(c if c.isalnum() or c in "-_. " else "-" for c in name).strip(". ") or "image"
+        plain, number = plain[:120], 2
+        while (own := plain if number == 2 else f"{plain}-{number - 1}").casefold() in taken:
+            number += 1
+        taken.add(own.casefold())
+        if image[0].numel() > MOST_PIXELS:
+            raise UsageError(
+                f"the image {name} has {image[0].numel():,} pixels, more than the limit of {MOST_PIXELS:,}"
+            )
+        images.append(NamedImage(own, image))
+    return images

@@ -1,0 +1,183 @@
+"""One self-contained HTML page about the posterior of an image: all pictures are inside it, nothing is loaded."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from html import escape
+
+import numpy
+import torch
+from torch import Tensor
+
+from mmdgs.data.pictures import png
+from mmdgs.generation.posterior_pictures import (
+    STEPS,
+    direction_picture,
+    enlarged,
+    main_pictures,
+    pixels,
+    std_picture,
+    walk_pictures,
+)
+from mmdgs.generation.posteriors import ImagePosterior
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#20242c;--soft:#5b6472;--paper:#fff;--card:#f4f6f9;--line:#d9dee6;--accent:#2f6fde}
+@media(prefers-color-scheme:dark){:root{--ink:#e7eaf0;--soft:#a3adbd;--paper:#14171c;--card:#1e232b;--line:#343b47;
+--accent:#7fb0ff}}
+*{box-sizing:border-box}body{margin:0 auto;padding:1rem;max-width:70rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}h1{font-size:1.5rem;margin:.2rem 0;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:1.8rem 0 .4rem}p{margin:.4rem 0;max-width:46rem}.soft{color:var(--soft)}
+.row{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0;flex:0 1 auto;max-width:100%}
+figcaption{font-size:.85rem;color:var(--soft)}img{display:block;max-width:100%;image-rendering:pixelated;
+border-radius:4px}.std img{background:#fff;padding:4px}.card{background:var(--card);border:1px solid var(--line);
+border-radius:8px;padding:.8rem;margin:.8rem 0}.card h3{margin:0 0 .4rem;font-size:1rem}
+.walk{display:grid;grid-template-columns:repeat(6,minmax(0,1fr));gap:.4rem}.walk img{width:100%}
+@media(max-width:36rem){.walk{grid-template-columns:repeat(3,minmax(0,1fr))}}
+.facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;align-items:center;margin-top:.6rem}.facts svg{width:17rem;
+max-width:100%;height:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15rem .9rem .15rem 0;text-align:left;
+vertical-align:top;font-weight:400}th{color:var(--soft)}code{background:var(--card);padding:0 .25rem;border-radius:3px}
+"""
+
+WORDS = {
+    "psnr_noisy": "PSNR of the noisy image (dB)",
+    "psnr_mean": "PSNR of the mean (dB)",
+    "z_variance": "mean square of (truth - mean) / std (right: 1)",
+    "coverage_90": "pixels within their 90% intervals (right: 0.9)",
+    "component_coverage_90": "components within their 90% intervals (right: 0.9)",
+    "explained": "share of the squared error along the components",
+}
+
+
+def page(seen: ImagePosterior, model: str) -> str:
+    """The page of one image."""
+    body = [
+        f"<h1>What p(x | noisy x) says: {escape(seen.name)}</h1>",
+        f'<p class="soft">Model {escape(model)}. Noise: standard deviation {seen.sigma:.4g}, for values in [0, 1]. '
+        f"Image: {seen.mean.shape[2]} x {seen.mean.shape[1]} pixels{_tiles(seen)}.</p>",
+        *[f"<p>{escape(one)}</p>" for one in seen.remarks],
+        "<h2>Mean and uncertainty</h2>",
+        "<p>The mean is the best single guess. The standard deviation says, pixel by pixel, how far off it is likely "
+        "to be: bright is unsure.</p>",
+        _row(main_pictures(seen).items(), _figure("standard deviation", std_picture(seen.std), "std")),
+        _scores(seen),
+    ]
+    if len(seen.draws):
+        body += [
+            "<h2>Draws</h2>",
+            "<p>Images that the noisy one may come from. What all of them share is known; where they differ, the mean "
+            "is a compromise, and detail that is in one draw alone was invented.</p>",
+            _row([(f"draw {i + 1}", enlarged(pixels(one), 128)) for i, one in enumerate(seen.draws)]),
+        ]
+    if len(seen.directions):
+        body += _components(seen)
+    body.append('<p class="soft">All arrays are in <code>arrays.npz</code> beside this page.</p>')
+    return _document(f"{seen.name}: posterior", "".join(body))
+
+
+def index_page(names: list[str], model: str) -> str:
+    """Links to the pages of all images, with the picture of each."""
+    links = "".join(
+        f'<figure><a href="{escape(one)}/page.html"><img src="{escape(one)}/mean.png" alt="{escape(one)}" width="160">'
+        f"</a><figcaption>{escape(one)}</figcaption></figure>"
+        for one in names
+    )
+    return _document(
+        "Posteriors",
+        f'<h1>Posteriors of {len(names)} images</h1><p class="soft">Model {escape(model)}.</p>'
+        f'<div class="row">{links}</div>',
+    )
+
+
+def _document(title: str, body: str) -> str:
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<title>{escape(title)}</title><style>{STYLE}</style></head>'
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def _tiles(seen: ImagePosterior) -> str:
+    return f", {seen.tiles} overlapping tiles of the network's size" if seen.tiles > 1 else ""
+
+
+def _scores(seen: ImagePosterior) -> str:
+    if not seen.scores:
+        return ""
+    rows = "".join(f"<tr><td>{WORDS[name]}</td><td>{value:.4g}</td></tr>" for name, value in seen.scores.items())
+    return f"<h2>Against the truth</h2><table>{rows}</table>"
+
+
+def _components(seen: ImagePosterior) -> list[str]:
+    total = seen.std.square().sum().item()
+    where = "" if seen.region is None else f" of the region {','.join(map(str, seen.region))} (x, y, width, height)"
+    found = [
+        f"<h2>Principal components{where}</h2>",
+        "<p>The directions in which the image is least certain, largest first. Each row walks from two standard "
+        "deviations below the mean to two above: all of these are likely. The curve is the density along the direction "
+        "with the skewness and kurtosis of the posterior, and the dotted one a Gaussian. Two peaks are two "
+        "explanations. In a large image a component may move many pixels a little: <code>--region</code> looks at a "
+        "part.</p>",
+    ]
+    for i, row in enumerate(walk_pictures(seen)):
+        walk = "".join(
+            _figure("mean" if step == 0 else f"{step:+g} std", picture)
+            for step, picture in zip(STEPS, row, strict=True)
+        )
+        share = seen.variances[i].item() / total
+        facts = [("standard deviation", f"{seen.stds[i].item():.3g}")]
+        facts += [] if seen.region else [("share of all variance", f"{100 * share:.2g}%")]
+        facts += [
+            ("skewness", f"{seen.skewness[i].item():+z.2f}"),
+            ("excess kurtosis", f"{seen.excess_kurtosis[i].item():+z.2f}"),
+            ("90% interval", f"mean ± {seen.reach[i].item():.3g}"),
+            ("residual", f"{seen.residuals[i].item():.1e}"),
+        ]
+        table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
+        found.append(
+            f'<div class="card"><h3>Component {i + 1}</h3><div class="walk">{walk}'
+            f"{_figure('what changes', direction_picture(seen, i))}</div>"
+            f'<div class="facts">{density_svg(seen.grid, seen.density[i])}<table>{table}</table></div></div>'
+        )
+    return found
+
+
+def density_svg(grid: Tensor, density: Tensor) -> str:
+    """A density over standard deviations, with a Gaussian, as a small drawing."""
+    kept = grid.abs() <= 3.5
+    z, p = grid[kept], density[kept]
+    if not torch.isfinite(p).all():
+        return '<p class="soft">no density: the variance along this direction is not positive</p>'
+    normal = torch.exp(-(z**2) / 2) / (2 * torch.pi) ** 0.5
+    top = 1.05 * max(p.max().item(), normal.max().item())
+
+    def path(values: Tensor) -> str:
+        points = zip((20 + (z + 3.5) / 7 * 200).tolist(), (100 - values / top * 95).tolist(), strict=True)
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+    marks = "".join(
+        f'<text x="{20 + (one + 3.5) / 7 * 200:.0f}" y="114" font-size="10" text-anchor="middle" fill="currentColor">'
+        f"{one:+d}</text>".replace("+0", "0")
+        for one in (-2, 0, 2)
+    )
+    return (
+        '<svg viewBox="0 0 240 118" role="img" aria-label="density along the component, in standard deviations">'
+        f'<path d="M20 100H220" stroke="currentColor" opacity=".4"/>{marks}'
+        f'<path d="{path(normal)}" fill="none" stroke="currentColor" stroke-dasharray="2 3" opacity=".7"/>'
+        f'<path d="{path(p)}" fill="none" stroke="var(--accent)" stroke-width="2"/></svg>'
+    )
+
+
+def _row(pictures: Iterable[tuple[str, numpy.ndarray]], last: str = "") -> str:
+    return f'<div class="row">{"".join(_figure(word, picture) for word, picture in pictures)}{last}</div>'
+
+
+def _figure(word: str, picture: numpy.ndarray, kind: str = "") -> str:
+    data = base64.b64encode(png(picture)).decode()
+    size = f'width="{picture.shape[1]}" height="{picture.shape[0]}" style="height:auto"'
+    return (
+        f'<figure class="{kind}"><img alt="{escape(word)}" {size} src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(word)}</figcaption></figure>"
+    )

@@ -1,0 +1,151 @@
+"""Third and fourth moments along directions, against exact mixtures; and the densities they imply."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import LEVELS, NETWORK_KINDS, TARGETS, exact_networks, points
+from torch import Tensor, nn
+
+import mmdgs
+from mmdgs.moments.marginals import maximum_entropy
+from mmdgs.targets import MixturePosterior
+
+
+def central_moments(posterior: MixturePosterior, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, variance, third and fourth central moment of u' x under a mixture, u (B, k, ...)."""
+    rows = len(u)
+    found = []
+    for row in range(rows):
+        mixture = posterior.mixture(row)
+        own = u[row].flatten(1)
+        means = own @ mixture.means.T  # (k, components)
+        variances = torch.einsum("kd,cde,ke->kc", own, mixture.covariances, own)
+        weights = mixture.weights
+        mean = (weights * means).sum(1)
+        m = means - mean[:, None]
+        found.append(
+            torch.stack(
+                [
+                    mean,
+                    (weights * (variances + m**2)).sum(1),
+                    (weights * (3 * m * variances + m**3)).sum(1),
+                    (weights * (3 * variances**2 + 6 * m**2 * variances + m**4)).sum(1),
+                ]
+            )
+        )
+    return tuple(torch.stack(found, 1))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", NETWORK_KINDS)
+def test_against_mixtures(kind: str, target: str, level: mmdgs.NoiseLevel) -> None:
+    make, event = TARGETS[target]
+    mixture = make()
+    x_t = points(mixture, event, level, 4)
+    u = torch.randn(4, 3, *event, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # of any length
+    found = mmdgs.higher_moments(exact_networks(mixture)[kind], x_t, level, u)
+    expected = central_moments(mixture.posterior(x_t, level), u)
+    for got, right in zip((found.mean, found.variance, found.third, found.fourth), expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found.skewness, expected[2] / expected[1] ** 1.5, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.excess_kurtosis, expected[3] / expected[1] ** 2 - 3, rtol=1e-5, atol=1e-6)
+
+
+def test_along_components_of_a_network() -> None:
+    """A U-Net with attention and group norms: both ways to differentiate agree with differences of its mean."""
+    from toy_models import many_level_model
+
+    model = many_level_model()
+    model.network.double()
+    level = mmdgs.NoiseLevel(sigma=0.5)
+    x_t = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = mmdgs.components(model, x_t, level, 2).directions
+    found = mmdgs.higher_moments(model, x_t, level, u)
+
+    def g(s: float) -> Tensor:
+        moved = (x_t[:, None] + s * u).flatten(0, 1)
+        with torch.no_grad():
+            return (model(moved, level).unflatten(0, (2, 2)) * u).flatten(2).sum(2)
+
+    h = 1e-2
+    second = (g(h) - 2 * g(0) + g(-h)) / h**2
+    third = (g(2 * h) - 2 * g(h) + 2 * g(-h) - g(-2 * h)) / (2 * h**3)
+    torch.testing.assert_close(found.third, level.tweedie**2 * second, rtol=1e-3, atol=1e-6)
+    fourth = level.tweedie**3 * third + 3 * found.variance**2
+    torch.testing.assert_close(found.fourth, fourth, rtol=1e-3, atol=1e-6)
+
+
+class _Opaque(torch.autograd.Function):
+    """tanh with a gradient and no forward mode."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)  # type: ignore[attr-defined]
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad / x.cosh() ** 2
+
+
+class _Dropping(nn.Module):
+    """Takes a value out of forward mode and puts its gradient back: what forward mode cannot see."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return x.tanh()
+        return x.detach().tanh()
+
+
+@pytest.mark.parametrize("network", [_Opaque.apply, _Dropping()], ids=["no forward mode", "detached"])
+def test_networks_without_forward_mode(network: nn.Module) -> None:
+    level = mmdgs.NoiseLevel(sigma=0.7)
+    x = torch.tensor([[0.3, -0.5]], dtype=torch.float64)
+    u = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    found = mmdgs.higher_moments(mmdgs.clean_denoiser(lambda x_t: network(x_t)), x, level, u)
+    t, v = torch.tensor(0.3, dtype=torch.float64).tanh(), level.tweedie
+    assert found.variance.item() == pytest.approx((v * (1 - t**2)).item())
+    assert found.third.item() == pytest.approx((v**2 * -2 * t * (1 - t**2)).item())
+    fourth = v**3 * (1 - t**2) * (6 * t**2 - 2) + 3 * found.variance.item() ** 2
+    assert found.fourth.item() == pytest.approx(fourth.item())
+
+
+def test_a_linear_denoiser_is_gaussian() -> None:
+    denoiser = mmdgs.clean_denoiser(lambda x_t: 0.5 * x_t)
+    found = mmdgs.higher_moments(denoiser, torch.ones(1, 3), mmdgs.NoiseLevel(0.5), torch.eye(3)[None])
+    torch.testing.assert_close(found.skewness, torch.zeros(1, 3))
+    torch.testing.assert_close(found.excess_kurtosis, torch.zeros(1, 3))
+
+
+def test_directions_of_another_shape_are_refused() -> None:
+    denoiser = mmdgs.clean_denoiser(lambda x_t: 0.5 * x_t)
+    with pytest.raises(ValueError, match="directions must be"):
+        mmdgs.higher_moments(denoiser, torch.ones(2, 3), mmdgs.NoiseLevel(0.5), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("skewness", "excess"), [(0.0, 0.0), (0.5, 0.2), (-0.4, -0.3), (0.0, -1.5), (0.8, 1.0), (0.3, 2.0), (1.0, 0.9)]
+)
+def test_the_density_has_the_moments(skewness: float, excess: float) -> None:
+    found = maximum_entropy(torch.tensor(skewness), torch.tensor(excess))
+    z, p = found.grid, found.density
+    assert (p >= 0).all()
+
+    def moment(power: int) -> float:
+        return torch.trapezoid(p * z**power, z).item()
+
+    assert [moment(i) for i in range(5)] == pytest.approx([1, 0, 1, skewness, excess + 3], abs=1e-5)
+    if skewness == excess == 0:
+        torch.testing.assert_close(p, torch.exp(-(z**2) / 2) / (2 * torch.pi) ** 0.5, rtol=1e-2, atol=1e-5)
+    assert found.modes == (2 if excess == -1.5 else 1)
+
+
+def test_moments_that_no_law_has_are_shrunk() -> None:
+    found = maximum_entropy(torch.tensor([2.0, 0.0, float("nan")]), torch.tensor([-1.0, -2.5, 0.0]))
+    assert torch.isfinite(found.density[:2]).all()
+    assert found.density[2].isnan().all()
+    assert 0 < found.skewness[0] < 2
+    assert -2 <= found.excess_kurtosis[1] < -1.4
