@@ -32,6 +32,7 @@ LAYERS = [
     ["losses"],
     ["data"],
     ["metrics"],
+    ["diagnostics"],
     ["models"],
     ["generation", "evaluation"],
     ["interop"],
@@ -112,7 +113,12 @@ def test_the_check_itself(layer: str, source: str, expected: list[str]) -> None:
 
 def test_only_its_commands_import_the_lab() -> None:
     outside = [file for file in FILES if layer_of(file) != "lab" and "lab" in imported(file.read_text())]
-    assert {str(file.relative_to(ROOT)) for file in outside} == {"cli/bench.py", "cli/reproduce.py"}
+    assert {str(file.relative_to(ROOT)) for file in outside} == {
+        "cli/bench.py",
+        "cli/diagnose.py",
+        "cli/judge.py",
+        "cli/reproduce.py",
+    }
 
 
 def test_the_command_line_starts_without_the_labs_extra() -> None:

@@ -2,6 +2,7 @@
 
 from mmdgs import (
     data as data,
+    diagnostics as diagnostics,
     evaluation as evaluation,
     interop as interop,
     losses as losses,

@@ -30,13 +30,14 @@ from toy_models import SHAPE, exact, many_level_model
 
 import mmdgs
 from mmdgs.data import load_images, load_samples
+from mmdgs.diagnostics import diagnose, read_chain, read_draws
 from mmdgs.errors import UsageError
 from mmdgs.evaluation import read_evaluations
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import to_json
 from mmdgs.generation import Method, generate, make_plan
 from mmdgs.lab.workspace import Part, Workspace
-from mmdgs.metrics import inception_file
+from mmdgs.metrics import inception_file, judge
 from mmdgs.models import Model, ModelConfig
 from mmdgs.models.catalogue import licence_of
 from mmdgs.models.conversion import convert_checkpoint
@@ -152,6 +153,19 @@ def npz(folder: Path) -> None:
     x = np.random.default_rng(0).random((2, 3, 4, 4), dtype=np.float32)
     np.savez(folder / "float.npz", x=x)
     np.savez_compressed(folder / "pixels.npz", arr_0=(x.transpose(0, 2, 3, 1) * 255).astype(np.uint8), y=np.arange(2))
+
+
+def chains_and_draws(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(folder / "chain.npz", samples=rng.random((20, 2, 2)), modes=np.eye(2), weights=np.ones(2))
+    np.savez_compressed(folder / "draws.npz", draws=rng.random((5, 20)), truth=rng.random(20), task=np.arange(20) // 10)
+
+
+def read_chains_and_draws(folder: Path) -> None:
+    found = read_chain(folder / "chain.npz")
+    diagnose(found["samples"], found.get("modes"), found.get("weights"))
+    for pair in read_draws(folder / "draws.npz").values():
+        judge(*pair)
 
 
 def idx(folder: Path, packed: bool) -> None:
@@ -376,6 +390,7 @@ READERS = [
         {"*.npz": m.in_zip(lambda _: m.of_npy)},
         lambda f: [load_samples(one) for one in sorted(f.iterdir())],
     ),
+    Reader("chains and draws", chains_and_draws, {"*.npz": m.in_zip(lambda _: m.of_npy)}, read_chains_and_draws),
     Reader("idx", partial(idx, packed=False), {"*": m.of_bytes}, partial(load_set, data="mnist")),
     Reader("idx.gz", partial(idx, packed=True), {"*": m.in_gzip(m.of_bytes)}, partial(load_set, data="mnist")),
     Reader("CIFAR-10 pickles", partial(cifar, python=True), {"*": m.of_pickle}, partial(load_set, data="cifar10")),

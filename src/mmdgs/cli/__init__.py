@@ -1,4 +1,16 @@
 """The command line: parses, calls the library and shows what it returns; no mathematics inside."""
 
-from mmdgs.cli import bench, convert, evaluate, models, posterior, reproduce, restore, sample, train  # noqa: F401  they add their commands
+from mmdgs.cli import (  # noqa: F401  they add their commands
+    bench,
+    convert,
+    diagnose,
+    evaluate,
+    judge,
+    models,
+    posterior,
+    reproduce,
+    restore,
+    sample,
+    train,
+)
 from mmdgs.cli.app import app as app

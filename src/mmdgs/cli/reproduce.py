@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -29,8 +30,11 @@ from mmdgs.cli.app import (
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
-from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, experiment
+from mmdgs.lab import DEMO, EXPERIMENTS, Context, Experiment, Outcome, experiment
 from mmdgs.tables import plain
+
+if TYPE_CHECKING:
+    from mmdgs.lab.report import Report
 
 TABLES = "tables"
 """Not an experiment: writes the tables of the docs from what experiments found."""
@@ -123,6 +127,22 @@ def _perform(chosen: Experiment, context: Context) -> None:
             "(and without --overwrite)."
         )
         raise typer.Exit(INTERRUPTED) from None
+    show_report(path, report)
+
+
+def write_page(title: str, question: str, out: Path, made: Outcome, *, overwrite: bool, seed: int = 0) -> None:
+    """Write what a command found as report.html and records.json, and print it."""
+    import torch
+
+    from mmdgs.lab.workspace import Workspace
+
+    with contextlib.closing(Workspace(out, overwrite=overwrite)) as workspace:
+        context = Context(workspace, torch.device("cpu"), seed=seed)
+        show_report(*Experiment("page", title, question).write(context, made))
+
+
+def show_report(path: Path, report: Report) -> None:
+    """Print the tables and the takeaway of a report, its path, and what to try next."""
     for table in report.tables():
         output.print(table.to_rich())
         output.print()

@@ -53,6 +53,13 @@ EXPERIMENTS = {
             options=("images", "minutes", "model", "only"),
         ),
         Experiment(
+            "digs",
+            "Metropolis-Gibbs on the 40 modes of Diffusive Gibbs Sampling",
+            "Chains that are exact, since the density is known: MMD, modes and evaluations with exact and with "
+            "estimated moments, beside MALA at equal cost and the figures of Chen et al. (2024).",
+            options=("seeds", "only", "minutes"),
+        ),
+        Experiment(
             "few-steps",
             "Few-step sampling of a pretrained diffusion model",
             "Ancestral sampling with fixed, isotropic, spectral, diagonal and full covariances, DDIM and Heun: FID "

@@ -94,9 +94,10 @@ class Experiment:
     def perform(self, context: Context) -> tuple[Path, Report]:
         """Run it and write records.json, the figures and report.html; returns the report's path, and the report."""
         with contextlib.closing(context.workspace):
-            return self._written(context, self.run(context))
+            return self.write(context, self.run(context))
 
-    def _written(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
+    def write(self, context: Context, outcome: Outcome) -> tuple[Path, Report]:
+        """Write what was found; returns the report's path, and the report."""
         from mmdgs.lab.report import Report
 
         taken = round(time.perf_counter() - context.started, 1)

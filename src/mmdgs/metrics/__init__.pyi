@@ -1,5 +1,12 @@
 """The public names of mmdgs.metrics, and where each lives: read by type checkers, and by __init__.py."""
 
+from mmdgs.metrics.chains import (
+    ModeCoverage as ModeCoverage,
+    autocorrelations as autocorrelations,
+    bulk_sample_sizes as bulk_sample_sizes,
+    mode_coverage as mode_coverage,
+    rank_rhat as rank_rhat,
+)
 from mmdgs.metrics.comparison import (
     Compared as Compared,
     compare_diagonals as compare_diagonals,
@@ -41,6 +48,7 @@ from mmdgs.metrics.frechet import (
 )
 from mmdgs.metrics.inception_file import Inception as Inception, load_inception as load_inception
 from mmdgs.metrics.intervals import interval as interval, jackknife_interval as jackknife_interval
+from mmdgs.metrics.judgement import Judgement as Judgement, judge as judge
 from mmdgs.metrics.neighbours import (
     Diversity as Diversity,
     PrecisionRecall as PrecisionRecall,

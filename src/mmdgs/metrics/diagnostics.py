@@ -23,23 +23,33 @@ def effective_sample_size(chain: Float[Tensor, "steps chains ..."]) -> float:
     used as they are. Between-chain variance counts, so chains stuck in different modes score low. NaN where
     a coordinate never moves.
     """
+    sizes = effective_sample_sizes(chain)
+    return math.nan if any(map(math.isnan, sizes)) else min(sizes)
+
+
+def effective_sample_sizes(chain: Float[Tensor, "steps chains ..."]) -> list[float]:
+    """The same for each coordinate; NaN for one that never moves."""
     if chain.ndim < 2 or chain.numel() == 0:
         raise ValueError(f"a chain must be (steps, chains, ...), got shape {tuple(chain.shape)}")
     n, m = chain.shape[:2]
     x = chain.double().reshape(n, m, -1)
     if n < 4:
         raise ValueError(f"an effective sample size needs at least 4 steps, got {n}")
-    centred = x - x.mean(0)
-    size = 1 << (2 * n - 1).bit_length()
-    spectrum = torch.fft.rfft(centred, n=size, dim=0)
-    covariance = torch.fft.irfft(spectrum.abs().square(), n=size, dim=0)[:n] / n  # (n, m, d)
+    covariance = autocovariances(x)
     within = covariance[0].mean(0) * n / (n - 1)
     between = x.mean(0).var(0) if m > 1 else torch.zeros_like(within)
     total = within * (n - 1) / n + between
     rho = 1 - (within - covariance.mean(1) * n / (n - 1)) / total
     rho[0] = 1
-    sizes = [_size(rho[:, k], n * m) for k in range(rho.shape[1])]
-    return math.nan if any(map(math.isnan, sizes)) else min(sizes)
+    return [_size(rho[:, k], n * m) for k in range(rho.shape[1])]
+
+
+def autocovariances(x: Float[Tensor, "steps chains d"]) -> Float[Tensor, "steps chains d"]:
+    """The autocovariance of each chain at lags 0 to steps - 1, by a Fourier transform; sums are over `steps`."""
+    n = len(x)
+    size = 1 << (2 * n - 1).bit_length()
+    spectrum = torch.fft.rfft(x - x.mean(0), n=size, dim=0)
+    return torch.fft.irfft(spectrum.abs().square(), n=size, dim=0)[:n] / n
 
 
 def _size(rho: Tensor, draws: int) -> float:

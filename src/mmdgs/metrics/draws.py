@@ -23,7 +23,8 @@ SSIM_K1, SSIM_K2 = 0.01, 0.03
 """Wang et al. (2004): a Gaussian window of 11 x 11 pixels, and the constants that keep quotients apart from 0 / 0."""
 
 
-def _checked(draws: Tensor, truth: Tensor, least: int = 2) -> tuple[Tensor, Tensor]:
+def checked_draws(draws: Tensor, truth: Tensor, least: int = 2) -> tuple[Tensor, Tensor]:
+    """Draws (S, N, ...) and their truths (N, ...) in float64: they must fit each other and be finite."""
     if draws.ndim < 2 or draws.shape[1:] != truth.shape:
         raise ValueError(
             f"draws must be (draws, *{tuple(truth.shape)}), a first dimension before the truth's shape, got "
@@ -42,7 +43,7 @@ def calibration_ratio(draws: Float[Tensor, "draws batch ..."], truth: Float[Tens
 
     sqrt((1 + 1 / S) sum s^2 / sum (x - m)^2): the first factor is for the error of a mean of S draws.
     """
-    draws, truth = _checked(draws, truth)
+    draws, truth = checked_draws(draws, truth)
     spread = (1 + 1 / len(draws)) * draws.var(0).sum()
     return (spread / (truth - draws.mean(0)).square().sum()).sqrt().item()
 
@@ -52,7 +53,7 @@ def ranks(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch .
 
     A tie counts as below for every other draw. Talts et al. (2018), "Validating Bayesian inference algorithms".
     """
-    draws, truth = _checked(draws, truth, least=1)
+    draws, truth = checked_draws(draws, truth, least=1)
     return (draws < truth).sum(0) + (draws == truth).sum(0) // 2
 
 
@@ -80,7 +81,7 @@ def crps(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..
 
     The mean of |X_i - x| minus half the mean of |X_i - X_j| over pairs i != j.
     """
-    draws, truth = _checked(draws, truth)
+    draws, truth = checked_draws(draws, truth)
     count = len(draws)
     weights = 2 * torch.arange(count, dtype=torch.float64, device=draws.device) - (count - 1)
     pairs = torch.tensordot(weights, draws.sort(0).values, dims=1) / (count * (count - 1))

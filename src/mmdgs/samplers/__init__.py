@@ -6,6 +6,7 @@ from mmdgs.samplers.driver import Run, gibbs_chain, run
 from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Info, Kernel, State
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
+from mmdgs.samplers.metropolis import MetropolisGibbs
 from mmdgs.samplers.plans import (
     Plan,
     Step,
@@ -33,6 +34,7 @@ __all__ = [
     "Info",
     "Kernel",
     "Langevin",
+    "MetropolisGibbs",
     "Plan",
     "Run",
     "State",

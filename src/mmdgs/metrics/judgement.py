@@ -1,0 +1,185 @@
+"""Are draws right as far as the truth can tell? Tests by exchange, which hold for any dependence within a case.
+
+If draws come from p(x | y), then the truth and its S draws are S + 1 exchangeable vectors. So the law of any statistic
+under that hypothesis is known: in every case let a random one of the S + 1 play the truth. The numbers of a vector
+stay together, so neighbouring pixels may depend on each other as they like; only the cases must be independent.
+
+    calibration   spread over error (draws.py), 1 where right; below: too sure
+    coverage      of central 90% intervals
+    bias          the mean rank of the truth, 0 to 1, less 1/2; above zero: draws are too low
+    ranks         a histogram, with the band that holds all its bins at once with probability 95%
+    CRPS          and what it would be in the mean if the draws were right, half the mean distance of two draws
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.metrics.draws import checked_draws, crps
+from mmdgs.randomness import seeded
+
+EXCHANGES, LEVEL, BAND = 999, 0.9, 0.95
+FEW_BINS, BINS, MOST_BINS = 5, 20, 60
+CHUNK = 1 << 22
+"""Numbers of draws that are ranked at a time."""
+FALSE_ALARM = 0.05
+"""The chance that right draws are called wrong, shared among the tests."""
+LEAST_DRAWS, LEAST_CASES = 4, 10
+
+
+@dataclass(frozen=True)
+class Chance:
+    """A statistic, its central 95% where draws are right, and its two-sided p-value."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What `judge` found; histogram, expected and the band are shares of the bins."""
+
+    draws: int
+    cases: int
+    numbers: int
+    calibration: Chance
+    coverage: Chance
+    bias: Chance
+    ranks: float  # p-value of the histogram's largest deviation
+    crps: float
+    crps_expected: float
+    histogram: list[float]
+    expected: list[float]
+    low: list[float]
+    high: list[float]
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What is wrong with the draws, beyond chance."""
+        limit, found = FALSE_ALARM / 4, []
+        one = self.calibration
+        if one.p < limit:
+            kind = "too sure" if one.value < one.low else "too wide"
+            found.append(f"{kind}, spread over error {one.value:.3f} (by chance {one.low:.3f} to {one.high:.3f})")
+        one = self.coverage
+        if one.p < limit:
+            near = f"by chance {100 * one.low:.1f}% to {100 * one.high:.1f}%"
+            found.append(f"90% intervals hold {100 * one.value:.1f}% ({near})")
+        one = self.bias
+        if one.p < limit:
+            found.append(f"too {'low' if one.value > 0 else 'high'}, mean rank of the truth {0.5 + one.value:.3f}")
+        if self.ranks < limit:
+            found.append("the rank histogram leaves its band")
+        return found
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        said = f"{self.draws} draws of {self.cases} cases"
+        if self.problems:
+            return f"wrong: {'; '.join(self.problems)} ({said})"
+        one, held = self.calibration, self.coverage
+        return (
+            f"no sign against the draws: spread over error {one.value:.3f}, coverage {100 * held.value:.1f}% ({said})"
+        )
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """Each of the S + 1 vectors as the truth, in each of N cases: sums over its numbers, (S + 1, N, ...)."""
+
+    spread: Tensor
+    error: Tensor
+    inside: Tensor
+    rank: Tensor
+    bins: Tensor
+
+    def statistics(self, chosen: Tensor) -> Tensor:
+        """Calibration, coverage, bias and the histogram where `chosen` (..., N) are the truths: (..., 3 + bins)."""
+        pick = torch.arange(chosen.shape[-1])
+        ratio = (self.spread[chosen, pick].sum(-1) / self.error[chosen, pick].sum(-1)).sqrt()
+        means = [one[chosen, pick].mean(-1) for one in (self.inside, self.rank, *self.bins.unbind(-1))]
+        return torch.stack([ratio, *means], -1)
+
+
+def judge(draws: Float[Tensor, "draws cases ..."], truth: Float[Tensor, "cases ..."], *, seed: int = 0) -> Judgement:
+    """Judge draws (S, N, ...) of N independent cases by the truth (N, ...) behind each."""
+    draws, truth = checked_draws(draws, truth, LEAST_DRAWS)
+    count, cases = len(draws), len(truth)
+    if cases < LEAST_CASES:
+        raise ValueError(f"draws are judged by at least {LEAST_CASES} independent cases, got {cases}")
+    found = _exchanged(torch.cat([truth[None], draws]).reshape(count + 1, cases, -1), bins_for(count + 1))
+    generator = seeded(seed, "exchange")
+    observed = found.statistics(torch.zeros(cases, dtype=torch.long))
+    null = found.statistics(torch.randint(count + 1, (EXCHANGES, cases), generator=generator))
+    calibration, coverage, bias = (_test(observed[i].item(), null[:, i]) for i in range(3))
+    expected, deviation = null[:, 3:].mean(0), null[:, 3:].std(0).clamp(min=1e-12)
+    largest = ((null[:, 3:] - expected).abs() / deviation).amax(1)
+    own = ((observed[3:] - expected).abs() / deviation).max()
+    half = largest.quantile(BAND) * deviation
+    score = crps(draws, truth)
+    pairs = ((draws - truth).abs().mean(0) - score).mean().item()
+    return Judgement(
+        count, cases, math.prod(truth.shape[1:]), calibration, coverage, bias,
+        (1 + int((largest >= own).sum())) / (EXCHANGES + 1), score.mean().item(), pairs,
+        observed[3:].tolist(), expected.tolist(), (expected - half).clamp(min=0).tolist(), (expected + half).tolist(),
+    )  # fmt: skip
+
+
+def bins_for(ranks: int) -> int:
+    """Bins of a histogram of so many ranks: equally many in each if that can be, else one each if few."""
+    whole = [bins for bins in range(FEW_BINS, BINS + 1) if ranks % bins == 0]
+    if whole:
+        return whole[-1]
+    return ranks if ranks <= MOST_BINS else BINS
+
+
+def _test(value: float, null: Tensor) -> Chance:
+    low, high = null.quantile(torch.tensor([(1 - BAND) / 2, (1 + BAND) / 2], dtype=null.dtype)).tolist()
+    below, above = int((null <= value).sum()), int((null >= value).sum())
+    return Chance(value, low, high, min(1.0, 2 * (1 + min(below, above)) / (len(null) + 1)))
+
+
+def _exchanged(vectors: Tensor, bins: int) -> _Cases:
+    """The parts of all statistics with each of the vectors (S + 1, N, d) as the truth of its case."""
+    total, _, d = vectors.shape
+    count = total - 1
+    mean, square = vectors.mean(0), (vectors - vectors.mean(0)).square().sum(0)
+    # Without vector j: the others' mean is mean - c / S, and their squares about it are less by c^2 (S + 1) / S.
+    centred = vectors - mean
+    error = (centred * total / count).square().sum(-1)
+    spread = ((1 + 1 / count) * (square - centred.square() * total / count) / (count - 1)).sum(-1)
+    held = torch.tensor([_share_inside(rank, count) for rank in range(total)], dtype=torch.float64)
+    inside, rank, shares = [], [], []
+    for part in vectors.split(max(1, CHUNK // (total * d)), dim=1):
+        ranks = _ranks(part)
+        inside.append(held[ranks].mean(-1))
+        rank.append(ranks.double().mean(-1) / count - 0.5)
+        place = ranks * bins // total
+        shares.append(torch.stack([(place == b).double().mean(-1) for b in range(bins)], -1))
+    return _Cases(spread, error, torch.cat(inside, 1), torch.cat(rank, 1), torch.cat(shares, 1))
+
+
+def _ranks(vectors: Tensor) -> Tensor:
+    """How many of the others lie below each number, of (S + 1, n, d); a tie counts for every other, as in `ranks`."""
+    lines = vectors.movedim(0, -1).contiguous()
+    ordered = lines.sort(dim=-1).values
+    below = torch.searchsorted(ordered, lines)
+    ties = torch.searchsorted(ordered, lines, right=True) - below - 1
+    return (below + ties // 2).movedim(-1, 0)
+
+
+def _share_inside(rank: int, count: int) -> float:
+    """How far a number of this rank is within the central interval: as `coverage_of` interpolates."""
+    tail = (1 - LEVEL) / 2 * (count + 1)
+    k = math.floor(tail)
+    outer = min(rank, count - rank)
+    return (1 - (tail - k)) * (outer >= k) + (tail - k) * (outer >= k + 1)

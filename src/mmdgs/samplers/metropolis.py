@@ -1,0 +1,113 @@
+"""Exact chains where the clean density is known up to a constant: moment matching proposes, Metropolis decides.
+
+A step at a level draws x_t ~ N(alpha x, sigma^2 I), which leaves the joint law p(x) p(x_t | x) as it is, and then
+x' ~ q(x' | x_t) from a Gaussian of any estimator. With probability
+
+    min(1, p(x') p(x_t | x') q(x | x_t) / (p(x) p(x_t | x) q(x' | x_t)))
+
+x' is the next state, else x stays (Metropolis-Hastings). The chain leaves p invariant whatever q is: a poor one costs
+acceptance, not exactness. Probes that q draws are fine, since they do not depend on x once x_t is given.
+
+Chen et al. (2024, "Diffusive Gibbs Sampling") take q = N(x_t / alpha, (sigma / alpha)^2 I), then Langevin steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.linalg.given import Given
+from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.operators import Covariance
+from mmdgs.moments import Moments
+from mmdgs.noise import CLEAN, NoiseLevel, add_noise
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Generator, uniforms
+from mmdgs.samplers.kernel import Info, State, finite
+
+LogDensity = Callable[[Tensor], Tensor]
+"""log p(x) up to a constant: x (B, ...) -> (B,)."""
+
+
+@dataclass(frozen=True)
+class _Evaluated(State):
+    """A state whose log density is known already, and of which density it is."""
+
+    log_density: Tensor = field(compare=False)
+    of: LogDensity = field(compare=False)
+
+
+@dataclass(frozen=True)
+class MetropolisGibbs:
+    """Gibbs with a Metropolis step: leaves the density exp(log_density) invariant, for any moments estimator.
+
+    `log_density` maps x (B, ...) to (B,), up to a constant; -inf is a density of zero, NaN and +inf are refused. A step
+    takes one posterior and one log density (two in the first). `info["accepted"]` is 1 where x' was taken: its average
+    over a run is the acceptance rate of each chain.
+    """
+
+    moments: Moments
+    log_density: LogDensity
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+    ) -> tuple[State, Info]:
+        if following != CLEAN:
+            raise ValueError(f"the density is that of clean data, so a step must end there; got a step to {following}")
+        x = state.x
+        if isinstance(state, _Evaluated) and state.of == self.log_density:
+            here = state.log_density
+        else:
+            here = self._at_start(x)
+        x_t = add_noise(x, level, generator=generator)
+        q = self.moments(x_t, level, generator=generator)
+        require_exact_draws(q.cov)
+        drawn, info = q.sample_with_info(generator=generator)
+        there = log_density_at(self.log_density, finite(drawn), "at a proposed state")
+        ratio = there - here + _weight(x, x_t, level, q) - _weight(drawn, x_t, level, q)
+        accepted = uniforms((len(x), 1), x, generator)[:, 0].double().log() < ratio
+        kept = torch.where(accepted.reshape(-1, *[1] * (x.ndim - 1)), drawn, x)
+        after = _Evaluated(kept, torch.where(accepted, there, here), self.log_density)
+        return after, {"accepted": accepted.to(x.dtype), **info}
+
+    def _at_start(self, x: Tensor) -> Tensor:
+        found = log_density_at(self.log_density, x, "at the start")
+        if torch.isneginf(found).any():
+            chains = torch.isneginf(found).nonzero().flatten().tolist()
+            raise NonFiniteError("log density", chains, advice="it is -inf: start chains where the density is positive")
+        return found
+
+
+def log_density_at(log_density: LogDensity, x: Tensor, where: str) -> Tensor:
+    """log p(x) in float64, (B,): of the right shape, not NaN and not +inf."""
+    found = log_density(x)
+    if not isinstance(found, Tensor) or found.shape != x.shape[:1]:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"log_density must return a tensor ({len(x)},), a number for each of {len(x)} rows, got {got}")
+    bad = torch.isnan(found) | torch.isposinf(found)
+    if bad.any():
+        rows = bad.nonzero().flatten().tolist()
+        advice = f"it is {found[rows[0]].item():g} {where}; return -inf where the density is zero"
+        raise NonFiniteError("log density", rows, advice=advice)
+    return found.detach().double()
+
+
+def require_exact_draws(cov: Covariance) -> None:
+    """Refuse a covariance whose draws do not follow its own density: the Metropolis step needs that density."""
+    inner = cov.prior if isinstance(cov, Given) else cov
+    iterated = isinstance(cov, Given) and cov.solver.logdet() is None
+    if iterated or (isinstance(inner, Krylov) and not inner.exact):
+        raise UsageError(
+            "MetropolisGibbs needs the density of its proposal, and a Krylov covariance, or one given measurements by "
+            "iteration, knows it only nearly; use FullMoments, DiagonalMoments, SpectralMoments or IsotropicMoments"
+        )
+
+
+def _weight(x: Tensor, x_t: Tensor, level: NoiseLevel, q: Gaussian) -> Tensor:
+    """log q(x | x_t) - log p(x_t | x) but for a constant, in float64; (B,)."""
+    error = (x_t.double() - level.alpha * x.double()).flatten(1).square().sum(1)
+    return q.log_prob(x).double() + error / (2 * level.sigma**2)

@@ -1,0 +1,239 @@
+"""Judging draws: the tests by exchange against closed forms, the suite against its exact posteriors, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from mmdgs.cli import app
+from mmdgs.lab.judge_suite import Steps, suite
+from mmdgs.metrics import calibration_ratio, coverage_of, crps, judge, ranks
+from mmdgs.metrics.judgement import _exchanged, _ranks, bins_for
+from mmdgs.noise import NoiseLevel
+
+
+def normals(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def correlated(*shape: int, seed: int = 0) -> Tensor:
+    """Vectors whose numbers have a correlation of 0.8."""
+    common = normals(*shape[:-1], 1, seed=seed + 100)
+    return math.sqrt(0.8) * common + math.sqrt(0.2) * normals(*shape, seed=seed)
+
+
+@pytest.mark.parametrize("count", [4, 9, 32])
+def test_the_statistics_are_those_of_metrics(count: int) -> None:
+    draws, truth = normals(count, 40, 3), 1.5 * normals(40, 3, seed=1)
+    found = judge(draws, truth)
+    assert found.calibration.value == pytest.approx(calibration_ratio(draws, truth), rel=1e-9)
+    assert found.coverage.value == pytest.approx(coverage_of(draws, truth), rel=1e-9)
+    assert found.crps == pytest.approx(crps(draws, truth).mean().item(), rel=1e-9)
+    assert found.bias.value == pytest.approx((ranks(draws, truth).double() / count).mean().item() - 0.5)
+    assert sum(found.histogram) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("ranks", "bins"), [(5, 5), (20, 20), (31, 31), (51, 17), (100, 20), (101, 20)])
+def test_bins_hold_equally_many_ranks_where_they_can(ranks: int, bins: int) -> None:
+    assert bins_for(ranks) == bins
+
+
+def test_each_vector_as_the_truth_is_as_if_it_were() -> None:
+    vectors = normals(6, 12, 2).round(decimals=1)  # with ties
+    parts, below = _exchanged(vectors, 6), _ranks(vectors)
+    for j in range(6):
+        others = torch.cat([vectors[:j], vectors[j + 1 :]])
+        assert torch.equal(below[j], ranks(others, vectors[j]))
+        chosen = torch.full((12,), j)
+        ratio, covered = parts.statistics(chosen)[:2].tolist()
+        assert ratio == pytest.approx(calibration_ratio(others, vectors[j]), rel=1e-9)
+        assert covered == pytest.approx(coverage_of(others, vectors[j]), rel=1e-9)
+
+
+def test_right_draws_are_rarely_called_wrong_though_their_numbers_depend_on_each_other() -> None:
+    """At most 5% false alarms: of 30 sets more than 5 would have a chance of 0.3%."""
+    wrong = sum(
+        bool(judge(correlated(9, 20, 30, seed=s), correlated(20, 30, seed=s + 1000)).problems) for s in range(30)
+    )
+    assert wrong <= 5
+
+
+@pytest.mark.parametrize(
+    ("draws", "word"),
+    [
+        (lambda x: 0.5 * x, "too sure"),
+        (lambda x: 2 * x, "too wide"),
+        (lambda x: x + 0.7, "too high"),
+        (lambda x: x - 0.7, "too low"),
+    ],
+)
+def test_wrong_draws_are_called_by_name(draws, word: str) -> None:
+    found = judge(draws(normals(30, 100, 4)), normals(100, 4, seed=1))
+    assert word in found.verdict
+    assert found.verdict.startswith("wrong: ")
+
+
+def test_the_wrong_shape_alone_is_seen_in_the_ranks() -> None:
+    """Two points at -1 and 1 have the mean and variance of a standard normal."""
+    draws = torch.sign(normals(19, 400, 1)) + 0.01 * normals(19, 400, 1, seed=2)
+    found = judge(draws, normals(400, 1, seed=1))
+    assert found.ranks < 0.01
+    assert found.calibration.p > 0.0125
+
+
+def test_the_expected_crps_is_that_of_right_draws() -> None:
+    found = judge(normals(50, 2000), normals(2000, seed=1))
+    assert found.crps_expected == pytest.approx(1 / math.sqrt(math.pi), rel=0.02)
+    assert found.crps == pytest.approx(found.crps_expected, rel=0.05)
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 10 independent cases, got 5"):
+        judge(normals(9, 5, 2), normals(5, 2))
+    with pytest.raises(ValueError, match="at least 4 draws, got 3"):
+        judge(normals(3, 20, 2), normals(20, 2))
+
+
+# --- the suite ----------------------------------------------------------------------------------------------------
+
+
+def by_enumeration(steps: Steps, y: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x | y] and Cov[x | y] of one signal (d,), over all 2^(d - 1) sets of changes."""
+    d, logs, means, covariances = steps.dim, [], [], []
+    for code in range(2 ** (d - 1)):
+        changes = [bool(code >> k & 1) for k in range(d - 1)]
+        label = torch.tensor([0, *np.cumsum(changes)])
+        prior = (label[:, None] == label).double()
+        logp = sum(math.log(steps.change if one else 1 - steps.change) for one in changes)
+        seen = precision > 0
+        joint = prior[seen][:, seen] + torch.diag(1 / precision[seen])
+        gain = prior[:, seen] @ torch.linalg.inv(joint)
+        logs.append(logp - 0.5 * (y[seen] @ torch.linalg.solve(joint, y[seen]) + torch.logdet(joint)))
+        means.append(gain @ y[seen])
+        covariances.append(prior - gain @ prior[seen])
+    weights = torch.stack(logs).softmax(0)
+    mean = torch.einsum("k,kd->d", weights, torch.stack(means))
+    centred = torch.stack(means) - mean
+    within = torch.einsum("k,kij->ij", weights, torch.stack(covariances))
+    return mean, within + torch.einsum("k,ki,kj->ij", weights, centred, centred)
+
+
+def test_the_piecewise_posterior_is_that_of_all_sets_of_changes() -> None:
+    steps = Steps(6, 0.3)
+    precision = torch.tensor([4.0, 4.0, 0.0, 4.0, 1.0, 1.0], dtype=torch.float64)
+    y = torch.where(precision > 0, normals(2, 6), 0.0)
+    draws = steps.draw(y.repeat(40_000, 1), precision, torch.Generator().manual_seed(0)).unflatten(0, (-1, 2))
+    for row in range(2):
+        mean, covariance = by_enumeration(steps, y[row], precision)
+        assert steps.mean(y, precision)[row].numpy() == pytest.approx(mean.numpy(), abs=1e-10)
+        assert (draws[:, row].mean(0) - mean).abs().max() < 0.02
+        assert (draws[:, row].mT.cov() - covariance).abs().max() < 0.03
+
+
+def test_the_piecewise_denoiser_obeys_tweedie() -> None:
+    """sigma^2 / alpha dD/dx_t is a covariance: symmetric, and that of all sets of changes."""
+    steps, level = Steps(5, 0.3), NoiseLevel(alpha=0.7, sigma=0.5)
+    x_t = normals(5)
+    jacobian = torch.autograd.functional.jacobian(lambda x: steps.denoise(x[None], level)[0], x_t)
+    precision = torch.full((5,), 1 / level.variance, dtype=torch.float64)
+    _, covariance = by_enumeration(steps, x_t / level.alpha, precision)
+    assert (level.tweedie * jacobian - covariance).abs().max() < 1e-10
+
+
+def test_exact_draws_pass_the_suite_and_wide_ones_do_not() -> None:
+    for case in suite(60, 0):
+        draws = case.exact(20, torch.Generator().manual_seed(0))
+        assert judge(draws, case.truth).problems == []
+        centre = draws.mean(0)
+        assert "too wide" in judge(centre + 2 * (draws - centre), case.truth).verdict
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def command(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["judge", *map(str, words)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_draws_of_a_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "draws.npz", draws=0.5 * normals(20, 60, 2, 3).numpy())
+    np.savez(tmp_path / "truth.npz", truth=normals(60, 2, 3, seed=1).numpy().astype(np.float32))
+    status, said = command(tmp_path / "draws.npz", "--truth", tmp_path / "truth.npz", "--out", tmp_path / "out")
+    assert status == 0, said
+    assert "wrong: too sure" in said
+    records = json.loads((tmp_path / "out" / "records.json").read_text())
+    assert records["judgements"]["all"]["calibration"]["value"] == pytest.approx(0.5, abs=0.06)
+    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png;base64,") == 1
+    assert (tmp_path / "out" / "ranks.png").is_file()
+
+
+def test_tasks_are_judged_by_themselves(tmp_path: Path) -> None:
+    width = torch.tensor([1.0, 3.0]).repeat_interleave(40)[:, None]
+    np.savez(
+        tmp_path / "both.npz",
+        draws=(width * normals(20, 80, 2)).numpy(),
+        truth=normals(80, 2, seed=1).numpy(),
+        task=[0.1] * 40 + [2] * 40,
+    )
+    status, said = command(tmp_path / "both.npz", "--out", tmp_path / "out")
+    assert status == 0, said
+    assert "wrong in 1 of 2 tasks: task 2: too wide" in said
+
+
+def test_misuse_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "draws.npz", draws=np.zeros((20, 30)))
+    np.savez(tmp_path / "odd.npz", truth=np.zeros(7))
+    np.savez(tmp_path / "few.npz", draws=np.zeros((20, 4)), truth=np.zeros(4))
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    (tmp_path / "broken.py").write_text("import nothing_such\n")
+    (tmp_path / "flat.py").write_text("import torch\ndef sample(p, draws, seed): return torch.zeros(draws, p.dim)\n")
+    out = ("--out", tmp_path / "out")
+    for words, message in [
+        ((), "give DRAWS.npz (with --truth), or --suite SAMPLER.py"),
+        ((tmp_path / "draws.npz",), "must hold the array 'truth'"),
+        ((tmp_path / "draws.npz", "--truth", tmp_path / "odd.npz"), "got (20, 30) and (7,)"),
+        ((tmp_path / "few.npz",), "at least 10 independent cases are needed, got 4"),
+        (("--suite", tmp_path / "none.py"), "--suite needs a Python file"),
+        (("--suite", tmp_path / "empty.py"), "must define a function sample(problem, draws, seed)"),
+        (("--suite", tmp_path / "broken.py"), "ModuleNotFoundError: No module named 'nothing_such'"),
+        (("--suite", tmp_path / "flat.py"), "must return floating-point draws (50, 100, 6) of mixture"),
+    ]:
+        status, said = command(*words, *out)
+        assert status == 2, said
+        assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+SAMPLER = """
+import torch
+
+
+def sample(problem, draws, seed):
+    # The right mean and covariance where the prior is Gaussian: right for the field, wrong for the rest.
+    generator = torch.Generator().manual_seed(seed)
+    a, d = problem.matrix, problem.dim
+    places = torch.arange(d, dtype=torch.float64)
+    prior = (-(places[:, None] - places).abs() / 6).exp()
+    gain = prior @ a.mT @ torch.linalg.inv(a @ prior @ a.mT + problem.noise**2 * torch.eye(len(a)).double())
+    root = torch.linalg.cholesky(prior - gain @ a @ prior + 1e-12 * torch.eye(d).double())
+    noise = torch.randn(draws, problem.cases, d, generator=generator, dtype=torch.float64)
+    return (problem.y @ gain.mT + noise @ root.mT).numpy()
+"""
+
+
+def test_the_suite_tells_a_right_posterior_from_wrong_ones(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SAMPLER)
+    status, said = command("--suite", tmp_path / "mine.py", "--out", tmp_path / "out", "--draws", 20, "--cases", 60)
+    assert status == 0, said
+    found = json.loads((tmp_path / "out" / "records.json").read_text())
+    assert found["judgements"]["field"]["verdict"].startswith("no sign against the draws")
+    assert found["judgements"]["mixture"]["verdict"].startswith("wrong")
+    assert found["judgements"]["mixture"]["crps"] > 1.1 * found["exact"]["mixture"]["crps"]
