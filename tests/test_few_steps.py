@@ -86,4 +86,4 @@ def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
     assert result.exit_code == 2
     said = " ".join(result.output.split())
-    assert "--model is for few-steps, probes, ocm, covariances, calibration, cifar10, table2" in said
+    assert "--model is for inverse, few-steps, probes, ocm, covariances, components, calibration, cifar10" in said

@@ -285,7 +285,7 @@ BAD_BATCHES = {
     "floats": ("", {"data": PIXELS.astype(float), "labels": [1, 2]}, ["an array that is not of unsigned bytes"]),
     "a list": ("", [1, 2], ["expected a dictionary, got list"]),
     "a web page": ("", b"<html></html>", ["is not a CIFAR-10 batch, or a damaged one"]),
-    "truncated pickle": ("", pickle.dumps({"data": PIXELS, "labels": [1, 2]}, 4)[:3000], ["is not a pickle, or a dam"]),
+    "truncated pickle": ("", pickle.dumps({"data": PIXELS, "labels": [1, 2]}, 4)[:3000], ["or a damaged one"]),
     "array too short": (
         "",
         python2_pickle(PIXELS, [1, 2]).replace(b"K\x02M\x00\x0c", b"K\x03M\x00\x0c"),

@@ -13,7 +13,7 @@ from image_experiments import performed
 from mmdgs.lab import Context, Workspace, inverse, rivals
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
 
-TINY = InverseSettings(images=8, draws=6, levels=4, seeds=2, tuned_on=2, tuned_draws=2)
+TINY = InverseSettings(images=4, draws=4, levels=3, seeds=2)
 
 
 def test_the_gap_leaves_out_what_few_draws_add() -> None:

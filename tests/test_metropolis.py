@@ -166,11 +166,11 @@ def test_a_goal_inside_the_interval_is_not_decided(found: list[float], holds: bo
 
 
 def test_the_experiment_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digs, "QUICK", digs.DigsSettings(chains=40, states=5, sweeps=4, seeds=2))
+    monkeypatch.setattr(digs, "QUICK", digs.DigsSettings(chains=40, states=4, sweeps=3, seeds=2))
     records, report = performed("digs", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
     found = {one["row"]: one for one in records["chains"]}
     assert len(found) == 5
-    assert found[digs.LANGEVIN]["evaluations"] == found[digs.IMPORTANCE]["evaluations"] == 4 * 3 * (digs.POINTS + 1)
+    assert found[digs.LANGEVIN]["evaluations"] == found[digs.IMPORTANCE]["evaluations"] == 3 * 3 * (digs.POINTS + 1)
     assert min(found[digs.LANGEVIN]["missed"]) > 10 > max(found[digs.MOMENTS]["missed"])
     assert max(found[digs.MOMENTS]["mmd"]) < 0.2 * min(found[digs.LANGEVIN]["mmd"])
     assert any("know more than DiGS" in line for line in report.sections[0].text)
