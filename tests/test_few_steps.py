@@ -33,6 +33,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_every_row_is_measured_and_a_head_adds_its_own_to_a_finished_run(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_the_mixture_has_no_spectrum_for_all() -> None:
     assert (variances.amax(1) / variances.amin(1)).min() > 10
 
 
+@pytest.mark.slow
 def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "installed", lambda: False)
     monkeypatch.setattr(inverse, "QUICK", TINY)

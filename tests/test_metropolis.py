@@ -165,6 +165,7 @@ def test_a_goal_inside_the_interval_is_not_decided(found: list[float], holds: bo
     assert digs._goal(results, digs.MOMENTS).holds is holds
 
 
+@pytest.mark.slow
 def test_the_experiment_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digs, "QUICK", digs.DigsSettings(chains=40, states=4, sweeps=3, seeds=2))
     records, report = performed("digs", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
