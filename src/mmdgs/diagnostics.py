@@ -24,10 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import file_written_atomically
+from mmdgs.files import file_written_atomically, npz_opened
 from mmdgs.metrics.chains import ModeCoverage, bulk_sample_sizes, mode_coverage, rank_rhat
 from mmdgs.metrics.judgement import LEAST_CASES, LEAST_DRAWS
-from mmdgs.reading import check_unpacked, reading
 
 SAMPLES, MODES, WEIGHTS = "samples", "modes", "weights"
 LEAST_STEPS, MOST_TASKS = 8, 24
@@ -53,14 +52,7 @@ def save_chain(
 
 def read_arrays(path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """Numbers of an .npz by name, as float64; nothing in it is run."""
-    # Not np.load: it reads a .npy and a pickle too, whatever their names.
-    with (
-        reading(path, "an .npz of arrays"),
-        path.open("rb") as stream,
-        np.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
-    ):
-        for member in archive.zip.infolist() if archive.zip else ():
-            check_unpacked(f"{path}, {member.filename}", member.file_size, member.compress_size)
+    with npz_opened(path) as archive:
         missing = [name for name in required if name not in archive.files]
         if missing:
             have = ", ".join(archive.files) or "none"

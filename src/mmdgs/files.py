@@ -21,7 +21,7 @@ from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.reading import MOST_JSON, MOST_TEXT, parse_json, reading
+from mmdgs.reading import MOST_JSON, MOST_TEXT, check_unpacked, parse_json, reading
 
 LOCK = ".lock"
 TEMPORARY = ".tmp"
@@ -79,6 +79,22 @@ def read_file(path: Path, most: int | None = None) -> bytes:
         if most is not None and path.stat().st_size > most:
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes, more than the limit of {most:,}")
         return path.read_bytes()
+
+
+@contextlib.contextmanager
+def npz_opened(path: Path) -> Iterator[Any]:
+    """The arrays of an .npz by name (`numpy.lib.npyio.NpzFile`), none larger than its bytes allow; nothing is run."""
+    import numpy
+
+    # Not numpy.load: it reads a .npy and a pickle too, whatever their names.
+    with (
+        reading(path, "an .npz of arrays"),
+        path.open("rb") as stream,
+        numpy.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
+    ):
+        for member in archive.zip.infolist() if archive.zip else ():
+            check_unpacked(f"{path}, {member.filename}", member.file_size, member.compress_size)
+        yield archive
 
 
 def read_text(path: Path) -> str:
@@ -206,11 +222,16 @@ def made(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def refuse_file(folder: Path) -> None:
+    """Refuse a file in the place of an output folder."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"the output {folder} is a file; give a folder")
+
+
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """A folder to write into, made if need be and locked; one that was made here and is left empty is removed."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"the output {folder} is a file; give a folder")
+    refuse_file(folder)
     new = not folder.exists()
     with contextlib.ExitStack() as stack:
         try:
@@ -229,8 +250,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 def holds_nothing(folder: Path, overwrite: bool) -> bool:
     """Whether an output folder is absent or empty; a file in its place, and what must stay, are refused."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"the output {folder} is a file; give a folder")
+    refuse_file(folder)
     if not folder.exists() or not any(folder.iterdir()):
         return True
     if not overwrite:

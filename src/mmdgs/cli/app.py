@@ -102,6 +102,29 @@ def plain_errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
 
 
+@contextlib.contextmanager
+def resumable(*, told: bool = True) -> Iterator[None]:
+    """End on Ctrl-C with how to go on; where nothing is kept, or another process says it, with the status alone."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if told:
+            messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def number_or_estimate(option: str, text: str) -> float | str:
+    """The value of an option that is a number, or the word that asks for an estimate."""
+    from mmdgs.operators import ESTIMATE
+
+    if text == ESTIMATE:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} must be a number, or {ESTIMATE}, got {text!r}") from None
+
+
 LAB_EXTRA = ("matplotlib", "jinja2", "sklearn", "scipy")
 
 

@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.app import (
-    INTERRUPTED,
     Debug,
     Device,
     Overwrite,
@@ -19,9 +18,12 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    number_or_estimate,
     output,
     plain_errors,
+    resumable,
 )
+from mmdgs.cli.restore import images_of_shape
 from mmdgs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
     from mmdgs.generation.posterior_folder import Posteriors
     from mmdgs.models import Model
-
-ESTIMATE = "estimate"
 
 
 @app.command()
@@ -73,12 +73,12 @@ def posterior(
         from mmdgs.models import load
 
         PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
-        level = _sigma(sigma)
+        level = number_or_estimate("--sigma", sigma)
         asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed)
         found = named_images(images, data_dir=data_dir, limit=n)
         made = load(model, device=device_named(device))
         held_out = None if calibrate is None else _held_out(calibrate, data_dir, made, calibration_images)
-        try:
+        with resumable():
             result = posteriors_into(
                 out,
                 made,
@@ -90,19 +90,7 @@ def posterior(
                 resume=resume,
                 overwrite=overwrite,
             )
-        except KeyboardInterrupt:
-            messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
-            raise typer.Exit(INTERRUPTED) from None
         _tell(result)
-
-
-def _sigma(text: str) -> float | str:
-    if text == ESTIMATE:
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--sigma must be a number, or {ESTIMATE}, got {text!r}") from None
 
 
 def _region(text: str | None) -> tuple[int, int, int, int] | None:
@@ -119,15 +107,9 @@ def _region(text: str | None) -> tuple[int, int, int, int] | None:
 
 def _held_out(source: str, data_dir: Path | None, model: Model, count: int) -> Tensor:
     """Clean images of the model's size, spread over a set."""
-    from mmdgs.data import load_samples, midpoints, spread
-    from mmdgs.data.transforms import recoloured
+    from mmdgs.data import midpoints, spread
 
-    channels, height, width = model.shape
-    found = load_samples(source, data_dir=data_dir, size=height if height == width else None).images
-    stored = recoloured(found, channels)
-    if tuple(stored.shape[1:]) != tuple(model.shape):
-        got, expected = (" x ".join(map(str, one)) for one in (stored.shape[1:], model.shape))
-        raise UsageError(f"the images of {source} are {got}, and the model's are {expected}")
+    stored = images_of_shape(source, data_dir, tuple(model.shape), resize=True).images
     return midpoints(stored[spread(len(stored), min(count, len(stored)))])
 
 

@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.app import (
-    INTERRUPTED,
     Debug,
     Device,
     Overwrite,
@@ -19,8 +18,10 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    number_or_estimate,
     output,
     plain_errors,
+    resumable,
 )
 from mmdgs.errors import UsageError
 from mmdgs.runtime import check_precision
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from mmdgs.data import ImageSet
     from mmdgs.generation.restored import Restoration
 
-ESTIMATE = "estimate"
 WORDS = {
     "psnr_draw": "PSNR of a draw (dB)",
     "psnr_mean": "PSNR of the mean (dB)",
@@ -84,11 +84,11 @@ def restore(
             raise UsageError(f"restoration is for images, and this model's data have shape {found.shape}")
         measure = parse_operator(operator, found.shape, seed=seed)
         shape = tuple(found.shape if simulate else measure.out_shape)
-        pictures = _images(images, data_dir, shape, resize=simulate)
+        pictures = images_of_shape(images, data_dir, shape, resize=simulate)
         pictures = pictures.take(slice(n))
         x = midpoints(pictures.images)
         y = simulated(x, measure, level, seed=seed) if simulate else x  # type: ignore[arg-type]
-        try:
+        with resumable():
             result = restore_into(
                 out,
                 found,
@@ -106,24 +106,17 @@ def restore(
                 resume=resume,
                 overwrite=overwrite,
             )
-        except KeyboardInterrupt:
-            messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
-            raise typer.Exit(INTERRUPTED) from None
         _tell(result, draws)
 
 
 def _noise(text: str, simulate: bool) -> float | str:
-    if text == ESTIMATE:
-        if simulate:
-            raise UsageError("--simulate adds the noise that --noise says: give a number, not estimate")
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--noise must be a number, or {ESTIMATE}, got {text!r}") from None
+    level = number_or_estimate("--noise", text)
+    if simulate and isinstance(level, str):
+        raise UsageError("--simulate adds the noise that --noise says: give a number, not estimate")
+    return level
 
 
-def _images(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
+def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
     """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
     from mmdgs.data import ImageSet, image_set, load_samples
     from mmdgs.data.transforms import recoloured

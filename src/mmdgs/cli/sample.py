@@ -10,7 +10,6 @@ import typer
 from rich.markup import escape
 
 from mmdgs.cli.app import (
-    INTERRUPTED,
     Debug,
     Device,
     Overwrite,
@@ -22,6 +21,7 @@ from mmdgs.cli.app import (
     messages,
     output,
     plain_errors,
+    resumable,
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
@@ -97,29 +97,26 @@ def sample(
         accelerator = _accelerator(where)
         where = accelerator.device if accelerator.num_processes > 1 else where
         try:
-            found = load(model, ema=not raw, size=size, device=where)
-            _check_shape(found, out)
-            with accelerator.main_process_first():  # one fits variances, the others find them
-                plan = make_plan(method, found, data=fit)
-            result = generate(
-                found,
-                plan,
-                n,
-                out=None if out.suffix == GRID else out,
-                seed=seed,
-                batch_size=batch_size,
-                precision=precision,
-                fast=fast,
-                settings=settings_of(method, found, fit),
-                floating=floating,
-                resume=resume,
-                overwrite=overwrite,
-                accelerator=accelerator,
-            )
-        except KeyboardInterrupt:
-            if out.suffix != GRID and accelerator.is_main_process:
-                messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
-            raise typer.Exit(INTERRUPTED) from None
+            with resumable(told=out.suffix != GRID and accelerator.is_main_process):
+                found = load(model, ema=not raw, size=size, device=where)
+                _check_shape(found, out)
+                with accelerator.main_process_first():  # one fits variances, the others find them
+                    plan = make_plan(method, found, data=fit)
+                result = generate(
+                    found,
+                    plan,
+                    n,
+                    out=None if out.suffix == GRID else out,
+                    seed=seed,
+                    batch_size=batch_size,
+                    precision=precision,
+                    fast=fast,
+                    settings=settings_of(method, found, fit),
+                    floating=floating,
+                    resume=resume,
+                    overwrite=overwrite,
+                    accelerator=accelerator,
+                )
         finally:
             accelerator.end_training()
         if result.x is not None:

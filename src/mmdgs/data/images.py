@@ -12,7 +12,8 @@ from torch import Tensor
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.transforms import recoloured, resized, to_uint8
 from mmdgs.errors import UsageError, nearest, unknown_name
-from mmdgs.reading import check_unpacked, reading
+from mmdgs.files import npz_opened
+from mmdgs.reading import reading
 
 logger = logging.getLogger("mmdgs")
 
@@ -150,14 +151,7 @@ def _levels(x: Tensor, name: str) -> Tensor:
 
 
 def _array(path: Path) -> np.ndarray:
-    # Not np.load: it reads a .npy and a pickle too, whatever their names.
-    with (
-        reading(path, "an .npz of arrays"),
-        path.open("rb") as stream,
-        np.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
-    ):
-        for member in archive.zip.infolist() if archive.zip else ():
-            check_unpacked(f"{path}, {member.filename}", member.file_size, member.compress_size)
+    with npz_opened(path) as archive:
         names = [name for name in ARRAYS if name in archive.files]
         if not names:
             shapes = {name: archive[name].ndim for name in archive.files}

@@ -15,6 +15,8 @@ from mmdgs.data.folders import LARGEST, is_gallery, open_gallery
 from mmdgs.data.images import load_samples
 from mmdgs.data.transforms import midpoints, recoloured
 from mmdgs.errors import UsageError
+from mmdgs.files import read_file
+from mmdgs.reading import reading
 
 GREY_REPEATED = (
     "The image is grey and the model's are in colour: it was repeated in all three channels, and so was its noise, "
@@ -64,7 +66,7 @@ def named_images(sources: Sequence[str], *, data_dir: Path | None = None, limit:
         elif path.is_file() and path.suffix.lower() == ".npy":
             found.append((path.stem, _array(path)))
         elif path.is_file() and path.suffix.lower() != ".npz":
-            found.append((path.stem, _decoded(_content(path), str(path))))
+            found.append((path.stem, _decoded(read_file(path, LARGEST), str(path))))
         else:
             pictures = load_samples(source, data_dir=data_dir).take(slice(_left(limit, found)))
             kind = recoloured(pictures.images, pictures.images.shape[1])
@@ -78,15 +80,6 @@ def _left(limit: int | None, found: Sequence[object]) -> int | None:
     return None if limit is None else limit - len(found)
 
 
-def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"the image {path} has more than {LARGEST:,} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"the image {path} cannot be read: {error.strerror or error}") from error
-
-
 def _decoded(content: bytes, where: str) -> Tensor:
     try:
         return midpoints(torch.from_numpy(decode(content, Fit()).copy())[None])[0]
@@ -95,10 +88,8 @@ def _decoded(content: bytes, where: str) -> Tensor:
 
 
 def _array(path: Path) -> Tensor:
-    try:
+    with reading(path, "a .npy array"):
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{path} is not a .npy array, or a damaged one: {error}") from error
     x = torch.from_numpy(array) if array.dtype in (np.uint8, np.float16, np.float32, np.float64) else None
     if x is not None and x.ndim == 2:
         x = x[None]

@@ -16,6 +16,7 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from mmdgs.data.pictures import png
 from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
-from mmdgs.files import folder_written_atomically, read_json, to_json, write_atomically
+from mmdgs.files import folder_written_atomically, read_json, refuse_file, to_json, write_atomically
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.posterior_page import index_page, page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
@@ -35,20 +36,18 @@ from mmdgs.generation.tiles import fitted_denoiser
 from mmdgs.generation.writers import PARTS, Destination
 from mmdgs.linalg.components import checked_region
 from mmdgs.models import Model
-from mmdgs.operators import Mask, estimated_noise
+from mmdgs.operators import ESTIMATE, Mask, estimated_noise
 from mmdgs.randomness import Streams, child_seed, randn_like
 from mmdgs.runtime import environment, progress_bar
 
 RECORD, INDEX = "posterior.json", "index.html"
-ESTIMATE = "estimate"
 
 
 class PosteriorFolder(Destination):
     """A folder with a folder for each image."""
 
     def __init__(self, path: Path, names: Sequence[str] = (), model: str = "") -> None:
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is a file; give a folder")
+        refuse_file(path)
         super().__init__(path, path / RECORD, path / f".{PARTS}")
         self.names, self.model = list(names), model
 
@@ -209,10 +208,14 @@ class _Work:
             image, _ = one.in_channels(self.model.shape[0], clean=self.simulate)
             checked_region(self.asked.region, image.shape)
             fitted_denoiser(self.model, *image.shape[1:])
-            self.level(one)
+        _ = self.levels  # estimated, and each one checked
 
-    def level(self, one: NamedImage) -> float:
-        """The noise of an image, within what the model knows."""
+    @cached_property
+    def levels(self) -> list[float]:
+        """The noise of each image, within what the model knows."""
+        return [self._level(one) for one in self.images]
+
+    def _level(self, one: NamedImage) -> float:
         sigma = self.sigma
         if isinstance(sigma, str):
             sigma = estimated_noise(one.image[None], Mask(torch.ones_like(one.image)))[0].item()
@@ -226,7 +229,7 @@ class _Work:
     def seen(self, i: int, conformal: Conformal | None, tick: Any) -> ImagePosterior:
         one = self.images[i]
         image, remarks = one.in_channels(self.model.shape[0], clean=self.simulate)
-        sigma = self.level(one)
+        sigma = self.levels[i]
         truth = image if self.simulate else None
         if self.simulate:
             noise = randn_like(image[None], Streams([child_seed(self.asked.seed, f"simulate {i}")], 1))[0]

@@ -23,12 +23,10 @@ from mmdgs.memory import Batches
 from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import Operator, as_operator, estimated_noise, measured, noise_variances
+from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
 from mmdgs.randomness import Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Run, State, ancestral_plan, run
-
-ESTIMATE = "estimate"
 
 
 @dataclass(frozen=True)

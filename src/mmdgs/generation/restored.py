@@ -22,14 +22,13 @@ from torch.nn import functional
 from mmdgs.cost import Cost
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
-from mmdgs.errors import UsageError
-from mmdgs.files import file_written_atomically, write_atomically
+from mmdgs.files import file_written_atomically, refuse_file, write_atomically
 from mmdgs.generation.engine import chains_at_once
-from mmdgs.generation.restoration import ESTIMATE, check_restoration, restore
+from mmdgs.generation.restoration import check_restoration, restore
 from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
-from mmdgs.operators import Operator, measured, noise_variances
+from mmdgs.operators import ESTIMATE, Operator, measured, noise_variances
 from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
 
@@ -46,8 +45,7 @@ class RestoredFolder(Destination):
     """The folder of restorations; until all are there the draws of each image are in a hidden folder."""
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is a file; give a folder")
+        refuse_file(path)
         super().__init__(path, path / RECORD, path / f".{PARTS}")
 
     def present(self, count: int) -> set[int]:

@@ -244,7 +244,7 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         f"Measurements of a mixture of 8 x 8 images with noise {NOISE:g}: a Gaussian blur of 1.5 pixels, a missing box "
         f"of 4 x 4, and 80% of the pixels missing. Chains go down {settings.levels} noise levels from {FIRST:g} to "
         f"{LAST:g}, by the bridge of p(x | x_t, y); a product with the Jacobian counts as two evaluations.",
-        *([] if rivals.installed() else [f"The rivals are left out: {rivals.INSTALL} brings them."]),
+        *rivals.left_out(),
         *(["This is the quick version: so few measurements say nothing."] if quick else []),
         *found.unfinished(),
     ]

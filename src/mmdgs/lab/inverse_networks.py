@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cached_property
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -111,15 +111,14 @@ def run(context: Context) -> Outcome:
     settings = context.sized(FULL, QUICK)
     model = load(context.model or "cifar10", device=context.device)
     rows = {row: ROWS[row] for row in settings.rows}
-    missing = "" if rivals.installed() else f"The rivals are left out: {rivals.INSTALL} brings them."
-    if missing:
+    if not rivals.installed():
         rows = {row: what for row, what in rows.items() if isinstance(what, Ours)}
     work = _Work(context, model, settings, None if context.quick else _inception())
     cells = {(row, task): what for row, what in rows.items() for task in settings.tasks}
     depends = {"model": model, "settings": settings, "inception": work.inception and work.inception.sha256}
     found = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
     records = {"settings": asdict(settings) | {"model": model.source, "noise": NOISE}, "networks": found.records()}
-    return Outcome(records, [_section(found, settings, model.source, work, missing, context.quick)])
+    return Outcome(records, [_section(found, settings, model.source, work, context.quick)])
 
 
 def _inception() -> Inception | None:
@@ -143,18 +142,18 @@ class _Work:
     settings: NetworkSettings
     inception: Inception | None
 
-    @cache  # noqa: B019 - one object for a run
+    @cached_property
     def held_out(self) -> ImageSet:
         return stored_images(self.context, self.model, "test")
 
-    @cache  # noqa: B019
+    @cached_property
     def reference(self) -> ImageFeatures:
         assert self.inception is not None
-        return image_features(self.held_out(), self.inception, device=self.context.device, progress=None)
+        return image_features(self.held_out, self.inception, device=self.context.device, progress=None)
 
     def truth(self, part: int) -> Tensor:
         """The images of a part, in [0, 1]; the parts share none."""
-        stored = self.held_out().images
+        stored = self.held_out.images
         chosen = spread(len(stored), self.settings.images)[part :: self.settings.seeds]
         return (stored[chosen].float() / 255).to(self.context.device)
 
@@ -186,13 +185,13 @@ class _Work:
         if self.inception is not None and values["finite"] and isinstance(cell.what, Ours):
             images = image_set(to_uint8(every.flatten(0, 1)), cell.name)
             features = image_features(images, self.inception, device=self.context.device, progress=None)
-            values["fid"] = frechet_distance(features.moments, self.reference().moments)
+            values["fid"] = frechet_distance(features.moments, self.reference.moments)
         first = made[0][:, : self.settings.shown].nan_to_num(0.5)
         return Part(values, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
 
     def _tuned(self, cell: Cell) -> float:
         """The setting of a rival with the best draws of images that no row is scored on."""
-        stored = self.held_out().images
+        stored = self.held_out.images
         others = (
             spread(len(stored), self.settings.images)[:: max(1, self.settings.images // self.settings.tuned_on)] + 1
         ) % len(stored)
@@ -225,14 +224,14 @@ class _Work:
         return found.draws, found.cost.evaluations, found.seconds
 
 
-def _section(found: Results, settings: NetworkSettings, source: str, work: _Work, missing: str, quick: bool) -> Section:
+def _section(found: Results, settings: NetworkSettings, source: str, work: _Work, quick: bool) -> Section:
     text = [
         f"{settings.images} held-out images of {source}, measured with noise {NOISE:g} (of values in [0, 1]): averages "
         "of 4 x 4 pixels, a missing box half as wide as the image, 80% of the pixels missing, a Gaussian blur of 1.5 "
         f"pixels. {settings.draws} draws of each. {COST}",
         "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB below that of the mean: "
         "draws that spread too little have a higher one.",
-        *([missing] if missing else []),
+        *rivals.left_out(),
         *(["This is the quick version: so few images say nothing."] if quick else []),
         *found.unfinished(),
     ]

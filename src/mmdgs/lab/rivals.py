@@ -59,6 +59,11 @@ def installed() -> bool:
     return importlib.util.find_spec("azula") is not None
 
 
+def left_out() -> list[str]:
+    """A sentence for a report without rivals."""
+    return [] if installed() else [f"The rivals are left out: {INSTALL} brings them."]
+
+
 @dataclass
 class Counted:
     """A denoiser with a count of its evaluations, of the products with its Jacobian, and the last level it was at."""

@@ -11,9 +11,10 @@ from mmdgs.operators.contract import (
     linear,
 )
 from mmdgs.operators.images import Blur, Box, Crop, Downsample, Fourier, Grayscale, Mask
-from mmdgs.operators.measurements import estimated_noise, measured, noise_variances
+from mmdgs.operators.measurements import ESTIMATE, estimated_noise, measured, noise_variances
 
 __all__ = [
+    "ESTIMATE",
     "Blur",
     "Box",
     "Composed",

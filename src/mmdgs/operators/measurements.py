@@ -55,6 +55,10 @@ def noise_variances(noise: float | Tensor, operator: Operator, like: Tensor) -> 
     return tau.square()
 
 
+ESTIMATE = "estimate"
+"""In the place of a noise's standard deviation: to be estimated from what was measured."""
+
+
 def estimated_noise(y: Tensor, operator: Operator) -> Tensor:
     """The standard deviation of the noise in images y (B, C, H, W), one a row: (B,).
 
