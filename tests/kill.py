@@ -110,6 +110,15 @@ def runs() -> list[Run]:
     ]
 
 
+def writes_to(folder: str, event: str, args: tuple[Any, ...]) -> bool:
+    """Whether an audited event creates, renames, removes or changes a file below a folder."""
+    if event == "open":
+        flags = args[2] if isinstance(args[2], int) else 0
+        return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) and str(args[0]).startswith(folder)
+    # Names inside a folder that is being removed are relative to it.
+    return event in EVENTS and (str(args[0]).startswith(folder) or not str(args[0]).startswith("/"))
+
+
 class Counter:
     """Counts operations on files below a folder, and kills the process before the k-th."""
 
@@ -118,12 +127,7 @@ class Counter:
         sys.addaudithook(self)
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            flags = args[2] if isinstance(args[2], int) else 0
-            ours = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) and str(args[0]).startswith(self.folder)
-        else:
-            ours = event in EVENTS and (str(args[0]).startswith(self.folder) or not str(args[0]).startswith("/"))
-        if ours:
+        if writes_to(self.folder, event, args):
             self.count += 1
             if self.count == self.at:
                 os.kill(os.getpid(), signal.SIGKILL)

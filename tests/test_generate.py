@@ -377,8 +377,8 @@ def test_half_written_files_do_not_count(tmp_path: Path) -> None:
     drawn(out=whole)
     with pytest.raises(KeyboardInterrupt):
         drawn(Stopping(2 * CALLS).pretrained, out=out)
-    (out / "000001.png").rename(out / ".000001.png.abcd1234")  # as a kill in the middle of a batch leaves it
-    (out / ".parts" / ".000003.json.abcd1234").write_bytes(b"half")
+    (out / "000001.png").rename(out / ".000001.png.mmdgs-tmp")  # as a kill in the middle of a batch leaves it
+    (out / ".parts" / ".000003.json.mmdgs-tmp").write_bytes(b"half")
     drawn(out=out, resume=True)
     assert images_in(out) == images_in(whole)
     assert hidden(out) == [".lock"]
@@ -410,9 +410,9 @@ def test_a_kill_in_the_last_clean_up_leaves_nothing_after_the_next_run(
 def test_a_kill_at_the_first_record_is_no_hindrance(name: str, tmp_path: Path) -> None:
     out = tmp_path / name
     if name == "folder":
-        work, half = out / ".parts", out / ".samples.json.abcd1234"
+        work, half = out / ".parts", out / ".samples.json.mmdgs-tmp"
     else:
-        work, half = tmp_path / ".x.npz.parts", tmp_path / ".x.samples.json.abcd1234"
+        work, half = tmp_path / ".x.npz.parts", tmp_path / ".x.samples.json.mmdgs-tmp"
     work.mkdir(parents=True)
     half.write_bytes(b"{")
     drawn(out=out)
@@ -912,7 +912,7 @@ def test_every_family_samples_a_model_of_diffusers(name: str, tmp_path: Path) ->
 
 
 def test_what_a_kill_left_half_written_goes_with_the_next_run(tmp_path: Path) -> None:
-    for name in (".a.json.abcd1234.tmp", "parts/.b.png.abcd1234.tmp"):
+    for name in (".a.json.mmdgs-tmp", "parts/.b.png.mmdgs-tmp"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
     (tmp_path / ".mine").write_bytes(b"somebody's")

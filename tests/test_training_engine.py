@@ -498,7 +498,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_checkpoint_caught_between_two_renames_is_found(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, {})
     fit(folder=folder, steps=2)
-    (tmp_path / "checkpoints" / "last").rename(tmp_path / "checkpoints" / ".last.old")
+    (tmp_path / "checkpoints" / "last").rename(tmp_path / "checkpoints" / ".last.mmdgs-old")
     assert RunFolder(tmp_path, {}).load().state["step"] == 2
 
 

@@ -23,25 +23,68 @@ from torch import Tensor
 from mmdgs.errors import UsageError
 from mmdgs.reading import MOST_JSON, MOST_TEXT, check_unpacked, parse_json, reading
 
+try:
+    import fcntl
+except ImportError:  # Windows, where an open file cannot be renamed or removed
+    fcntl = None  # type: ignore[assignment]
+
 LOCK = ".lock"
-TEMPORARY = ".tmp"
-"""How files end that are not whole yet."""
+TEMPORARY = ".mmdgs-tmp"
+"""How files and folders end that are not whole yet."""
+REPLACED = ".mmdgs-old"
+"""How a folder ends while another takes its place."""
+
+
+def half_written(path: Path) -> Path:
+    """Where `path` is written until it is whole; a killed run leaves it, and the next that writes `path` takes it."""
+    return path.with_name(f".{path.name}{TEMPORARY}")
 
 
 @contextlib.contextmanager
 def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+    handle, temporary = _temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp makes files that others cannot read
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+            if fcntl is not None:  # the lock is held until the file has its name
+                temporary.replace(path)
+        if fcntl is None:
+            temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # such as a full disk
         raise
+
+
+def _temporary_file(path: Path) -> tuple[int, Path]:
+    """An empty file to write `path` in, and its name; what a killed run left of it is used again."""
+    temporary = half_written(path)
+    if fcntl is not None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            stack.callback(os.close, handle)
+            if _taken(handle, temporary) and os.fstat(handle).st_nlink == 1:
+                os.ftruncate(handle, 0)
+                os.fchmod(handle, 0o644)
+                stack.pop_all()
+                return handle, temporary
+    # Another process writes the same file just now, or files cannot be locked here.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+    Path(name).chmod(0o644)  # mkstemp makes files that others cannot read
+    return handle, Path(name)
+
+
+def _taken(handle: int, path: Path) -> bool:
+    """Lock an open file or folder for this process; False where another has it, or has given it another name."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except OSError:
+        return False
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -53,19 +96,78 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def folder_written_atomically(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
+    put_back(path)
+    with _temporary_folder(path) as temporary:
         yield temporary
-        temporary.chmod(0o755)
-        old = path.with_name(f".{path.name}.old")
+        try:
+            if path.exists():
+                path.rename(path.with_name(f".{path.name}{REPLACED}"))
+            temporary.rename(path)
+        finally:
+            put_back(path)
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write `path` in, gone at the end; what a killed run left in it is removed."""
+    temporary = half_written(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            _hold(temporary, stack)
+            for left in temporary.iterdir():
+                remove(left)
+        except OSError:  # another process writes the same folder just now, or folders cannot be locked here
+            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY))
+            temporary.chmod(0o755)
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _hold(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Make a folder if need be, and hold it for this process until the stack ends; OSError where that cannot be."""
+    if fcntl is None:
+        raise OSError("folders cannot be locked here")
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    stack.callback(os.close, handle)
+    if not _taken(handle, folder):
+        raise FileExistsError(folder)
+
+
+def put_back(path: Path) -> None:
+    """Undo a replacement of a folder that a kill cut short between its two renames, or remove what it left."""
+    old = path.with_name(f".{path.name}{REPLACED}")
+    if old.is_dir() and not path.exists():
+        old.rename(path)
+    elif old.is_dir():
         shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+
+@contextlib.contextmanager
+def files_written_together(folder: Path, *, last: str) -> Iterator[Path]:
+    """A temporary folder whose files go into `folder` when the block ends, or vanish if it fails.
+
+    A new folder gets its name with all files in it. Into one that is there they are moved one after the other, `last`
+    at the end, when all are written: a full disk changes nothing.
+    """
+    if not folder.exists():
+        with folder_written_atomically(folder) as temporary:
+            yield temporary
+        return
+    with _temporary_folder(folder / "files") as temporary:
+        yield temporary
+        for file in sorted(temporary.iterdir(), key=lambda file: (file.name == last, file.name)):
+            file.replace(folder / file.name)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def to_json(content: Mapping[str, Any]) -> bytes:
@@ -239,8 +341,10 @@ def output_folder(folder: Path) -> Iterator[None]:
             stack.enter_context(locked(folder))
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
-        for file in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"*/.*{TEMPORARY}")]:
-            file.unlink(missing_ok=True)  # of a run that was killed: nobody else writes here now
+        for old in [*folder.glob(f".*{REPLACED}"), *folder.glob(f"*/.*{REPLACED}")]:
+            put_back(old.with_name(old.name.removesuffix(REPLACED)[1:]))
+        for left in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"*/.*{TEMPORARY}")]:
+            remove(left)  # of a run that was killed: nobody else writes here now
         try:
             yield
         finally:

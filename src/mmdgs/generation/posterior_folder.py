@@ -83,9 +83,6 @@ class PosteriorFolder(Destination):
     def _in_use(self) -> bool:
         return self._holds_other()
 
-    def _half_written(self) -> Iterable[Path]:
-        return [*self.path.glob(".*.png.*"), *(one for name in self.names for one in self.path.glob(f".{name}.*"))]
-
 
 def write_seen(folder: Path, seen: ImagePosterior, model: str) -> None:
     """The files of one image."""

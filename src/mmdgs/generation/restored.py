@@ -9,7 +9,7 @@ restored.json    settings, cost and scores
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,6 @@ class RestoredFolder(Destination):
 
     def _in_use(self) -> bool:
         return self._holds_other()
-
-    def _half_written(self) -> Iterable[Path]:
-        return [*self.path.glob(".*.npz.*"), *self.path.glob(".*.png.*")]
 
 
 @dataclass(frozen=True)

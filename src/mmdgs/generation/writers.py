@@ -11,8 +11,7 @@ import contextlib
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from glob import escape
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,10 @@ from mmdgs.errors import UsageError
 from mmdgs.files import (
     LOCK,
     file_written_atomically,
+    half_written,
     output_folder,
     read_json,
+    remove,
     remove_if_empty,
     to_json,
     write_atomically,
@@ -74,10 +75,6 @@ class Destination(abc.ABC):
     def _in_use(self) -> bool:
         """Whether there is something that must not be overwritten unasked."""
 
-    @abc.abstractmethod
-    def _half_written(self) -> Iterable[Path]:
-        """What a kill left beside the files it would have become."""
-
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the destination for this process: a second run into it is refused."""
@@ -105,8 +102,8 @@ class Destination(abc.ABC):
         elif overwrite:
             self._clear()
         self.work.mkdir(parents=True, exist_ok=True)
-        for file in [*self.work.glob(".?*.*"), *self._half_written(), *self._half_records()]:
-            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        for file in [*self.work.glob(".?*.*"), half_written(self.path), half_written(self.record)]:
+            remove(file)
         if not (begun and resume):
             self._sweep()  # without a record nobody knows what a part belongs to
             write_atomically(self.record, to_json({KIND: FORMAT, "finished": False, "settings": settings}))
@@ -167,13 +164,9 @@ class Destination(abc.ABC):
             if file.name != LOCK:
                 file.unlink(missing_ok=True)
 
-    def _half_records(self) -> list[Path]:
-        """Records that a kill left half written."""
-        return [*self.record.parent.glob(f".{escape(self.record.name)}.*")]
-
     def _holds_other(self) -> bool:
         """Whether the folder holds more than a lock and what a kill before the first record leaves."""
-        ours = {self.path / LOCK, self.work, *self._half_records()}
+        ours = {self.path / LOCK, self.work, half_written(self.record)}
         return self.path.exists() and any(path not in ours for path in self.path.iterdir())
 
 
@@ -205,9 +198,6 @@ class PictureFolder(Destination):
 
     def _in_use(self) -> bool:
         return self._holds_other()
-
-    def _half_written(self) -> Iterable[Path]:
-        return self.path.glob(".*.png.*")
 
 
 class ArrayFile(Destination):
@@ -277,9 +267,6 @@ class ArrayFile(Destination):
 
     def _in_use(self) -> bool:
         return self.path.exists()
-
-    def _half_written(self) -> Iterable[Path]:
-        return [file for file in self.path.parent.glob(f".{escape(self.path.name)}.*") if file.is_file()]
 
 
 def destination(path: Path, *, pixels: bool = False) -> Destination:

@@ -13,6 +13,7 @@ from mmdgs.errors import UsageError, unknown_name
 from mmdgs.files import (
     folder_written_atomically,
     holds_nothing,
+    made,
     read_checkpoint,
     read_file,
     tensors_to_bytes,
@@ -124,8 +125,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into that becomes `out` when all is in it."""
     out = out.resolve()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with folder_written_atomically(out) as folder:
+        with made(out.parent), folder_written_atomically(out) as folder:
             yield folder
     except OSError as error:
         raise UsageError(f"cannot write the folder {out}: {error.strerror or error}") from error

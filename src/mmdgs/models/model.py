@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from mmdgs.compiled import Pure
 from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
-from mmdgs.files import to_json, write_atomically
+from mmdgs.files import files_written_together, made, to_json, write_atomically
 from mmdgs.models.calibration import kept_calibration
 from mmdgs.models.card import model_card
 from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.covariances import make_moments
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
-from mmdgs.models.weights import weights_digest, write_weights
+from mmdgs.models.weights import remove_weights, weights_digest, write_weights
 from mmdgs.moments import LearnedMoments, Moments, require_input
 from mmdgs.moments.learned import LearnedMean
 from mmdgs.moments.ocm import RatioHead
@@ -223,18 +223,19 @@ class Model:
         dtype: torch.dtype | None = None,
         shard_mb: float | None = None,
     ) -> Path:
-        """Write the folder of this model (hub format). Each file whole or not at all.
+        """Write the folder of this model (hub format), whole or not at all; other files of the folder stay.
 
         Weights are in `dtype` if given, and where they are larger than `shard_mb` million bytes in several files.
         """
         config = self.config
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb)
-        write_atomically(folder / CONFIG, to_json(config.to_json()))
         card = card or self.card
-        if card is not None or not (folder / CARD).exists():
-            write_atomically(folder / CARD, (card or self.describe()).encode())
+        with made(folder.parent), files_written_together(folder, last=CONFIG) as temporary:
+            weights = write_weights(temporary, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb)
+            write_atomically(temporary / CONFIG, to_json(config.to_json()))
+            if card is not None or not (folder / CARD).exists():
+                write_atomically(temporary / CARD, (card or self.describe()).encode())
+        remove_weights(folder, keep={path.name for path in weights})
         return folder
 
     def push_to_hub(self, repository: str, *, private: bool = False, token: str | None = None) -> str:

@@ -33,7 +33,7 @@ MEGABYTE = 1_000_000
 def write_weights(
     folder: Path, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, shard_mb: float | None = None
 ) -> list[Path]:
-    """Write tensors (floating-point ones in `dtype` if given) into a folder; returns the files.
+    """Write tensors (floating-point ones in `dtype` if given) into a folder; returns the files, with their index.
 
     They are in one file, unless they are larger than `shard_mb` million bytes: then in shards no larger than that.
     """
@@ -47,8 +47,7 @@ def write_weights(
         total = sum(value.nbytes for value in stored.values())
         places = {key: name for name, keys in parts.items() for key in keys}
         write_atomically(folder / INDEX, to_json({"metadata": {"total_size": total}, "weight_map": places}))
-    remove_weights(folder, keep={*parts, *([INDEX] if len(parts) > 1 else [])})
-    return [folder / name for name in parts]
+    return [folder / name for name in parts] + ([folder / INDEX] if len(parts) > 1 else [])
 
 
 def _shards(tensors: Mapping[str, Tensor], shard_mb: float) -> dict[str, list[str]]:

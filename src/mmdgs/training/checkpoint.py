@@ -23,6 +23,7 @@ from torch import Tensor
 from mmdgs.errors import UsageError
 from mmdgs.files import (
     folder_written_atomically,
+    put_back,
     read_file,
     read_json,
     read_tensors,
@@ -146,10 +147,7 @@ class RunFolder:
 def _last(path: Path) -> Path | None:
     """The folder of a run's last checkpoint; None where there is none."""
     folder = path / CHECKPOINTS / LAST
-    # A kill between the two renames of a save leaves the one before under its old name.
-    old = folder.with_name(f".{LAST}.old")
-    if not folder.is_dir() and old.is_dir():
-        old.rename(folder)
+    put_back(folder)
     return folder if folder.is_dir() else None
 
 
