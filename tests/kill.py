@@ -138,6 +138,7 @@ def runs(made: Path) -> list[Run]:
     ]
     images = [model, str(made / "samples"), "--simulate", "--n", "3", "--draws", "2"]
     measures = ["--reference", str(made / "reference"), "--metrics", "fid,kid,diversity"]
+    rows = [word for row in (digs.DRAWS, digs.ONE_LEVEL, digs.MOMENTS) for word in ("--only", row)]
     return [
         Run("train, 2-D", [*train, *points]),
         Run("train, MNIST", [*train, *mnist]),
@@ -156,7 +157,7 @@ def runs(made: Path) -> list[Run]:
             ["restore", *images, "--operator", "box:4", "--noise", "0.1", "--covariance", "diagonal", "--steps", "2",
              "--batch-size", "2", *cpu],
         ),
-        Run("reproduce", ["reproduce", "digs", "--quick", "--only", digs.DRAWS, "--only", digs.ONE_LEVEL, "--only", digs.MOMENTS, *cpu]),
+        Run("reproduce", ["reproduce", "digs", "--quick", *rows, *cpu]),
         Run("convert", ["convert", str(made / "pickled")], resumes=False),
         Run("export", ["export", model], resumes=False),
     ]  # fmt: skip
