@@ -16,7 +16,7 @@ test: lint
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu" --hypothesis-profile more
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -19,6 +20,14 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, too
 # A suite that a shell started in the background ignores Ctrl-C, and so would what its tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with contextlib.suppress(ImportError):  # `make test-gpu` takes the packages that are there
+    from hypothesis import settings
+
+    # The same few examples each time; `make test-all` asks for "more", which are others each time.
+    settings.register_profile("few", max_examples=12, derandomize=True, deadline=None, database=None)
+    settings.register_profile("more", max_examples=400, deadline=None, database=None, print_blob=True)
+    settings.load_profile("few")
 
 
 @pytest.fixture

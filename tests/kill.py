@@ -108,40 +108,16 @@ def runs(made: Path) -> list[Run]:
 
     cpu = ["--device", "cpu", "--quiet"]
     sample = ["sample", model, "--n", "6", "--batch-size", "2", "--sampler", "ddim", "--steps", "2", *cpu]
-    steps = ["steps=3", "checkpoint_every=1", "validate_every=2", "ema=0.9", "limit=16"]
-    train = ["train", "--sigma", "0.5", "--param", "clean", *cpu, *(word for one in steps for word in ("--set", one))]
-    points = [
-        "--data",
-        "mog",
-        "--batch-size",
-        "500",
-        "--model",
-        "mlp",
-        "--set",
-        "network.width=2",
-        "--set",
-        "network.depth=1",
-    ]
-    mnist = [
-        "--data",
-        "mnist",
-        "--data-dir",
-        str(made),
-        "--size",
-        "8",
-        "--batch-size",
-        "4",
-        "--model",
-        "unet-tiny",
-        "--set",
-        "network.multipliers=[1]",
-    ]
+    keys = ["steps=3", "checkpoint_every=1", "validate_every=2", "ema=0.9"]
+    points = ["network.width=2", "network.depth=1", "limit=1000", "batch_size=1000", *keys]
+    mnist = ["network.multipliers=[1]", "limit=16", "batch_size=4", *keys]
+    train = ["train", "--data-dir", str(made), "--sigma", "0.5", "--param", "clean", *cpu]
     images = [model, str(made / "samples"), "--simulate", "--n", "3", "--draws", "2"]
     measures = ["--reference", str(made / "reference"), "--metrics", "fid,kid,diversity"]
     rows = [word for row in (digs.DRAWS, digs.ONE_LEVEL, digs.MOMENTS) for word in ("--only", row)]
     return [
-        Run("train, 2-D", [*train, *points]),
-        Run("train, MNIST", [*train, *mnist]),
+        Run("train, 2-D", [*train, "--data", "mog", "--model", "mlp", *_set(points)]),
+        Run("train, MNIST", [*train, "--data", "mnist", "--size", "8", "--model", "unet-tiny", *_set(mnist)]),
         Run("sample, folder", sample),
         Run("sample, npz", sample, "x.npz"),
         Run("sample, npz of floats", [*sample, "--float"], "x.npz"),
@@ -161,6 +137,10 @@ def runs(made: Path) -> list[Run]:
         Run("convert", ["convert", str(made / "pickled")], resumes=False),
         Run("export", ["export", model], resumes=False),
     ]  # fmt: skip
+
+
+def _set(keys: list[str]) -> list[str]:
+    return [word for key in keys for word in ("--set", key)]
 
 
 def writes_to(folder: str, event: str, args: tuple[Any, ...]) -> bool:

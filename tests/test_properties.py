@@ -1,0 +1,303 @@
+"""Properties of operators, estimators and samplers over shapes, dtypes and noise levels from 1e-4 to 1e4.
+
+`make test` tries a few examples, the same each time; `make test-all` hundreds (the profile "more", conftest.py).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from oracles import random_covariances
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from toy_models import exact
+
+import mmdgs
+from mmdgs.generation import Method, generate, make_plan
+from mmdgs.linalg import Covariance
+from mmdgs.moments import ExactMoments, FullMoments, IsotropicMoments, KrylovMoments, Moments, SpectralMoments
+from mmdgs.operators import Blur, Box, Crop, Downsample, Fourier, Grayscale, Mask, Matrix, Operator, compose, linear
+from mmdgs.randomness import Streams
+from mmdgs.samplers import (
+    Plan,
+    ancestral_plan,
+    consistent_plan,
+    ddim_plan,
+    gibbs_plan,
+    heun_plan,
+    langevin_plan,
+    run,
+    single_level_plan,
+)
+from mmdgs.targets import GaussianMixture
+
+hypothesis = pytest.importorskip("hypothesis")
+st, given, assume = hypothesis.strategies, hypothesis.given, hypothesis.assume
+
+DTYPES = {torch.float32: 2e-5, torch.float64: 1e-12}
+"""Each with the relative error that some hundred operations may have."""
+seeds = st.integers(0, 2**31)
+images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6))
+decades = st.floats(-4, 4)
+
+
+def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_near(found: Tensor, expected: Tensor, error: float) -> None:
+    """The same but for an error relative to the largest number."""
+    assert found.shape == expected.shape
+    size = max(found.abs().max().item(), expected.abs().max().item())
+    assert (found - expected).abs().max().item() <= error * size, f"{found} is not {expected}"
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def operators(draw: Callable, shape: tuple[int, int, int] | None = None) -> Operator:
+    shape = shape or draw(images)
+    _, height, width = shape
+    random = torch.Generator().manual_seed(draw(seeds))
+    factors = [one for one in range(1, 7) if height % one == 0 and width % one == 0]
+    size = st.tuples(st.integers(1, height), st.integers(1, width))
+    kinds: dict[str, Callable[[], Operator]] = {
+        "mask": lambda: Mask.random(shape, draw(st.floats(0, 0.99)), generator=random),
+        "crop": lambda: Crop(shape, draw(size)),
+        "downsample": lambda: Downsample(shape, draw(st.sampled_from(factors))),
+        "gray": lambda: Grayscale(shape, draw(st.lists(st.floats(0.1, 10), min_size=shape[0], max_size=shape[0]))),
+        "gaussian": lambda: Blur.gaussian(shape, draw(st.floats(0.01, 5))),
+        "motion": lambda: Blur.motion(shape, draw(st.integers(1, 9)), draw(st.floats(-360, 360))),
+        "kernel": lambda: Blur(shape, torch.randn(draw(st.integers(1, 9)), draw(st.integers(1, 9)), generator=random)),
+        "fourier": lambda: Fourier(shape, torch.rand(height, width, generator=random) < draw(st.floats(0.3, 1))),
+        "matrix": lambda: Matrix(torch.randn(draw(st.integers(1, 9)), math.prod(shape), generator=random), shape),
+        "function": lambda: linear(lambda x: 3 * x.flip(-1).cumsum(-2), shape),
+    }
+    if height * width > 1:
+        kinds["box"] = lambda: Box(shape, (height, max(1, width - 1)) if width > 1 else (height - 1, 1))
+    try:
+        return kinds[draw(st.sampled_from(sorted(kinds)))]()
+    except ValueError as error:  # nothing is measured, say
+        hypothesis.assume("keep" not in str(error))
+        raise
+
+
+@st.composite
+def compositions(draw: Callable) -> tuple[list[Operator], Operator]:
+    parts = [draw(operators())]
+    while len(parts) < 3 and len(parts[-1].out_shape) == 3 and draw(st.booleans()):
+        parts.append(draw(operators(tuple(parts[-1].out_shape))))
+    return parts, compose(*parts)
+
+
+@given(compositions(), st.sampled_from(list(DTYPES)), seeds, decades, st.integers(1, 3))
+def test_an_operator_is_linear_row_by_row_and_has_its_adjoint(
+    found: tuple[list[Operator], Operator], dtype: torch.dtype, seed: int, decade: float, rows: int
+) -> None:
+    parts, operator = found
+    error = DTYPES[dtype]
+    u, v = 10**decade * numbers(2, rows, *operator.shape, seed=seed, dtype=dtype)
+    y = numbers(rows, *operator.out_shape, seed=seed + 1, dtype=dtype)
+    measured, back = operator(u), operator.adjoint(y)
+    assert measured.dtype == back.dtype == dtype
+    size = measured.norm() * y.norm() + u.norm() * back.norm()
+    assert ((measured * y).sum() - (u * back).sum()).abs() <= error * size
+    largest = measured.abs().max() + operator(v).abs().max()
+    assert (operator(2 * u - 3 * v) - (2 * measured - 3 * operator(v))).abs().max() <= 5 * error * largest
+    step = u
+    for part in parts:
+        step = part(step)
+    assert torch.equal(step, measured)
+    assert_near(torch.cat([operator(row[None]) for row in u]), measured, error)
+    squares = operator.squares(u.square())
+    if squares is not None:
+        basis = torch.eye(math.prod(operator.shape), dtype=dtype).reshape(-1, *operator.shape)
+        dense = operator(basis).flatten(1).mT
+        whole = torch.einsum("id,bd,jd->bij", dense, u.square().flatten(1), dense)
+        assert_near(torch.diag_embed(squares.flatten(1)), whole, error)
+
+
+# --- estimators --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def targets(draw: Callable) -> tuple[GaussianMixture, tuple[int, ...]]:
+    event = draw(st.sampled_from([(1,), (2,), (5,), (1, 2, 3), (2, 3, 1)]))
+    d, components, seed = math.prod(event), draw(st.integers(1, 3)), draw(seeds)
+    means = numbers(components, d, seed=seed)
+    return GaussianMixture([1 / components] * components, means, random_covariances(components, d, seed)), event
+
+
+@st.composite
+def levels(draw: Callable) -> mmdgs.NoiseLevel:
+    return mmdgs.NoiseLevel(alpha=draw(st.floats(0.05, 1)), sigma=10 ** draw(decades))
+
+
+def estimators(mixture: GaussianMixture, x: Tensor, level: mmdgs.NoiseLevel, seed: int) -> dict[str, Moments]:
+    denoiser, random = mixture.denoiser(), torch.Generator().manual_seed(seed)
+    return {
+        "full": FullMoments(denoiser),
+        "diagonal": mmdgs.DiagonalMoments(denoiser, probes=None),
+        "probes": mmdgs.DiagonalMoments(denoiser, probes=2),
+        "krylov": KrylovMoments(denoiser, steps=x[0].numel()),
+        "isotropic": IsotropicMoments.fit(denoiser, x, level, generator=random),
+        "spectral": SpectralMoments.fit(denoiser, x, [level], generator=random),
+        "exact": ExactMoments(mixture),
+    }
+
+
+def root_of(cov: Covariance, like: Tensor) -> Tensor:
+    """R (B, d, n), column by column."""
+    shape = cov.normals(like.shape[1:])
+    basis = torch.eye(math.prod(shape), dtype=like.dtype)
+    return torch.stack([cov.root(one.expand(len(like), -1).reshape(-1, *shape)).flatten(1) for one in basis], -1)
+
+
+def assert_a_covariance(cov: Covariance, like: Tensor, error: float) -> Tensor:
+    """Symmetric, positive, and the same through all of its actions on vectors like (B, ...); returns it (B, d, d)."""
+    dense, size = cov.dense(), cov.dense().abs().amax((1, 2))
+    assert_near(dense, dense.mT, error)
+    assert (torch.linalg.eigvalsh(dense / size[:, None, None]) > -error).all()
+    assert (cov.diagonal() > 0).all()
+    assert_near(cov.diagonal().flatten(1), dense.diagonal(dim1=1, dim2=2), error)
+    root = root_of(cov, like)
+    assert_near(root @ root.mT, dense, error)
+    product = torch.einsum("bij,bj->bi", dense, like.flatten(1))
+    assert_near(cov.apply(like).flatten(1), product, error)
+    assert_near(cov.variance_along(like[None])[0], (like.flatten(1) * product).sum(1), error)
+    return dense
+
+
+@given(targets(), levels(), seeds, st.data())
+def test_every_estimator_gives_a_covariance_and_its_density(
+    target: tuple[GaussianMixture, tuple[int, ...]], level: mmdgs.NoiseLevel, seed: int, data: st.DataObject
+) -> None:
+    mixture, event = target
+    x = mixture.sample((4,), generator=torch.Generator().manual_seed(seed)).reshape(4, *event)
+    x_t = mmdgs.add_noise(x, level, generator=torch.Generator().manual_seed(seed + 1))
+    name, post = data.draw(st.sampled_from(sorted(estimators(mixture, x, level, seed).items())))
+    q = post(x_t, level, generator=torch.Generator().manual_seed(seed + 2))
+    dense = assert_a_covariance(q.cov, x_t, 1e-9)
+    if name in ("full", "krylov"):
+        assert_near(dense, ExactMoments(mixture)(x_t, level).cov.dense(), 1e-6)
+    elif name == "diagonal":
+        assert_near(q.cov.diagonal(), ExactMoments(mixture)(x_t, level).cov.diagonal(), 1e-6)
+    values = torch.linalg.eigvalsh(dense)
+    condition = (values[:, -1] / values[:, 0]).max().item()
+    hypothesis.assume(0 < condition < 1e8)
+    whole = MultivariateNormal(q.mean.flatten(1), dense)
+    draw = q.sample(generator=torch.Generator().manual_seed(seed + 3))
+    assert_near(q.log_prob(draw), whole.log_prob(draw.flatten(1)), 1e-14 * condition + 1e-9)
+
+
+@given(st.data(), levels(), seeds, decades)
+def test_given_measurements_is_the_closed_form(
+    data: st.DataObject, level: mmdgs.NoiseLevel, seed: int, decade: float
+) -> None:
+    """S = A C A' + noise^2 is as well conditioned as the noise is large: relative to the covariance from 1e-3 on."""
+    event = data.draw(st.sampled_from([(1, 2, 3), (2, 3, 1), (3, 2, 2)]))
+    d = math.prod(event)
+    mixture = GaussianMixture([0.5, 0.5], numbers(2, d, seed=seed), random_covariances(2, d, seed))
+    x = mixture.sample((4,), generator=torch.Generator().manual_seed(seed)).reshape(4, *event)
+    x_t = mmdgs.add_noise(x, level, generator=torch.Generator().manual_seed(seed + 1))
+    _, post = data.draw(st.sampled_from(sorted(estimators(mixture, x, level, seed).items())))
+    q = post(x_t, level, generator=torch.Generator().manual_seed(seed + 2))
+    operator = data.draw(operators(event))
+    prior, basis = q.cov.dense(), torch.eye(d, dtype=torch.float64).reshape(d, *event)
+    a = operator(basis).flatten(1).mT
+    noise = math.sqrt(prior.abs().max()) * max(a.abs().max().item(), 1e-2) * 10 ** max(decade, -3.0)
+    y = operator(x) + noise * numbers(4, *operator.out_shape, seed=seed + 3)
+    found = q.given(y, operator, noise)
+    gain = prior @ a.mT @ torch.linalg.inv(a @ prior @ a.mT + noise**2 * torch.eye(len(a), dtype=torch.float64))
+    expected = q.mean.flatten(1) + torch.einsum(
+        "bij,bj->bi", gain, operator.known(y).flatten(1) - q.mean.flatten(1) @ a.mT
+    )
+    assert_near(found.mean.flatten(1), expected, 1e-6)
+    assert_near(assert_a_covariance(found.cov, x_t, 1e-6), prior - gain @ a @ prior, 1e-6)
+
+
+# --- samplers ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cuts(draw: Callable, rows: int) -> list[range]:
+    """The rows in batches of any sizes, in any order."""
+    inner = sorted(draw(st.sets(st.integers(1, rows - 1))))
+    return draw(st.permutations([range(a, b) for a, b in zip([0, *inner], [*inner, rows], strict=True)]))
+
+
+def plans(mixture: GaussianMixture, path: list[mmdgs.NoiseLevel]) -> dict[str, Plan]:
+    denoiser = mixture.denoiser()
+    full = FullMoments(denoiser)
+    return {
+        "single level": single_level_plan(full, path[-1], steps=2),
+        "probes": single_level_plan(mmdgs.DiagonalMoments(denoiser, probes=2), path[-1], steps=2),
+        "krylov": single_level_plan(KrylovMoments(denoiser, steps=2), path[-1], steps=2),
+        "gibbs": gibbs_plan(full, path, sweeps=1),
+        "langevin": langevin_plan(denoiser, path, steps=2),
+        "consistent": consistent_plan(denoiser, path),
+        "ancestral": ancestral_plan(full, path),
+        "ddim": ddim_plan(denoiser, path, eta=0.5),
+        "heun": heun_plan(denoiser, path, churn=0.1),
+    }
+
+
+@given(targets(), st.data(), seeds, decades, st.floats(0.5, 4))
+def test_a_chain_does_not_depend_on_the_batch_it_is_in(
+    target: tuple[GaussianMixture, tuple[int, ...]], data: st.DataObject, seed: int, decade: float, reach: float
+) -> None:
+    mixture, event = target
+    path = [mmdgs.NoiseLevel(sigma=10 ** min(4.0, decade + reach * step / 3)) for step in (3, 2, 1, 0)]
+    assume(path[0].sigma > path[1].sigma)
+    _, plan = data.draw(st.sampled_from(sorted(plans(mixture, path).items())))
+    rows = 5
+    start = plan.noise(event, rows, generator=Streams(seed, rows, purpose="start")).double()
+    whole = run(plan, start, seed=seed, progress=None).x
+    found = torch.empty_like(whole)
+    for part in data.draw(cuts(rows)):
+        rest = slice(part.start, part.stop)
+        found[rest] = run(plan, start[rest], seed=seed, first_chain=part.start, progress=None).x
+    assert torch.isfinite(whole).all()
+    assert_near(found, whole, 1e-9)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["ddim", "gibbs", "ancestral"]), seeds)
+def test_samples_do_not_depend_on_batches_and_processes(
+    count: int, batch: int, processes: int, sampler: str, seed: int
+) -> None:
+    model = exact()
+    plan = make_plan(Method(sampler, **({} if sampler == "gibbs" else {"steps": 2})), model)
+    whole = generate(model, plan, count, seed=seed, progress=None).x
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "x.npz")
+        together = threading.Barrier(processes, timeout=60)
+
+        def share(rank: int) -> None:
+            """One process of several, as far as a run knows: here a thread, and a barrier they wait at."""
+            several = SimpleNamespace(
+                num_processes=processes,
+                process_index=rank,
+                is_main_process=rank == 0,
+                wait_for_everyone=together.wait,
+            )
+            more = {"batch_size": batch, "floating": True, "accelerator": several}
+            try:
+                generate(model, plan, count, out=out, seed=seed, progress=None, **more)
+            except BaseException:
+                together.abort()
+                raise
+
+        with ThreadPoolExecutor(processes) as pool:
+            list(pool.map(share, range(processes)))
+        found = torch.from_numpy(np.load(out)["x"])
+    assert_near(found, whole, 1e-5)  # in float32
