@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -235,6 +236,8 @@ class Trial:
         self.run, self.folder, self.anew, self.wrong = run, folder, 0, list[str]()
         self.emptied()
         run.call(folder)  # once in this process, which then has imported all that its children need
+        gc.collect()
+        gc.freeze()  # so that children do not copy what is there
         found = []
         for _ in range(2):
             self.emptied()
@@ -335,7 +338,8 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     failed, started = False, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kill-") as folder:
+    memory = Path("/dev/shm")  # where writes do not wait for a disk
+    with tempfile.TemporaryDirectory(prefix="kill-", dir=memory if memory.is_dir() else None) as folder:
         made = Path(folder, "made")
         made.mkdir()
         chosen = [one for one in runs(made) if not options.words or any(word in one.name for word in options.words)]
