@@ -112,10 +112,15 @@ class GaussianMixture:
 
     def score(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """grad log density, of x's shape."""
-        rows, _ = self._rows(x)
-        responsibilities = torch.softmax(self._joint(rows), dim=-1)
+        return self.log_prob_and_score(x)[1]
+
+    def log_prob_and_score(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """Both, at little more than the cost of one."""
+        rows, lead = self._rows(x)
+        joint = self._joint(rows)
         pulls = -self._rotate_back(self._rotate(rows) / self.values)
-        return torch.einsum("nk,nkd->nd", responsibilities, pulls).reshape(x.shape)
+        score = torch.einsum("nk,nkd->nd", joint.softmax(-1), pulls).reshape(x.shape)
+        return joint.logsumexp(-1).reshape(lead), score
 
     def noised(self, level: NoiseLevel) -> GaussianMixture:
         """The mixture of x_t = alpha x + sigma e."""

@@ -135,11 +135,13 @@ class Mala:
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         x, h = state.x, self.step_size
-        ahead = x + 0.5 * h * self.target.score(x)
+        here, score = self.target.log_prob_and_score(x)
+        ahead = x + 0.5 * h * score
         drawn = ahead + math.sqrt(h) * randn_like(x, generator)
-        back = drawn + 0.5 * h * self.target.score(drawn)
+        there, score = self.target.log_prob_and_score(drawn)
+        back = drawn + 0.5 * h * score
         moved = ((drawn - ahead).square() - (x - back).square()).sum(1) / (2 * h)
-        ratio = self.target.log_prob(drawn) - self.target.log_prob(x) + moved
+        ratio = there - here + moved
         accepted = uniforms((len(x), 1), x, generator)[:, 0].log() < ratio
         return State(torch.where(accepted[:, None], drawn, x)), {"accepted": accepted.to(x)}
 
