@@ -17,9 +17,12 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from mmdgs.cli import app
-from mmdgs.diagnostics import diagnose, read_arrays, save_chain, to_arviz
+from mmdgs.diagnostics import diagnose, read_arrays, read_chain, save_chain, to_arviz
 from mmdgs.errors import UsageError
+from mmdgs.generation import Method, generate, make_plan
 from mmdgs.metrics import autocorrelations, bulk_sample_sizes, mode_coverage, rank_rhat
+from mmdgs.models import Model
+from mmdgs.models.config import ModelConfig
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -123,8 +126,8 @@ def test_without_arviz_the_command_that_installs_it_is_said(monkeypatch: pytest.
         to_arviz(normals(10, 2, 1))
 
 
-def command(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["diagnose", *map(str, words)])
+def command(*words: object, name: str = "diagnose") -> tuple[int, str]:
+    result = CliRunner().invoke(app, [name, *map(str, words)])
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -191,3 +194,26 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     scope = run_blocks(ROOT / "docs" / "judging.md")
     assert command("chain.npz", "--out", "out")[0] == 0
     assert scope["run"].info["accepted"].shape == (4,)
+
+
+def test_sample_keeps_chains_that_diagnose_reads(tmp_path: Path) -> None:
+    config = ModelConfig(network="mlp", param="clean", shape=(2,), options={"width": 2, "depth": 1}, sigma=0.5)
+    model, chain = Model.build(config), tmp_path / "chain.npz"
+    words = [model.save_pretrained(tmp_path / "m"), "--n", 3, "--steps", 17, "--device", "cpu"]
+    status, said = command(*words, "--chain-every", 2, "--batch-size", 2, "--out", chain, name="sample")
+    assert (status, "chains: " in said) == (0, True), said
+    plan = make_plan(Method(steps=17), model)
+    kept = generate(model, plan, 3, keep=range(2, 18, 2), progress=None).states
+    torch.testing.assert_close(read_arrays(chain, ("samples",))["samples"], kept.double(), rtol=1e-5, atol=1e-6)
+    assert [path.name for path in tmp_path.glob("*chain*")] == ["chain.npz"]
+    assert read_chain(chain)["samples"].shape == (8, 3, 2)  # as `mmdgs diagnose` does
+    for more, expected in (
+        (["--chain-every", 3, "--out", tmp_path / "b.npz"], "keeps 5 states of the 17 steps"),
+        (["--chain-every", 2, "--out", tmp_path / "b.png"], "ends in .npz"),
+        (["--chain-every", 2, "--out", tmp_path / "b.npz", "--resume"], "--resume is for samples"),
+        (["--chain-every", 2, "--out", chain], "exists; use --overwrite"),
+    ):
+        status, said = command(*words, *more, name="sample")
+        assert status == 2
+        assert expected in said
+    assert not [*tmp_path.glob("b.*")]

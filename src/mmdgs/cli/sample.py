@@ -58,6 +58,10 @@ def sample(
     floating: Annotated[
         bool, typer.Option("--float", help="Images in an .npz as float32, not clipped, in place of 8-bit pixels.")
     ] = False,
+    chain_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="In place of samples: states of all chains, every so many steps, for mmdgs diagnose."),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Chains at a time.", show_default="by device")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Side of the images, where the model takes any.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="A checkpoint's raw weights, not their moving average.")] = False,
@@ -81,12 +85,15 @@ def sample(
     """
     with plain_errors(debug):
         from mmdgs.data.pictures import save_grid
+        from mmdgs.diagnostics import save_chain
         from mmdgs.generation import generate, make_plan
         from mmdgs.generation.methods import settings_of
         from mmdgs.models import load
         from mmdgs.samplers.driver import repair_note
         from mmdgs.schedules import parse_levels
 
+        if chain_every is not None:
+            _check_chain(out, floating, resume)
         _check_out(out, floating, resume, overwrite)
         check_precision(precision)
         if "levels" in given:
@@ -97,18 +104,20 @@ def sample(
         accelerator = _accelerator(where)
         where = accelerator.device if accelerator.num_processes > 1 else where
         try:
-            with resumable(told=out.suffix != GRID and accelerator.is_main_process):
+            with resumable(told=out.suffix != GRID and chain_every is None and accelerator.is_main_process):
                 found = load(model, ema=not raw, size=size, device=where)
                 _check_shape(found, out)
                 with accelerator.main_process_first():  # one fits variances, the others find them
                     plan = make_plan(method, found, data=fit)
+                kept = None if chain_every is None else _kept(len(plan.steps), chain_every)
                 result = generate(
                     found,
                     plan,
                     n,
-                    out=None if out.suffix == GRID else out,
+                    out=None if out.suffix == GRID or kept is not None else out,
                     seed=seed,
                     batch_size=batch_size,
+                    keep=kept,
                     precision=precision,
                     fast=fast,
                     settings=settings_of(method, found, fit),
@@ -119,13 +128,16 @@ def sample(
                 )
         finally:
             accelerator.end_training()
-        if result.x is not None:
+        if result.states is not None:
+            save_chain(out, result.states)
+        elif result.x is not None:
             save_grid(out, result.x)
         if accelerator.is_main_process:
             messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
             if result.repaired > 0:
                 messages.print(f"note: {repair_note(result.repaired)}", soft_wrap=True)
-            output.print(f"samples: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
+            what = "samples" if kept is None else "chains"
+            output.print(f"{what}: [bold]{escape(str(out.resolve()))}[/bold]", soft_wrap=True)
 
 
 def _accelerator(where: torch.device) -> Accelerator:
@@ -151,6 +163,27 @@ def _check_out(out: Path, floating: bool, resume: bool, overwrite: bool) -> None
         raise UsageError(f"{out} exists; use --overwrite, or another name")
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
+
+
+def _check_chain(out: Path, floating: bool, resume: bool) -> None:
+    """Refuse what does not go with chains, which are written in one go."""
+    if out.suffix.lower() != ".npz":
+        raise UsageError(f"--chain-every writes chains to an --out that ends in .npz, got {out}")
+    for option, asked in (("--float", floating), ("--resume", resume)):
+        if asked:
+            raise UsageError(f"{option} is for samples, not for chains: leave it or --chain-every out")
+
+
+def _kept(steps: int, every: int) -> range:
+    """The steps after which states are kept."""
+    from mmdgs.diagnostics import LEAST_STEPS
+
+    if steps // every < LEAST_STEPS:
+        raise UsageError(
+            f"--chain-every {every} keeps {steps // every} states of the {steps} steps of a chain, and mmdgs diagnose "
+            f"needs {LEAST_STEPS}: give a smaller number, or more steps"
+        )
+    return range(every, steps + 1, every)
 
 
 def _check_shape(found: Model, out: Path) -> None:

@@ -157,7 +157,7 @@ class Tuned:
 
 @cache
 def tuned_mala() -> Tuned:
-    """Search MALA's step size for its usual acceptance, by halving an interval: a larger step is accepted less often."""
+    """MALA's step size for its usual acceptance, by halving an interval: larger steps are accepted less often."""
     target = forty_modes()
     x = target.sample(PILOT_CHAINS, generator=seeded(0, "pilot draws"))
     low, high = SEARCHED
@@ -267,9 +267,9 @@ def _section(found: Results, settings: DigsSettings, quick: bool) -> Section:
 def _search() -> str:
     found = tuned_mala()
     return (
-        f"The step size of MALA is {found.step:.3g} times the variance of a mode: of {len(found.tried)} that were tried "
-        f"between {SEARCHED[0]:g} and {SEARCHED[1]:g}, the one whose acceptance from exact draws ({found.accepted:.3f}) "
-        f"is closest to {ACCEPTANCE:g}. MALA has no step between far modes at any step size."
+        f"The step size of MALA is {found.step:.3g} times the variance of a mode: of {len(found.tried)} between "
+        f"{SEARCHED[0]:g} and {SEARCHED[1]:g}, by halving, the one whose acceptance from exact draws "
+        f"({found.accepted:.3f}) is closest to {ACCEPTANCE:g}."
     )
 
 
