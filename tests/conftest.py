@@ -25,8 +25,8 @@ with contextlib.suppress(ImportError):  # `make test-gpu` takes the packages tha
     from hypothesis import settings
 
     # The same few examples each time; `make test-all` asks for "more", which are others each time.
-    settings.register_profile("few", max_examples=12, derandomize=True, deadline=None, database=None)
-    settings.register_profile("more", max_examples=400, deadline=None, database=None, print_blob=True)
+    settings.register_profile("few", max_examples=5, derandomize=True, deadline=None, database=None)
+    settings.register_profile("more", max_examples=200, deadline=None, database=None, print_blob=True)
     settings.load_profile("few")
 
 
