@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdgs.errors import UsageError, unknown_name
@@ -19,15 +20,19 @@ if TYPE_CHECKING:
 def _head(model: Model, head: Any, covariance: str, kind: str) -> Any:
     from mmdgs.models.heads import LOSS, load_head  # heads are loaded as models are
 
-    beside = model.folder and model.folder / BESIDE[kind]
-    if head is None and beside and beside.is_dir():
-        head = beside
+    head = head_beside(model, kind) if head is None else head
     if head is None:
         raise UsageError(
             f"the covariance {covariance!r} needs its head: say --head FOLDER, which `mmdgs train --loss {LOSS[kind]}` "
             "made for the model"
         )
     return load_head(head, model, kind=kind)
+
+
+def head_beside(model: Model, kind: str) -> Path | None:
+    """The head of a kind that is kept in a model's own folder."""
+    beside = model.folder and model.folder / BESIDE[kind]
+    return beside if beside and beside.is_dir() else None
 
 
 BESIDE = {VARIANCE_RATIO: "ocm-head", COVARIANCE: "covariance-head"}

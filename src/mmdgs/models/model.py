@@ -151,9 +151,9 @@ class Model:
 
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
         and "modulated" take the `head` that was trained for this model, "full" the `most_products` that a batch may
-        cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or in the cache;
-        isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator (`mmdgs.calibrate`;
-        models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
+        cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or
+        in the cache; isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator
+        (`mmdgs.calibrate`; models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
         """
         settings: dict[str, Any] = {"probes": probes, "krylov_steps": krylov_steps, "most_products": most_products}
         settings |= {"head": head, "data": data, "levels": levels, "floor": floor}

@@ -3,7 +3,8 @@
     C = M R M        (linalg/modulated.py)        log s and log v = head((x_t - alpha D) / sigma, D / d; level)
 
 d is the data's standard deviation. The head is trained by likelihood, -log N(x; D(x_t), C), beside a denoiser that
-stays as it is (`mmdgs train --loss covariance`). A posterior then takes one pass of each, and no products with a Jacobian.
+stays as it is (`mmdgs train --loss covariance`). A posterior then takes one pass of each, and no products with a
+Jacobian.
 """
 
 from __future__ import annotations
