@@ -193,9 +193,11 @@ def child(run: Run, folder: Path, *more: str, at: int | None = None, after: floa
     if after is not None:
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    operations, said = json.loads(note.read_text()) if note.exists() else (0, "")
-    return Ended(os.waitstatus_to_exitcode(status), said, operations, time.monotonic() - started)
+    _, waited = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(waited)
+    whole = status >= 0 and note.exists()  # a child that was killed may have been writing it
+    operations, said = json.loads(note.read_text()) if whole else (0, "")
+    return Ended(status, said, operations, time.monotonic() - started)
 
 
 def tree(folder: Path) -> dict[str, Any]:
