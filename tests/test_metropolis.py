@@ -173,5 +173,8 @@ def test_the_experiment_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.M
     assert len(found) == 5
     assert found[digs.LANGEVIN]["evaluations"] == found[digs.IMPORTANCE]["evaluations"] == 3 * 3 * (digs.POINTS + 1)
     assert min(found[digs.LANGEVIN]["missed"]) > 10 > max(found[digs.MOMENTS]["missed"])
+    tuned = records["mala"]
+    assert tuned["accepted"] == pytest.approx(digs.ACCEPTANCE, abs=0.02)
+    assert len(tuned["tried"]) == digs.HALVINGS
     assert max(found[digs.MOMENTS]["mmd"]) < 0.2 * min(found[digs.LANGEVIN]["mmd"])
     assert any("know more than DiGS" in line for line in report.sections[0].text)
