@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -336,8 +337,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
+    from tqdm import tqdm
 
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own lock is shared by forks: a child killed with it would stop all others
     logging.disable(logging.CRITICAL)
     failed, started = False, time.monotonic()
     memory = Path("/dev/shm")  # where writes do not wait for a disk
