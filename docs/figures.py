@@ -29,6 +29,8 @@ IMAGES = Path(__file__).parent / "images"
 LIMIT = 1.8
 LEVEL = mmdgs.NoiseLevel(0.25)
 CLEAN_POINT, NOISY_POINT = torch.tensor([[1.12, 0.66]]), torch.tensor([[0.98, 1.1]])
+ZOOM = (0.1, 1.7)
+"""The part of the plane around the point, for its posterior."""
 INK = "#1f2933"
 
 
@@ -39,17 +41,17 @@ def point() -> Figure:
     x, x_t = CLEAN_POINT.double(), NOISY_POINT.double()
     true, q = rings.posterior(x_t, LEVEL), mmdgs.FullMoments(rings.denoiser())(x_t, LEVEL)
     figure, ((data, posterior, gaussian),) = new_figure(1, 3, inches=(8.4, 3.1))
-    titles = ("1. x gets noise", "2. the true p(x | noisy x)", "3. the Gaussian with its moments")
+    titles = ("1. x gets noise", "2. the true p(x | noisy x), enlarged", "3. the Gaussian with its moments")
     for axis, title in zip((data, posterior, gaussian), titles, strict=True):
         square(axis, LIMIT, title, ticks=())
     density(data, rings.log_prob(points).exp(), LIMIT)
     data.annotate("", x_t[0].tolist(), x[0].tolist(), arrowprops={"arrowstyle": "->", "color": INK})
     _mark(data, x, GREEN, "clean x", (7, -4))
     for axis in (posterior, gaussian):
-        density(axis, true.mixture(0).log_prob(points).exp(), LIMIT)
+        _zoomed(axis, true.mixture(0).log_prob(points).exp())
     for axis in (data, posterior, gaussian):
         _mark(axis, x_t, ORANGE, "noisy x", (2, 8))
-    _mark(posterior, true.mean, RED, "mean", (-30, -10))
+    _mark(posterior, true.mean, RED, "mean", (-34, -10))
     _ellipses(gaussian, q)
     scatter(gaussian, q.sample(60, generator=torch.Generator().manual_seed(0))[:, 0], RED, size=9, alpha=0.6)
     return figure
@@ -97,7 +99,7 @@ def covariances() -> Figure:
         log_q = torch.distributions.MultivariateNormal(q.mean[0], q.cov.dense()[0]).log_prob(points)
         apart = kl_divergence(log_true, log_q, area)
         square(axis, LIMIT, f"{name}: KL {apart:.2f} nats", ticks=())
-        density(axis, log_true.exp(), LIMIT)
+        _zoomed(axis, log_true.exp())
         _ellipses(axis, q)
     return figure
 
@@ -163,7 +165,7 @@ def digits() -> Figure:
     figure, (axes,) = new_figure(1, len(kept), inches=(6.4, 2.0))
     for axis, sweeps, images in zip(axes, kept, states, strict=True):
         axis.imshow(mmdgs.data.image_grid(images, columns=2), cmap="gray")
-        axis.set_title(f"{sweeps} sweeps" if sweeps else "start", fontsize=8)
+        axis.set_title(f"{sweeps} sweep{'s' * (sweeps > 1)}" if sweeps else "start", fontsize=8)
         axis.set_axis_off()
     return figure
 
@@ -186,6 +188,11 @@ def read(name: str) -> Tensor:
 def _mark(axis: Axes, place: Tensor, colour: str, name: str, offset: tuple[int, int]) -> None:
     axis.plot(*place[0].tolist(), "o", color=colour, markersize=6, markeredgecolor="white")
     axis.annotate(name, place[0].tolist(), offset, textcoords="offset points", fontsize=8, color=INK)
+
+
+def _zoomed(axis: Axes, values: Tensor) -> None:
+    density(axis, values, LIMIT)
+    axis.set(xlim=ZOOM, ylim=ZOOM)
 
 
 def _ellipses(axis: Axes, q: mmdgs.Gaussian) -> None:
