@@ -107,7 +107,7 @@ def covariances() -> Figure:
 def digit() -> Figure:
     """A noisy digit: mean, standard deviation, draws, and walks along two components."""
     clean = read("digit.png")
-    noisy = mmdgs.add_noise(clean, mmdgs.NoiseLevel(0.5), generator=torch.Generator().manual_seed(1))
+    noisy = mmdgs.add_noise(clean, mmdgs.NoiseLevel(0.5), generator=torch.Generator().manual_seed(2))
     asked = mmdgs.PosteriorSettings(components=2, draws=5)
     seen = mmdgs.image_posterior(mmdgs.load("mnist-energy"), noisy, 0.5, asked)
     walks = seen.walk()
@@ -172,7 +172,7 @@ def digits() -> Figure:
 
 def inputs() -> None:
     """docs/images/digit.png and face.png: samples of the models that ship, so nobody's."""
-    digit = mmdgs.generate(mmdgs.load("mnist-energy"), mmdgs.Method(steps=20, mean=True), 16, progress=None).x[10]
+    digit = mmdgs.generate(mmdgs.load("mnist-energy"), mmdgs.Method(steps=20, mean=True), 16, progress=None).x[7]
     face = mmdgs.generate(mmdgs.load("celeba"), mmdgs.Method(sampler="heun", steps=12), 2, progress=None).x[1]
     for name, image in (("digit.png", digit), ("face.png", face)):
         pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).movedim(0, -1).squeeze(-1)

@@ -26,10 +26,10 @@ def blocks_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-def run_blocks(page: Path) -> dict[str, object]:
+def run_blocks(page: Path, **scope: object) -> dict[str, object]:
+    """Run a page's blocks one after another; `scope` is what its text takes as given."""
     blocks = [block for block in blocks_of(page) if HUB not in block]
     assert blocks
-    scope: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), scope)
     return scope
