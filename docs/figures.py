@@ -2,7 +2,7 @@
 
     python docs/figures.py                 all figures (a minute on one core)
     python docs/figures.py point chain     some of them
-    python docs/figures.py inputs          the digit and the face of the notebooks (two minutes), sampled from the models
+    python docs/figures.py inputs          the digit and the face of the notebooks: samples of the models (two minutes)
 
 Needs mmdgs[lab]. Seeds are fixed.
 """

@@ -25,7 +25,7 @@ from mmdgs.models import Model
 DOCS = ROOT / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 ELSEWHERE = {"commands", "interop", "judging", "ocm", "pretrained", "samplers"}
-"""Pages whose examples run in other tests: test_readme.py, test_interop_*.py, test_diagnose.py, test_ocm_training.py."""
+"""Pages whose examples run in other tests: of the README, interop, diagnose and OCM training."""
 HERE = {"calibration", "covariance", "extend", "gotchas", "index", "inverse", "posterior", "probes"}
 LEVEL = mmdgs.NoiseLevel(0.5)
 
@@ -145,8 +145,8 @@ def names_of(module: ModuleType) -> list[str]:
     names = getattr(module, "__all__", None) or [
         name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
     ]
-    found = [name for name in names if not name.startswith("_")]
-    return [name for name in found if inspect.isfunction(getattr(module, name)) or inspect.isclass(getattr(module, name))]
+    found = {name: getattr(module, name) for name in names if not name.startswith("_")}
+    return [name for name, value in found.items() if inspect.isfunction(value) or inspect.isclass(value)]
 
 
 def test_every_public_name_is_in_the_api() -> None:

@@ -1,9 +1,11 @@
-"""Links that work on GitHub and not here: out of docs/, and to notebooks, which are pages of the site."""
+"""Links that work on GitHub and not here (out of docs/, to notebooks), and a check of what pages load."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+from mkdocs.exceptions import PluginError
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+|records)\)")
 NOTEBOOK = re.compile(r"(\]\([^)]+)\.ipynb\)")
@@ -20,3 +22,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"[{text}]({HOME})" if path == README else f"{text} (`{path.removeprefix('../')}` in the repository)"
 
     return NOTEBOOK.sub(r"\1.md)", OUTSIDE.sub(inside, markdown))
+
+
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//[^\s>]*", re.IGNORECASE)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that would load something from the network."""
+    found = LOADED.search(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri} would load from the network: {found[0]}")
+    return output
