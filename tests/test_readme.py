@@ -83,6 +83,7 @@ def test_the_examples_with_pretrained_networks_run(tmp_path, monkeypatch):
     tiny_pipeline().save_pretrained("ddpm")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     scope = run_blocks(PRETRAINED)
+    assert torch.allclose(scope["posterior"].cov.diagonal(), torch.tensor(0.25 * 0.8))  # sigma^2 times the slope
     assert scope["q"].mean.shape == (2, 3, 32, 32)
     assert len(scope["images"]) == 2
     assert len(scope["table"].variances.ratios) == 10

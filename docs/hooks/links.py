@@ -8,20 +8,27 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+|records)\)")
+NAMED = re.compile(r"\[([\w/-]+\.md)\](?=\(\1[)#])")
 NOTEBOOK = re.compile(r"(\]\([^)]+)\.ipynb\)")
-README, HOME = "../README.md", "index.md"
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The README is the site's first page, a notebook its own; other files of the repository are named, not linked."""
+def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
+    """Links as the site needs them.
+
+    A notebook is a page; files of the repository outside docs/ are named, not linked; a link that is called by its file
+    gets the title of the page.
+    """
     if "/" in page.file.src_uri:
         return markdown  # notebooks and the API link within the site
 
     def inside(link: re.Match[str]) -> str:
-        text, path = link[1], link[2]
-        return f"[{text}]({HOME})" if path == README else f"{text} (`{path.removeprefix('../')}` in the repository)"
+        return f"{link[1]} (`{link[2].removeprefix('../')}` in the repository)"
 
-    return NOTEBOOK.sub(r"\1.md)", OUTSIDE.sub(inside, markdown))
+    def titled(link: re.Match[str]) -> str:
+        found = files.get_file_from_path(link[1])
+        return f"[{found.page.title}]" if found else link[0]
+
+    return NOTEBOOK.sub(r"\1.md)", NAMED.sub(titled, OUTSIDE.sub(inside, markdown)))
 
 
 LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//[^\s>]*", re.IGNORECASE)
