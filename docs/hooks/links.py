@@ -8,6 +8,7 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+|records)\)")
+ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
 NAMED = re.compile(r"\[([\w/-]+\.md)\](?=\(\1[)#])")
 NOTEBOOK = re.compile(r"(\]\([^)]+)\.ipynb\)")
 
@@ -28,6 +29,12 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
         found = files.get_file_from_path(link[1])
         return f"[{found.page.title}]" if found else link[0]
 
+    def row(cells: re.Match[str]) -> str:
+        """Intervals are not broken. GitHub needs bars in code escaped in a table; here the escape would be shown."""
+        whole = cells[0].replace(" ± ", "\u00a0±\u00a0")
+        return CODE.sub(lambda code: code[0].replace("\\|", "|"), whole)
+
+    markdown = ROW.sub(row, markdown)
     return NOTEBOOK.sub(r"\1.md)", NAMED.sub(titled, OUTSIDE.sub(inside, markdown)))
 
 

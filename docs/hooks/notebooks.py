@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+WIDTH = 88
+"""Characters of a line of output."""
 NOTE = "*This page is a notebook: [download it]({name}.ipynb). Its outputs are those of the models that ship.*\n"
 
 
@@ -40,7 +43,8 @@ def converted(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes
                 pictures[picture] = base64.b64decode("".join(data["image/png"]))
                 parts.append(f"![Output]({picture})")
             else:
-                written = "".join(output.get("text") or data.get("text/plain") or ()).rstrip()
-                parts.append(f"```text\n{written}\n```")
+                written = "".join(output.get("text") or data.get("text/plain") or ()).splitlines()
+                lines = [line for long in written for line in textwrap.wrap(long, WIDTH) or [""]]
+                parts.append("\n".join(["```text", *lines, "```"]))
     parts.insert(1, NOTE.format(name=name))
     return "\n\n".join(parts) + "\n", pictures
