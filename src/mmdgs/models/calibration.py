@@ -22,6 +22,7 @@ from mmdgs.moments import (
     IsotropicMoments,
     KrylovMoments,
     LearnedMoments,
+    LowRankMoments,
     Moments,
     OcmMoments,
     SpectralMoments,
@@ -142,6 +143,8 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         return f"{known[design]}-{moments.probes}" if design in known else None
     if isinstance(moments, KrylovMoments):
         return f"krylov-{moments.steps}"
+    if isinstance(moments, LowRankMoments) and isinstance(moments.rest, SpectralMoments):
+        return f"low-rank-{moments.products}"
     if isinstance(moments, OcmMoments):
         network = getattr(moments.head, "network", None)
         return (
