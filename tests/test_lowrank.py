@@ -1,4 +1,4 @@
-"""Covariances known along a few directions: the operator against dense formulas, the estimator against exact mixtures."""
+"""Covariances known along a few directions: against dense formulas, and exact mixtures."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from mmdgs.moments import (
     GivenMoments,
     IsotropicMoments,
     KrylovMoments,
+    LowRankMoments,
     Moments,
     SpectralMoments,
 )
@@ -104,6 +105,8 @@ def _denoiser() -> ImageDenoiser:
 ROWS: dict[str, Callable[[], Moments]] = {
     "isotropic": cache(lambda: _fitted(IsotropicMoments)),
     "spectral": cache(lambda: _fitted(SpectralMoments)),
+    "low rank, 1 product": lambda: LowRankMoments(_denoiser(), ROWS["spectral"](), products=1),  # type: ignore[arg-type]
+    "low rank, 2 products": lambda: LowRankMoments(_denoiser(), ROWS["spectral"](), products=2),  # type: ignore[arg-type]
     "diagonal, 3 probes": lambda: DiagonalMoments(_denoiser(), probes=3),
     "Krylov, 8 steps": lambda: KrylovMoments(_denoiser(), steps=8),
     "Krylov, 20 steps": lambda: KrylovMoments(_denoiser(), steps=20),

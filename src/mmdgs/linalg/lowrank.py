@@ -8,10 +8,10 @@ Only the covariance of e is not known. It is taken from R, a covariance that is 
 
     C^ = W T^-1 W' + R - R V (V' R V)^-1 V' R
 
-the law of R given V' x, in place of e's. C^ V = W holds exactly, C^ is positive definite where T and R are, and at k = d
-it is C. (As an update of R it is that of Broyden, Fletcher, Goldfarb and Shanno, in blocks.) A projection of R to the
-complement of V, with the Ritz values along V, would leave out what the products say of the correlations between V and
-the rest: the residuals of Ritz pairs.
+whose last part is the covariance of R given V' x. C^ V = W holds exactly, C^ is positive definite where T and R are,
+and at k = d it is C. (As an update of R it is that of Broyden, Fletcher, Goldfarb and Shanno, in blocks.) Ritz pairs
+with a projection of R to the complement of V would leave out the correlations between V and the rest, which are the
+residuals of the pairs and are known.
 
 With B = a R + b I all that is asked of a C^ + b I comes from the eigenpairs (values, Q) of a matrix of 2 k columns,
 
@@ -153,8 +153,7 @@ class LowRank(Covariance):
     @cached_property
     def _factor(self) -> Tensor:
         """F (n, B, d): a C^ + b I = B + F diag(values - 1) F'."""
-        values, q = self._eigen
-        return _each(_power(self.base, 0.5).apply, q, self.like.shape)
+        return _each(_power(self.base, 0.5).apply, self._eigen[1], self.like.shape)
 
     @property
     def factor(self) -> tuple[Tensor, Tensor]:
