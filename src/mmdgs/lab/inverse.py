@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -102,11 +102,15 @@ def _denoiser() -> ImageDenoiser:
     return ImageDenoiser(changing_mixture().denoiser())
 
 
+def _low_rank(rest: str, products: int) -> LowRankMoments:
+    return LowRankMoments(_denoiser(), ROWS[rest](), products)  # type: ignore[arg-type]  # it was fitted
+
+
 ROWS: dict[str, Callable[[], Moments]] = {
     "isotropic": cache(lambda: _fitted(IsotropicMoments)),
     "spectral": cache(lambda: _fitted(SpectralMoments)),
-    "low rank, 1 product": lambda: LowRankMoments(_denoiser(), ROWS["spectral"](), products=1),  # type: ignore[arg-type]
-    "low rank, 2 products": lambda: LowRankMoments(_denoiser(), ROWS["spectral"](), products=2),  # type: ignore[arg-type]
+    **{f"low rank, {n} product{'s' * (n > 1)}": partial(_low_rank, "spectral", n) for n in (1, 2, 4, 8)},
+    "low rank around isotropic, 2 products": partial(_low_rank, "isotropic", 2),
     "diagonal, 3 probes": lambda: DiagonalMoments(_denoiser(), probes=3),
     "Krylov, 8 steps": lambda: KrylovMoments(_denoiser(), steps=8),
     "Krylov, 20 steps": lambda: KrylovMoments(_denoiser(), steps=20),
