@@ -258,7 +258,8 @@ def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor
         return cholesky_of_dense(cov, operator, variances, mean)
     gains = operator.cosine_gains(mean)
     if gains is not None and variances.numel() == len(variances) and (isinstance(cov, Spectral) or _isotropic(cov)):
-        return CosineSolver(cov, operator, variances, gains.square() * cov.variances + variances)
+        values = gains.square() * cov.variances + variances  # type: ignore[attr-defined]
+        return CosineSolver(cov, operator, variances, values)
     if isinstance(cov, Diagonal | Spectral):
         shared, places = _shared(cov, variances), measured_places(operator, mean)
         if shared is not None and len(places) <= MOST_SHARED:

@@ -49,7 +49,8 @@ class LowRankMoments:
         if not isinstance(self.rest, FittedCovariance):
             raise TypeError(
                 "LowRankMoments needs the covariance of what its products leave open, SpectralMoments or "
-                f"IsotropicMoments that were fitted for the denoiser; got {type(self.rest).__name__}"
+                f"IsotropicMoments that were fitted for the denoiser; got {type(self.rest).__name__}. Those of a model: "
+                'model.posterior("spectral", calibrated=False)'
             )
         if not isinstance(self.products, int) or isinstance(self.products, bool) or self.products < 1:
             raise ValueError(f"products must be a positive whole number, got {self.products!r}")
