@@ -18,6 +18,7 @@ from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.operators import Blur, Box, Downsample, Grayscale, Matrix, Operator
 from mmdgs.posterior import Gaussian
 from mmdgs.samplers import ancestral_plan, run
+from mmdgs.samplers.metropolis import require_exact_draws
 
 SHAPE, B = (2, 3, 4), 3
 D = math.prod(SHAPE)
@@ -39,22 +40,20 @@ RESTS = {
 }
 
 
-def low_rank(
-    rest: str = "spectral", count: int = 3, matrix: Tensor = MATRICES, dtype: torch.dtype = torch.float64
-) -> LowRank:
+def low_rank(rest: str = "spectral", count: int = 3, dtype: torch.dtype = torch.float64, fixed: bool = True) -> LowRank:
     """The directions are a Krylov space of START."""
     own = RESTS[rest].variances.to(dtype)
 
     def product(v: Tensor) -> Tensor:
-        return torch.einsum("bij,nbj->nbi", matrix.to(v), v)
+        return torch.einsum("bij,nbj->nbi", MATRICES.to(v), v)
 
-    return LowRank.along(type(RESTS[rest])(own), START.to(dtype), product, START.to(dtype), count, 1e-9)
+    return LowRank.along(type(RESTS[rest])(own), START.to(dtype), product, START.to(dtype), count, 1e-9, fixed=fixed)
 
 
-def formula(cov: LowRank, matrix: Tensor = MATRICES) -> Tensor:
+def formula(cov: LowRank) -> Tensor:
     """C^ of linalg/lowrank.py by dense matrices in float64."""
     v = cov.pairs()[0].double().permute(1, 2, 0)
-    r, w = type(cov.rest)(cov.rest.variances.double()).dense().expand(B, D, D), matrix @ v
+    r, w = type(cov.rest)(cov.rest.variances.double()).dense().expand(B, D, D), MATRICES @ v
     across = r @ v
     known = w @ torch.linalg.solve(v.mT @ w, w.mT)
     return known + r - across @ torch.linalg.solve(v.mT @ across, across.mT)
@@ -109,6 +108,35 @@ def test_along_its_directions_it_is_the_covariance_itself() -> None:
     for one, image in zip(v, w, strict=True):
         torch.testing.assert_close(cov.apply(one.reshape(B, *SHAPE)).flatten(1), image, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(low_rank(count=D + 3).dense(), MATRICES, rtol=1e-9, atol=1e-9)
+
+
+def test_a_draw_spends_the_products_along_itself() -> None:
+    """Of the bridge aC + bI its law is that of C where products reach all directions; each one brings it nearer."""
+    z, a, b = numbers(B, *SHAPE, seed=4), 0.3, 0.2
+    base = RESTS["spectral"].affine(a, b)
+    root, inverse = (Spectral(base.variances.pow(power)).dense() for power in (0.5, -0.5))
+    white = inverse @ (a * MATRICES + b * EYE) @ inverse
+    values, vectors = torch.linalg.eigh(white)
+    exact = (root @ (vectors * values.sqrt()[:, None]) @ vectors.mT @ z.reshape(B, D, 1)).reshape(z.shape)
+    errors = [(low_rank(count=count, fixed=False).affine(a, b).root(z) - exact).norm().item() for count in (1, 2, 4, D)]
+    assert errors[0] < 0.4 * (base.root(z) - exact).norm().item()
+    assert errors[1] < 0.5 * errors[0]
+    assert errors[2] < 0.5 * errors[1]
+    assert errors[3] < 1e-8
+    # Along the draw's own direction the whitened covariance is exact after one product.
+    one = low_rank(count=1, fixed=False).affine(a, b).for_draw(z)
+    white_z = Spectral(base.variances.pow(-0.5)).apply(z)
+    torch.testing.assert_close(
+        one.apply(white_z).flatten(1),
+        ((a * MATRICES + b * EYE) @ white_z.reshape(B, D, 1))[..., 0],
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    assert one.fixed
+    # Its density is that of other directions: a Metropolis step refuses it.
+    with pytest.raises(UsageError, match="LowRankMoments with along_draws=False"):
+        require_exact_draws(low_rank(fixed=False))
+    require_exact_draws(low_rank())
 
 
 def test_an_invariant_space_does_not_end_the_search() -> None:

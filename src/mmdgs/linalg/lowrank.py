@@ -54,8 +54,10 @@ MOST_DENSE = 1024
 class LowRank(Covariance):
     """a C^ + b I for vectors `like` (B, ...): `pairs` gives directions and images, when they are first needed.
 
-    `count` products may be spent: `bare` has spent none, and `extended` adds a direction. Variances along V are
-    lifted to `floor`; with a `share` to that of the rule of repair.py.
+    `count` products may be spent: `bare` has spent none, and `extended` adds a direction. Unless `fixed` says that all
+    is to be of one covariance, a draw spends them along itself (`for_draw`): it is then nearer to one of C, and not
+    quite of the density that `logdet` and `mahalanobis` have. Variances along V are lifted to `floor`; with a `share`
+    to that of the rule of repair.py.
     """
 
     rest: Rest
@@ -65,12 +67,21 @@ class LowRank(Covariance):
     pairs: Callable[[], Pairs]
     floor: float
     share: float = 0.0
+    fixed: bool = True
     scale: float = 1.0
     shift: float = 0.0
 
     @classmethod
     def along(
-        cls, rest: Rest, like: Tensor, product: Product, start: Tensor, count: int, floor: float, share: float = 0.0
+        cls,
+        rest: Rest,
+        like: Tensor,
+        product: Product,
+        start: Tensor,
+        count: int,
+        floor: float,
+        share: float = 0.0,
+        fixed: bool = True,
     ) -> LowRank:
         """The directions are the Krylov space of a start vector (B, ...), which nears those of large variance."""
 
@@ -78,7 +89,7 @@ class LowRank(Covariance):
         def pairs() -> Pairs:
             return krylov_pairs(product, start.flatten(1), count)
 
-        return cls(rest, like, product, count, pairs, floor, share)
+        return cls(rest, like, product, count, pairs, floor, share, fixed)
 
     @property
     def dim(self) -> int:
@@ -102,7 +113,19 @@ class LowRank(Covariance):
         image = self.product(new)
         raise_non_finite("denoising covariance", image[0])
         found = torch.cat([v, new]), torch.cat([w, image])
-        return replace(self, pairs=lambda: found)
+        return replace(self, pairs=lambda: found, fixed=True)
+
+    def for_draw(self, z: Tensor) -> LowRank:
+        """With directions along the draw of z (B, ...): B^-1/2 z, then what the products say is missing of it.
+
+        Along the first, C^ v = C v makes B^-1/2 C^ B^-1/2 z exact, whose root is what a draw needs.
+        """
+        found, direction = self.bare, _power(self.base, -0.5).apply(z)
+        for _ in range(self.count):
+            found = found.extended(direction)
+            v, w = (one[-1].reshape(z.shape).to(z.dtype) for one in found.pairs())
+            direction = _power(self.base, -1.0).apply(self.scale * w + self.shift * v)
+        return found
 
     # --- the update ---------------------------------------------------------------------------------------------
 
@@ -167,15 +190,18 @@ class LowRank(Covariance):
         return self.base.apply(v) + einsum("nbd,bn->bd", self._factor, along).reshape(v.shape)
 
     def root(self, z: Tensor) -> Tensor:
+        if not self.fixed:
+            return self.for_draw(z).root(z)
         values, q = self._eigen
         along = einsum("nbd,bd->bn", q, z.flatten(1)) * (values.sqrt() - 1)
         return self.base.root(z) + einsum("nbd,bn->bd", self._factor, along).reshape(z.shape)
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """`root(z)`, and the fraction of the variances along the directions that were lifted."""
-        repaired = self._believed[3].to(z.dtype)
+        found = self if self.fixed else self.for_draw(z)
+        repaired = found._believed[3].to(z.dtype)
         watch(repaired)
-        return self.root(z), {"repaired": repaired}
+        return found.root(z), {"repaired": repaired}
 
     def variance_along(self, u: Tensor) -> Tensor:
         squares = einsum("nbd,mbd->mbn", self._factor, u.flatten(2)).square() * (self._eigen[0] - 1)

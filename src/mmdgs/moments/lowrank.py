@@ -28,14 +28,19 @@ class FittedCovariance(Protocol):
 
 @dataclass(frozen=True)
 class LowRankMoments:
-    """`products` products with the symmetrised Jacobian, and the covariance of `rest` wherever they say nothing.
+    """A few products with the symmetrised Jacobian, and the covariance of `rest` wherever they say nothing.
 
-    The products are spent when the covariance is first used. Given measurements y they go along the directions in which
-    y moves the mean (linalg/given.py), else along the Krylov space of the mean, which nears the directions of the
-    largest variance. Nothing is drawn. Draws, densities and variances are exact for that covariance
-    (linalg/lowrank.py), which is FullMoments' where `products` reach the dimension. Variances along directions are
-    lifted to floor (sigma / alpha)^2; None takes the floor from the network's own error (linalg/repair.py). `symmetric`
-    says whether the Jacobian is symmetric, which halves the work; None asks the denoiser: energies' are.
+    They are made when they are needed, along the directions that matter then (linalg/lowrank.py):
+
+        given measurements y     those in which y moves the mean: all that is asked given y is of one covariance
+        a draw without y         that of the draw itself
+        densities, variances     the Krylov space of the mean, which nears the directions of the largest variances
+
+    With along_draws=False draws are of the last kind too, so that they follow the density exactly; with as many
+    products as dimensions it is FullMoments'. On mixtures one product is enough for draws, and two given measurements
+    (docs/covariances.md). Variances along directions are lifted to floor (sigma / alpha)^2; None takes the floor from
+    the network's own error (linalg/repair.py). `symmetric` says whether the Jacobian is symmetric, which halves the
+    work; None asks the denoiser: energies' are.
     """
 
     denoiser: Denoiser
@@ -43,14 +48,15 @@ class LowRankMoments:
     products: int = 2
     floor: float | None = None
     symmetric: bool | None = None
+    along_draws: bool = True
 
     def __post_init__(self) -> None:
         require_denoiser(self.denoiser)
         if not isinstance(self.rest, FittedCovariance):
             raise TypeError(
                 "LowRankMoments needs the covariance of what its products leave open, SpectralMoments or "
-                f"IsotropicMoments that were fitted for the denoiser; got {type(self.rest).__name__}. Those of a model: "
-                'model.posterior("spectral", calibrated=False)'
+                f"IsotropicMoments that were fitted for the denoiser; got {type(self.rest).__name__}. "
+                'Those of a model: model.posterior("spectral", calibrated=False)'
             )
         if not isinstance(self.products, int) or isinstance(self.products, bool) or self.products < 1:
             raise ValueError(f"products must be a positive whole number, got {self.products!r}")
@@ -69,4 +75,6 @@ class LowRankMoments:
             image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
             return level.tweedie * image.reshape(v.shape).to(v.dtype)
 
-        return Gaussian(mean, LowRank.along(rest, mean, product, mean, self.products, *floor_at(level, self.floor)))
+        floor = floor_at(level, self.floor)
+        cov = LowRank.along(rest, mean, product, mean, self.products, *floor, fixed=not self.along_draws)
+        return Gaussian(mean, cov)
