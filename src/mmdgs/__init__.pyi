@@ -65,6 +65,7 @@ from mmdgs.moments import (
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
     LowRankMoments as LowRankMoments,
+    ModulatedMoments as ModulatedMoments,
     Moments as Moments,
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,

@@ -32,12 +32,15 @@ class Method:
     )
     covariance: str | None = option(
         None,
-        "diagonal, rademacher, lattice, ocm, isotropic, spectral, low-rank, krylov, full, learned, "
+        "diagonal, rademacher, lattice, ocm, isotropic, spectral, modulated, low-rank, krylov, full, "
+        "learned, "
         f"{', '.join(FIXED)}.",
         flag=("--covariance", "--posterior"),
         show_default="auto",
     )
-    head: str | None = option(None, "Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    head: str | None = option(
+        None, "Of --covariance ocm or modulated: the folder of a head that train made for this model."
+    )
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     products: int | None = option(None, "Jacobian products of --covariance low-rank [2].", min=1)

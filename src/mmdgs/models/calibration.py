@@ -23,6 +23,7 @@ from mmdgs.moments import (
     KrylovMoments,
     LearnedMoments,
     LowRankMoments,
+    ModulatedMoments,
     Moments,
     OcmMoments,
     SpectralMoments,
@@ -145,10 +146,11 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         return f"krylov-{moments.steps}"
     if isinstance(moments, LowRankMoments) and isinstance(moments.rest, SpectralMoments):
         return f"low-rank-{moments.products}"
-    if isinstance(moments, OcmMoments):
+    if isinstance(moments, OcmMoments | ModulatedMoments):
         network = getattr(moments.head, "network", None)
+        kind = "ocm" if isinstance(moments, OcmMoments) else "modulated"
         return (
-            f"ocm-{weights_digest(network.state_dict(), 'the head')[:DIGITS]}"
+            f"{kind}-{weights_digest(network.state_dict(), 'the head')[:DIGITS]}"
             if isinstance(network, nn.Module)
             else None
         )

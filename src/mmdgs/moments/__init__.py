@@ -11,6 +11,7 @@ from mmdgs.moments.isotropic import IsotropicMoments
 from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
 from mmdgs.moments.lowrank import LowRankMoments
+from mmdgs.moments.modulated import ModulatedMoments, SpectralHead
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.spectral import SpectralMoments
 
@@ -29,8 +30,10 @@ __all__ = [
     "KrylovMoments",
     "LearnedMoments",
     "LowRankMoments",
+    "ModulatedMoments",
     "Moments",
     "OcmMoments",
+    "SpectralHead",
     "SpectralMoments",
     "components",
     "fitted_in_parts",
