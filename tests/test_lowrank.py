@@ -95,7 +95,7 @@ def test_it_is_its_dense_formula(rest: str, transformed: bool, dtype: torch.dtyp
     same(root @ root.mT, matrix)
     once, info = cov.root_with_info(z)
     assert torch.equal(once, cov.root(z))
-    assert info["repaired"].tolist() == [0.0] * B
+    assert info["dropped"].tolist() == [0.0] * B
     values, counts = cov.spectrum()
     same((values * counts).sum(1), matrix.diagonal(dim1=1, dim2=2).sum(1))
     values, squares = cov.coordinates(z)
@@ -159,7 +159,10 @@ def test_an_indefinite_jacobian_breaks_nothing() -> None:
         found = torch.linalg.eigvalsh(cov.dense())
         assert (found > 0).all()
         assert found.max() < 10 * max(1.0, RESTS["one spectrum"].variances.max().item())
-        assert (cov.root_with_info(START)[1]["repaired"] > 0.1).all()
+        assert (cov.root_with_info(START)[1]["dropped"] > 0.1).all()
+        # What is dropped is left to the rest: with a negative matrix nothing but it remains.
+        negative = LowRank.along(RESTS["one spectrum"], START, lambda v: -v, START, 3, 1e-4, share)
+        torch.testing.assert_close(negative.dense(), RESTS["one spectrum"].dense())
 
 
 OPERATORS: dict[str, Operator] = {

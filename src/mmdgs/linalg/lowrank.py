@@ -34,7 +34,7 @@ from torch import Tensor
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Product
 from mmdgs.linalg.operators import Covariance, Dense, Diagonal, einsum, matmul, raise_non_finite, require_room_for_dense
-from mmdgs.linalg.repair import error_floor, watch
+from mmdgs.linalg.repair import error_floor
 from mmdgs.linalg.spectral import Spectral
 from mmdgs.randomness import Streams, randn
 
@@ -56,8 +56,8 @@ class LowRank(Covariance):
 
     `count` products may be spent: `bare` has spent none, and `extended` adds a direction. Unless `fixed` says that all
     is to be of one covariance, a draw spends them along itself (`for_draw`): it is then nearer to one of C, and not
-    quite of the density that `logdet` and `mahalanobis` have. Variances along V are lifted to `floor`; with a `share`
-    to that of the rule of repair.py.
+    quite of the density that `logdet` and `mahalanobis` have. A direction along which the variance is below `floor`, or
+    with a `share` below that of the rule of repair.py, is a network's error: it is dropped, and left to the rest.
     """
 
     rest: Rest
@@ -131,7 +131,7 @@ class LowRank(Covariance):
 
     @cached_property
     def _believed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """V and W (k, B, d) with a diagonal T, its values (B, k) and the fraction (B,) of them that was lifted."""
+        """V and W (k, B, d) with a diagonal T, its values (B, k) and the fraction (B,) of them that was dropped."""
         v, w = (one.double() for one in self.pairs())
         t = torch.einsum("kbd,lbd->bkl", v, w)
         # A direction of zeros is kept from being turned into others by a value of its own.
@@ -142,14 +142,17 @@ class LowRank(Covariance):
         w = w - torch.einsum("lkb,lbd->kbd", torch.einsum("lbd,kbd->lkb", v, w), v)  # what leads out of V
         floor = error_floor(values, self.floor, self.share) if self.share else values.new_full((), self.floor)
         small = (values < floor) & ~none
-        values = torch.maximum(values, floor)
+        dropped = small.double().sum(1) / (~none).sum(1).clamp(min=1)
+        none = none | small
+        values = torch.where(none, 1.0, values)
         # C positive: |C v|^2 <= |C| v' C v. A longer image is a network's error.
         seen = torch.where(none, 0.0, values).amax(1, keepdim=True) if len(v) else values.new_zeros(len(values), 1)
         norm = torch.maximum(seen, self.rest.variances.flatten(1).amax(1, keepdim=True).double())
-        longest = torch.where(small | none, 0.0, (SLACK * norm * values).sqrt())
+        longest = (SLACK * norm * values).sqrt()
         cut = (longest / w.norm(dim=-1).mT.clamp(min=torch.finfo(w.dtype).tiny)).clamp(max=1)
         w = values.mT[..., None] * v + cut.mT[..., None] * w
-        return v, w, values, small.double().sum(1) / (~none).sum(1).clamp(min=1)
+        kept = (~none).mT[..., None]
+        return kept * v, kept * w, values, dropped
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
@@ -197,11 +200,9 @@ class LowRank(Covariance):
         return self.base.root(z) + einsum("nbd,bn->bd", self._factor, along).reshape(z.shape)
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """`root(z)`, and the fraction of the variances along the directions that were lifted."""
+        """`root(z)`, and the fraction of the directions that were dropped."""
         found = self if self.fixed else self.for_draw(z)
-        repaired = found._believed[3].to(z.dtype)
-        watch(repaired)
-        return found.root(z), {"repaired": repaired}
+        return found.root(z), {"dropped": found._believed[3].to(z.dtype)}
 
     def variance_along(self, u: Tensor) -> Tensor:
         squares = einsum("nbd,mbd->mbn", self._factor, u.flatten(2)).square() * (self._eigen[0] - 1)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.linalg.lowrank import LowRank
 from mmdgs.metrics.coverage import Reliability, reliability_of, standardised
 from mmdgs.moments import Moments, require_batch
 from mmdgs.moments.calibrated import COVERED, posteriors
@@ -113,7 +112,7 @@ def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, se
         sums["distance"] += q.cov.mahalanobis(clean - q.mean).double().sum().item()
         sums["nats"] += q.log_prob(clean).double().sum().item()
         repaired = q.repaired
-        if repaired is None and isinstance(q.cov, Krylov | LowRank):  # which knows it of a draw
+        if repaired is None and isinstance(q.cov, Krylov):  # which knows it of a draw
             repaired = q.sample_with_info(generator=Streams(seed, len(clean), purpose="repair"))[1]["repaired"]
         sums["repaired"] += 0.0 if repaired is None else repaired.sum().item()
         for name, one in {"z": z, "error": error.square(), "variance": q.cov.diagonal().double()}.items():

@@ -38,9 +38,10 @@ class LowRankMoments:
 
     With along_draws=False draws are of the last kind too, so that they follow the density exactly; with as many
     products as dimensions it is FullMoments'. On mixtures one product is enough for draws, and two given measurements
-    (docs/covariances.md). Variances along directions are lifted to floor (sigma / alpha)^2; None takes the floor from
-    the network's own error (linalg/repair.py). `symmetric` says whether the Jacobian is symmetric, which halves the
-    work; None asks the denoiser: energies' are.
+    (docs/covariances.md). A direction along which the variance is below floor (sigma / alpha)^2 is dropped, and left to
+    the rest; None takes the floor from the network's own error (linalg/repair.py). A run's info says how many
+    ("dropped"). `symmetric` says whether the Jacobian is symmetric, which halves the work; None asks the denoiser:
+    energies' are.
     """
 
     denoiser: Denoiser
