@@ -2,12 +2,13 @@
 # make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (a quarter of an hour)
 # make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/reliability.md).
 # make kill: runs that are killed at every file operation and at random moments, and go on (docs/reliability.md).
+# make docs: the documentation site, into build/site; any warning fails it.
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-gpu mutants fuzz kill coverage lint clean
+.PHONY: demo test test-all test-gpu docs mutants fuzz kill coverage lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
@@ -20,6 +21,9 @@ test-all: lint
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutants: $(VENV)/.test
 	$(BIN)/python tests/mutants.py
@@ -35,8 +39,8 @@ coverage: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist worksteal --cov=mmdgs --cov-report=term
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs
+	$(BIN)/ruff format --check src tests docs
 	$(BIN)/mypy
 
 clean:
@@ -53,4 +57,8 @@ $(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@

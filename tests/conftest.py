@@ -12,7 +12,7 @@ import sizes
 import torch
 
 import mmdgs
-from mmdgs.lab import digits, fig1, report, toys
+from mmdgs.lab import digits, fig1, toys
 from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
@@ -81,4 +81,4 @@ def tiny(monkeypatch):
 @pytest.fixture
 def unpainted(monkeypatch):
     """Figures are made, but painted as an empty PNG: matplotlib takes seconds for a large one."""
-    monkeypatch.setattr(report.Figure, "png", lambda figure: b"\x89PNG")
+    sizes.unpaint(monkeypatch)

@@ -12,6 +12,7 @@ import pytest
 from fakes import fake_known, fake_script
 from nets import random_images
 from PIL import Image
+from sizes import unpaint
 
 from mmdgs.lab import EXPERIMENTS, Context, Workspace
 from mmdgs.lab.report import Report
@@ -29,10 +30,11 @@ def picture_folder(folder: Path, count: int = 12, shape: tuple[int, int, int] = 
 
 
 def use_fake_inception(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six known features in the place of Inception's, and a cache of its own."""
+    """Six known features in the place of Inception's, a cache of its own, and figures that are not painted."""
     monkeypatch.setenv("MMDGS_CACHE", str(folder / "cache"))
     monkeypatch.setenv("MMDGS_INCEPTION", str(fake_script(folder / "fake.pt")))
     monkeypatch.setattr(inception_file, "KNOWN", fake_known())
+    unpaint(monkeypatch)
 
 
 def performed(name: str, context: Context) -> tuple[dict[str, Any], Report]:

@@ -134,7 +134,20 @@ def test_what_is_exact_takes_no_iterations() -> None:
         assert kind_of("diagonal", operator) is DiagonalSolver
     for cov in ("dense", "one spectrum", "krylov, exact"):
         assert kind_of(cov, "box") is kind_of(cov, "matrix") is CholeskySolver
-    assert kind_of("spectral", "box") is ConjugateGradients
+    assert kind_of("spectral", "box") is CholeskySolver  # a factor for each row
+
+
+def test_many_measurements_take_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a spectrum for each row; the same system by factors, and where it is iterated."""
+    operator, y = OPERATORS["box"], numbers(B, *SHAPE, seed=3)
+    factored = Gaussian(MEAN, COVARIANCES["spectral"]).given(y, operator, 0.3)
+    monkeypatch.setattr("mmdgs.linalg.given.MOST_EACH", 2)
+    for name in ("box", "fourier", "lopsided", "matrix"):
+        assert kind_of("spectral", name) is ConjugateGradients
+        test_given_is_the_closed_form(COVARIANCES["spectral"], OPERATORS[name], "by row")
+    q = Gaussian(MEAN, COVARIANCES["spectral"]).given(y, operator, 0.3)
+    torch.testing.assert_close(q.mean, factored.mean, rtol=1e-8, atol=1e-8)
+    assert set(q.sample_with_info(generator=seeded())[1]) == {"cg_iterations", "cg_residual"}
 
 
 def test_densities_after_the_bridge() -> None:

@@ -12,8 +12,9 @@ from image_experiments import performed
 
 from mmdgs.lab import Context, Workspace, inverse, rivals
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
+from mmdgs.lab.inverse_samples import energy_distance
 
-TINY = InverseSettings(images=4, draws=4, levels=3, seeds=2)
+TINY = InverseSettings(images=4, draws=4, levels=3, seeds=2, samples=6)
 
 
 def test_the_gap_leaves_out_what_few_draws_add() -> None:
@@ -23,6 +24,13 @@ def test_the_gap_leaves_out_what_few_draws_add() -> None:
     for bias in (0.0, 1.0):
         found = judged(noise + bias, truth, torch.zeros_like(truth))
         assert found["gap"] == pytest.approx(10 * math.log10(1 + bias**2), abs=0.1)
+
+
+def test_the_energy_distance_of_normals() -> None:
+    """Of N(0, 1) and N(b, 1) with b large it is 2 b - 4 / sqrt(pi); of equal laws it is 0, whatever the numbers."""
+    x, y = torch.randn(2, 1_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert energy_distance(x, y + 20) == pytest.approx(40 - 4 / math.sqrt(math.pi), abs=0.3)
+    assert abs(energy_distance(x[:20], y)) < 0.1
 
 
 def test_draws_that_are_not_finite_have_no_numbers() -> None:
@@ -53,6 +61,11 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     full, isotropic = (sum(found[row, "imputation"]["gap"]) for row in (FULL_ROW, "isotropic"))
     assert full < isotropic
     assert len(report.sections[0].tables) == 4
+    free = {one["row"]: one for one in records["samples"]}
+    assert set(free) == set(inverse.SAMPLED)
+    # The last of three levels takes a mean alone.
+    assert free["low rank, 1 product"]["evaluations"] == 3 + 2 * 2
+    assert free["Krylov, 2 steps"]["evaluations"] == free["low rank, 2 products"]["evaluations"] == 3 + 2 * 4
     assert any("left out: pip install mmdgs[azula]" in line for line in report.sections[0].text)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sizes import unpaint
 
 from mmdgs.data import load_images
 from mmdgs.errors import NonFiniteError, UsageError
@@ -54,6 +55,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     for module in (mnist_models, mnist_yardstick):
         patch.setattr(module, "load_images", partial(load_images, limit=300))
     patch.setattr(examples, "VALIDATION_EXAMPLES", 16)
+    unpaint(patch)
     patch.setattr(training_run, "ISOTROPIC_EXAMPLES", {"cpu": 16})
 
 

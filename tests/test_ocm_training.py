@@ -40,7 +40,7 @@ def recipe(pictures: Path, denoiser: Path, **changes: object) -> Recipe:
     return Recipe(**{**keys, "denoiser": str(denoiser), **changes})
 
 
-@pytest.fixture(params=["one level", "many levels"])
+@pytest.fixture(params=[pytest.param("one level", marks=pytest.mark.slow), "many levels"])
 def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model = tiny_model() if request.param == "one level" else many_level_model()
     return mmdgs.save(model, tmp_path / "denoiser")

@@ -201,3 +201,18 @@ def test_noise_is_estimated_on_smooth_images() -> None:
         estimated_noise(torch.ones(1, 5), Matrix(torch.ones(5, 4096), shape))
     with pytest.raises(UsageError, match="no noise that could be estimated"):
         estimated_noise(torch.ones(1, *shape), Box(shape, 16))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 5), (7, 3)], ids=str)
+def test_a_blur_by_two_lines_is_the_convolution(size: tuple[int, int]) -> None:
+    """A kernel that is a product of lines is applied as matrices: the same numbers, for odd, even and long kernels."""
+    generator = torch.Generator().manual_seed(0)
+    lines = [torch.rand(n, generator=generator, dtype=torch.float64) for n in size]
+    blur = Blur((2, 3, 4), lines[0][:, None] * lines[1])
+    assert blur._lines is not None
+    x = torch.randn(3, 2, 3, 4, generator=generator, dtype=torch.float64)
+    image, back = blur(x), blur.adjoint(x)
+    blur._lines = None
+    torch.testing.assert_close(blur(x), image)
+    torch.testing.assert_close(blur.adjoint(x), back)
+    assert Blur((2, 3, 4), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))._lines is None

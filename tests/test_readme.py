@@ -26,10 +26,10 @@ def blocks_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-def run_blocks(page: Path) -> dict[str, object]:
+def run_blocks(page: Path, **scope: object) -> dict[str, object]:
+    """Run a page's blocks one after another; `scope` is what its text takes as given."""
     blocks = [block for block in blocks_of(page) if HUB not in block]
     assert blocks
-    scope: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(page), "exec"), scope)
     return scope
@@ -83,6 +83,7 @@ def test_the_examples_with_pretrained_networks_run(tmp_path, monkeypatch):
     tiny_pipeline().save_pretrained("ddpm")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     scope = run_blocks(PRETRAINED)
+    assert torch.allclose(scope["posterior"].cov.diagonal(), torch.tensor(0.25 * 0.8))  # sigma^2 times the slope
     assert scope["q"].mean.shape == (2, 3, 32, 32)
     assert len(scope["images"]) == 2
     assert len(scope["table"].variances.ratios) == 10

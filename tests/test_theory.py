@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sizes import unpaint
 from torch import Tensor
 
 from mmdgs.lab import EXPERIMENTS, Context, Workspace
@@ -34,7 +35,9 @@ SIGMA = 0.2
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     context = Context(Workspace(tmp_path_factory.mktemp("theory")), torch.device("cpu"), seed=0, quick=True)
-    EXPERIMENTS["theory"].perform(context)
+    with pytest.MonkeyPatch.context() as patch:
+        unpaint(patch)
+        EXPERIMENTS["theory"].perform(context)
     return context.workspace.out
 
 

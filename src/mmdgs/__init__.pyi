@@ -64,6 +64,7 @@ from mmdgs.moments import (
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
+    LowRankMoments as LowRankMoments,
     ModulatedMoments as ModulatedMoments,
     Moments as Moments,
     OcmMoments as OcmMoments,

@@ -32,7 +32,8 @@ class Method:
     )
     covariance: str | None = option(
         None,
-        "diagonal, rademacher, lattice, ocm, isotropic, spectral, modulated, krylov, full, learned, "
+        "diagonal, rademacher, lattice, ocm, isotropic, spectral, modulated, low-rank, krylov, full, "
+        "learned, "
         f"{', '.join(FIXED)}.",
         flag=("--covariance", "--posterior"),
         show_default="auto",
@@ -42,6 +43,7 @@ class Method:
     )
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
+    products: int | None = option(None, "Jacobian products of --covariance low-rank [2].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
     most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
     floor: float | None = option(

@@ -9,16 +9,16 @@ spectrum for all is wrong on purpose. Chains go down the levels by the bridge of
     calibration  spread over error (metrics/draws.py): 1 where right
     coverage     of central 90% intervals
 
-Where azula is installed its MMPS, PiGDM and DPS are beside ours (lab/rivals.py). The one setting of each is that with
-the least CRPS on measurements of another seed.
+Samples without measurements are judged too (lab/inverse_samples.py). Where azula is installed its MMPS, PiGDM and DPS
+are beside ours (lab/rivals.py). The one setting of each is that with the least CRPS on measurements of another seed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.lab import inverse_networks, rivals
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
+from mmdgs.lab.inverse_samples import sampled, samples_section
 from mmdgs.lab.report import Claim, Section
 from mmdgs.lab.workspace import Part
 from mmdgs.metrics import calibration_ratio, coverage_of, crps
@@ -38,6 +39,7 @@ from mmdgs.moments import (
     GivenMoments,
     IsotropicMoments,
     KrylovMoments,
+    LowRankMoments,
     Moments,
     SpectralMoments,
 )
@@ -101,14 +103,32 @@ def _denoiser() -> ImageDenoiser:
     return ImageDenoiser(changing_mixture().denoiser())
 
 
+def _low_rank(rest: str, products: int) -> LowRankMoments:
+    return LowRankMoments(_denoiser(), ROWS[rest](), products)  # type: ignore[arg-type]  # it was fitted
+
+
+def _krylov(steps: int) -> KrylovMoments:
+    return KrylovMoments(_denoiser(), steps=steps)
+
+
 ROWS: dict[str, Callable[[], Moments]] = {
     "isotropic": cache(lambda: _fitted(IsotropicMoments)),
     "spectral": cache(lambda: _fitted(SpectralMoments)),
+    **{f"low rank, {n} product{'s' * (n > 1)}": partial(_low_rank, "spectral", n) for n in (1, 2, 4, 8)},
+    "low rank around isotropic, 2 products": partial(_low_rank, "isotropic", 2),
     "diagonal, 3 probes": lambda: DiagonalMoments(_denoiser(), probes=3),
-    "Krylov, 8 steps": lambda: KrylovMoments(_denoiser(), steps=8),
-    "Krylov, 20 steps": lambda: KrylovMoments(_denoiser(), steps=20),
+    **{f"Krylov, {n} steps": partial(_krylov, n) for n in (8, 20)},
     FULL_ROW: lambda: ExactMoments(changing_mixture()),  # the same as FullMoments, without its 64 products
 }
+SAMPLED: dict[str, Callable[[], Moments | None]] = {
+    EXACT: lambda: None,
+    **{row: ROWS[row] for row in ("isotropic", "spectral", "low rank, 1 product", "low rank, 2 products")},
+    "low rank around isotropic, 1 product": partial(_low_rank, "isotropic", 1),
+    "low rank, 2 products along the mean": lambda: replace(_low_rank("spectral", 2), along_draws=False),
+    **{f"Krylov, {n} steps": partial(_krylov, n) for n in (2, 8)},
+    FULL_ROW: ROWS[FULL_ROW],
+}
+"""Covariances of samples without measurements (lab/inverse_samples.py)."""
 RIVALS = {
     "MMPS (azula), 10 steps": ("MMPS", 10, (*rivals.TRIED["MMPS"], 10)),
     "MMPS (azula), 100 steps": ("MMPS", 100, (*rivals.TRIED["MMPS"], 10)),
@@ -125,19 +145,20 @@ TASKS: dict[str, Callable[[], Operator]] = {
 
 @dataclass(frozen=True)
 class InverseSettings:
-    """Measurements a seed, draws of each, levels, seeds; measurements and draws of a search, the rivals it is for."""
+    """Measurements a seed, draws of each, levels, seeds, samples; measurements and draws of a search, its rivals."""
 
     images: int = 60
     draws: int = 12
     levels: int = 10
     seeds: int = 5
+    samples: int = 400
     tuned_on: int = 10
     tuned_draws: int = 6
     rivals: tuple[str, ...] = tuple(RIVALS)
 
 
 FULL = InverseSettings()
-QUICK = InverseSettings(images=6, draws=4, seeds=2, tuned_on=2, tuned_draws=3, rivals=tuple(RIVALS)[:1])
+QUICK = InverseSettings(images=6, draws=4, seeds=2, samples=10, tuned_on=2, tuned_draws=3, rivals=tuple(RIVALS)[:1])
 
 
 def restoration_levels(count: int) -> Levels:
@@ -157,9 +178,20 @@ def run(context: Context) -> Outcome:
     cells = {(row, task): beside.get(row) for row in (EXACT, *ROWS, *beside) for task in TASKS}
     grid = Grid("inverse", cells, lambda cell: _measured(cell, settings), settings, "task", seeds=settings.seeds)
     found = grid.run(context)
-    return Outcome(
-        {"settings": asdict(settings), "mixtures": found.records()}, [_section(found, settings, context.quick)]
-    )
+    sections, records = [_section(found, settings, context.quick)], {"mixtures": found.records()}
+    if context.only is None:
+        free: dict[tuple[str, str], None] = dict.fromkeys((row, "samples") for row in SAMPLED)
+        own = Grid("samples", free, lambda cell: _samples(cell, settings), settings, "what", seeds=settings.seeds)
+        samples = own.run(context)
+        sections.append(samples_section(samples, settings.levels, settings.samples, settings.seeds))
+        records["samples"] = samples.records()
+    return Outcome({"settings": asdict(settings), **records}, sections)
+
+
+def _samples(cell: Cell, settings: InverseSettings) -> Part:
+    mixture, levels = changing_mixture(), restoration_levels(settings.levels)
+    made = [sampled(SAMPLED[cell.row](), mixture, levels, SHAPE, settings.samples, seed) for seed in cell.seeds]
+    return Part({"energy": [energy for energy, _ in made], "evaluations": made[-1][1]})
 
 
 def _measured(cell: Cell, settings: InverseSettings) -> Part:

@@ -7,9 +7,10 @@
 A draw perturbs and solves: x0 ~ N(m, C) and y0 = A x0 + tau e give x0 + C A' S^-1 (y - y0), which needs products with
 C, a root of C, A and its adjoint, and one system in the space of y (solvers.py). No system is iterated where
 
-    C is diagonal and A a mask, or C is diagonal in cosines and so is A     the posterior is of C's own kind
-    C is diagonal and no two measurements share a pixel                     S is diagonal
-    C is a matrix, or the same in all rows, and y is not too large          Cholesky
+    C is diagonal and A a mask, or C is diagonal in cosines and so is A            the posterior is of C's own kind
+    C is diagonal and no two measurements share a pixel                            S is diagonal
+    C is a matrix, or the same in all rows, and y is not too large; y is small     Cholesky
+    C is known along a few directions, and its rest is one of these                Woodbury's formula
 """
 
 from __future__ import annotations
@@ -23,15 +24,20 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.modulated import Modulated
 from mmdgs.linalg.operators import Covariance, Dense, Diagonal, matmul, require_room_for_dense
 from mmdgs.linalg.solvers import (
+    MOST_EACH,
     CholeskySolver,
     ConjugateGradients,
+    CosineSolver,
     DiagonalSolver,
     LanczosSolver,
+    LowRankSolver,
     Solver,
     cholesky_of_dense,
+    cholesky_of_rows,
     cholesky_of_shared,
     gain_of,
     measured_places,
@@ -179,8 +185,12 @@ def conditioned(
     own = _of_own_kind(mean, cov, y, operator, variances)
     if own is not None:
         return own
-    solver = _solver(mean, cov, operator, variances)
-    _, gain, info = solver.solve(operator.known(y - operator(mean)))
+    b = operator.known(y - operator(mean))
+    if isinstance(cov, LowRank):
+        cov, solver = _along_measurements(mean, cov, b, operator, variances)
+    else:
+        solver = _solver(mean, cov, operator, variances)
+    _, gain, info = solver.solve(b)
     return mean + gain, Given(cov, operator, variances, solver, mean, info)
 
 
@@ -221,6 +231,25 @@ def _shared(cov: Covariance, variances: Tensor) -> Covariance | None:
     return type(cov)(v[:1])
 
 
+def _along_measurements(
+    mean: Tensor, cov: LowRank, b: Tensor, operator: Operator, variances: Tensor
+) -> tuple[LowRank, Solver]:
+    """The covariance with its products spent where y says something, and the solver of its system.
+
+    The first direction is A' S^-1 b with the rest's S, along which the mean would move; each next one is that of the
+    covariance so far. With d products, or once a direction is not new, the mean is that of C itself.
+    """
+    inner = _solver(mean, cov.base, operator, variances)
+    solver, found = inner, cov.bare
+    for _ in range(cov.count):
+        found = found.extended(operator.adjoint(solver.solve(b)[0]))
+        if isinstance(inner, ConjugateGradients):
+            solver = replace(inner, prior=found)
+        else:
+            solver = LowRankSolver(found, operator, inner)
+    return found, solver
+
+
 def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor) -> Solver:
     if isinstance(cov, Diagonal):
         squares = operator.squares(cov.variances)
@@ -228,11 +257,16 @@ def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor
             return DiagonalSolver(cov, operator, variances, squares + variances)
     if isinstance(cov, Dense) and math.prod(operator.out_shape) <= 2 * math.prod(mean.shape[1:]):
         return cholesky_of_dense(cov, operator, variances, mean)
-    shared = _shared(cov, variances)
-    if shared is not None:
-        places = measured_places(operator, mean)
-        if len(places) <= MOST_SHARED:
+    gains = operator.cosine_gains(mean)
+    if gains is not None and variances.numel() == len(variances) and (isinstance(cov, Spectral) or _isotropic(cov)):
+        values = gains.square() * cov.variances + variances  # type: ignore[attr-defined]
+        return CosineSolver(cov, operator, variances, values)
+    if isinstance(cov, Diagonal | Spectral):
+        shared, places = _shared(cov, variances), measured_places(operator, mean)
+        if shared is not None and len(places) <= MOST_SHARED:
             return cholesky_of_shared(shared, operator, variances, places, mean)
+        if len(places) <= MOST_EACH:
+            return cholesky_of_rows(cov, operator, variances, places, mean)
     if isinstance(cov, Krylov):
         return LanczosSolver(cov, operator, variances)
     return ConjugateGradients(cov, operator, variances, _preconditioner(cov, operator, variances, mean))

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.linalg.krylov import Krylov, lanczos, tridiagonal
-from mmdgs.linalg.operators import Covariance, einsum
+from mmdgs.linalg.lowrank import LowRank
+from mmdgs.linalg.operators import Covariance, Diagonal, einsum
+from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
 from mmdgs.operators import Operator
 from mmdgs.runtime import in_full_precision
 
@@ -28,6 +30,10 @@ TOLERANCE_ELSE = 1e-5
 """The residual |b - S w| / |b| at which a row is solved, by dtype."""
 ITERATIONS = 500
 """Most iterations of a row, where the covariance costs no evaluations of a network."""
+
+MOST_EACH = 128
+"""Measurements up to which an S that differs from row to row is factored for each: exact, and cheaper than iterations.
+"""
 
 Solution = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 
@@ -82,6 +88,57 @@ class CholeskySolver(Solver):
 
     def logdet(self) -> Tensor:
         return 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1) - self.noise.log().sum(1)
+
+
+@dataclass(frozen=True)
+class CosineSolver(Solver):
+    """S = Q diag(values) Q' for an A that is diagonal in cosines, with values (B, *shape)."""
+
+    prior: Covariance
+    operator: Operator
+    variances: Tensor
+    values: Tensor
+
+    def solve(self, b: Tensor) -> Solution:
+        w = from_cosines(to_cosines(b) / self.values)
+        return w, self.prior.apply(self.operator.adjoint(w)), {}
+
+    def logdet(self) -> Tensor:
+        return (self.values / self.variances).log().flatten(1).sum(1)
+
+
+@dataclass(frozen=True)
+class LowRankSolver(Solver):
+    """S = S_0 + L diag(c) L', L = A F, where S_0 is the system of the rest (`inner`): Woodbury's formula.
+
+    S^-1 = S_0^-1 - Y diag(c) (I + N diag(c))^-1 Y',   Y = S_0^-1 L,   N = L' Y
+    """
+
+    prior: LowRank
+    operator: Operator
+    inner: Solver
+
+    @functools.cached_property
+    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Y (n, B, m), diag(c) (I + N diag(c))^-1 (B, n, n) and log det (I + N diag(c)) (B,), in float64."""
+        factor, c = self.prior.factor
+        columns = [self.operator(one) for one in factor]
+        solved = torch.stack([self.inner.solve(one)[0].flatten(1).double() for one in columns])
+        n = torch.einsum("nbm,kbm->bnk", torch.stack(columns).flatten(2).double(), solved)
+        c = c.double()
+        system = torch.eye(len(solved), dtype=n.dtype, device=n.device) + 0.5 * (n + n.mT) * c[:, None]
+        return solved, c[..., None] * torch.linalg.inv(system), torch.linalg.slogdet(system).logabsdet
+
+    def solve(self, b: Tensor) -> Solution:
+        solved, core, _ = self._system
+        along = torch.einsum("nbm,bm->bn", solved, b.flatten(1).double())
+        low = torch.einsum("nbm,bn->bm", solved, (core @ along[..., None])[..., 0])
+        w = self.inner.solve(b)[0] - low.to(b.dtype).reshape(b.shape)
+        return w, self.prior.apply(self.operator.adjoint(w)), {}
+
+    def logdet(self) -> Tensor | None:
+        inner = self.inner.logdet()
+        return None if inner is None else inner + self._system[2].to(inner)
 
 
 @dataclass(frozen=True)
@@ -245,10 +302,26 @@ def cholesky_of_shared(
     prior: Covariance, operator: Operator, variances: Tensor, places: Tensor, like: Tensor
 ) -> CholeskySolver:
     """The factor of an S that is the same in all rows: `prior` is one row."""
+    matrix = operator(prior.apply(_adjoint_at(operator, places, like))).flatten(1)[:, places]
+    return _cholesky(prior, operator, matrix[None], variances, places)
+
+
+def _adjoint_at(operator: Operator, places: Tensor, like: Tensor) -> Tensor:
+    """A' e for the basis vectors e of some places of y, (m, *shape)."""
     basis = like.new_zeros(len(places), math.prod(operator.out_shape))
     basis[torch.arange(len(places), device=like.device), places] = 1
-    matrix = operator(prior.apply(operator.adjoint(basis.reshape(-1, *operator.out_shape)))).flatten(1)[:, places]
-    return _cholesky(prior, operator, matrix[None], variances, places)
+    return operator.adjoint(basis.reshape(-1, *operator.out_shape))
+
+
+@in_full_precision
+def cholesky_of_rows(
+    prior: Diagonal | Spectral, operator: Operator, variances: Tensor, places: Tensor, like: Tensor
+) -> CholeskySolver:
+    """The factors of an S of few measurements that differs from row to row: S = G diag(v) G', G = A or A Q."""
+    rows = _adjoint_at(operator, places, like)
+    gains = (to_cosines(rows) if isinstance(prior, Spectral) else rows).flatten(1)
+    matrix = torch.stack([(gains * v) @ gains.mT for v in prior.variances.flatten(1)])
+    return _cholesky(prior, operator, matrix, variances, places)
 
 
 @in_full_precision
@@ -274,6 +347,7 @@ def _cholesky(
     """The solver by the Cholesky factor of a symmetric matrix (B, m, m) plus the noise."""
     noise = variances.expand(len(variances), *operator.out_shape).flatten(1)[:, places]
     inner = 0.5 * (matrix + matrix.mT) + torch.diag_embed(noise)
-    # One factor for all rows costs little, and in float64 it stays positive with noise far below the data's scale.
-    factor = torch.linalg.cholesky(inner.double() if len(inner) == 1 else inner).to(inner)
+    # Where it costs little it is in float64, in which it stays positive with noise far below the data's scale.
+    exact = len(inner) == 1 or len(places) <= MOST_EACH
+    factor = torch.linalg.cholesky(inner.double() if exact else inner).to(inner)
     return CholeskySolver(prior, operator, factor, places, noise)

@@ -22,6 +22,7 @@ from mmdgs.moments import (
     IsotropicMoments,
     KrylovMoments,
     LearnedMoments,
+    LowRankMoments,
     ModulatedMoments,
     Moments,
     OcmMoments,
@@ -143,6 +144,8 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         return f"{known[design]}-{moments.probes}" if design in known else None
     if isinstance(moments, KrylovMoments):
         return f"krylov-{moments.steps}"
+    if isinstance(moments, LowRankMoments) and isinstance(moments.rest, SpectralMoments):
+        return f"low-rank-{moments.products}"
     if isinstance(moments, OcmMoments | ModulatedMoments):
         network = getattr(moments.head, "network", None)
         kind = "ocm" if isinstance(moments, OcmMoments) else "modulated"

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from mmdgs.errors import UsageError, unknown_name
 from mmdgs.models.config import COVARIANCE, MEAN_STD, VARIANCE_RATIO
 from mmdgs.models.fits import isotropic_moments, spectral_moments
-from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, ModulatedMoments, Moments, OcmMoments
+from mmdgs.moments import (
+    DiagonalMoments,
+    FullMoments,
+    KrylovMoments,
+    LowRankMoments,
+    ModulatedMoments,
+    Moments,
+    OcmMoments,
+)
 from mmdgs.moments.full import MOST_PRODUCTS
 from mmdgs.moments.probes import Lattice, Rademacher
 
@@ -59,6 +67,12 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
         {"krylov_steps": 20, "floor": None},
         lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"]),
     ),
+    "low-rank": (
+        {"products": 2, "floor": None},
+        lambda model, given: LowRankMoments(
+            model, spectral_moments(model, given.get("data")), given["products"], given["floor"]
+        ),
+    ),
     "full": (
         {"most_products": MOST_PRODUCTS, "floor": None},
         lambda model, given: FullMoments(model, given["floor"], given["most_products"]),
@@ -70,9 +84,9 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
 "diagonal" takes the probes that suit the data, "rademacher" the paper's and "lattice" those for images. A floor is
 relative to (sigma / alpha)^2 (the paper's results are with 1e-6); None takes it from the network's own error."""
 
-FITTED: dict[str, tuple[str, ...]] = {"isotropic": ("data", "levels"), "spectral": ("data",)}
-"""Those that are estimated from data (one variance for all pixels, or one for each frequency), and what else they take.
-"""
+FITTED: dict[str, tuple[str, ...]] = {"isotropic": ("data", "levels"), "spectral": ("data",), "low-rank": ("data",)}
+"""Those that are estimated from data (one variance for all pixels, or one for each frequency; the rest of "low-rank" is
+"spectral"), and what else they take."""
 
 
 def own_covariance(model: Model) -> str:

@@ -10,6 +10,7 @@ from mmdgs.moments.higher import HigherMoments, higher_moments
 from mmdgs.moments.isotropic import IsotropicMoments
 from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
+from mmdgs.moments.lowrank import LowRankMoments
 from mmdgs.moments.modulated import ModulatedMoments, SpectralHead
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.spectral import SpectralMoments
@@ -28,6 +29,7 @@ __all__ = [
     "IsotropicMoments",
     "KrylovMoments",
     "LearnedMoments",
+    "LowRankMoments",
     "ModulatedMoments",
     "Moments",
     "OcmMoments",

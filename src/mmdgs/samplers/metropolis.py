@@ -22,6 +22,7 @@ from torch import Tensor
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.linalg.given import Given
 from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.operators import Covariance
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
@@ -100,10 +101,12 @@ def require_exact_draws(cov: Covariance) -> None:
     """Refuse a covariance whose draws do not follow its own density: the Metropolis step needs that density."""
     inner = cov.prior if isinstance(cov, Given) else cov
     iterated = isinstance(cov, Given) and cov.solver.logdet() is None
-    if iterated or (isinstance(inner, Krylov) and not inner.exact):
+    along_draws = isinstance(inner, LowRank) and not inner.fixed
+    if iterated or along_draws or (isinstance(inner, Krylov) and not inner.exact):
         raise UsageError(
-            "MetropolisGibbs needs the density of its proposal, and a Krylov covariance, or one given measurements by "
-            "iteration, knows it only nearly; use FullMoments, DiagonalMoments, SpectralMoments or IsotropicMoments"
+            "MetropolisGibbs needs the density of its proposal, and a Krylov covariance, one of low rank with products "
+            "along draws, or one given measurements by iteration, knows it only nearly; use FullMoments, "
+            "DiagonalMoments, SpectralMoments, IsotropicMoments, or LowRankMoments with along_draws=False"
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
 from mmdgs.moments import Moments
-from mmdgs.noise import CLEAN, NoiseLevel, transition
+from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator, randn
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
 from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
@@ -58,7 +58,11 @@ def _ordered(levels: Sequence[NoiseLevel], least: int = 1) -> list[NoiseLevel]:
     if len(found) < least:
         raise ValueError(f"need at least {least} noise levels, got {len(found)}")
     for noisier, cleaner in pairwise(found):
-        transition(cleaner, noisier)  # refuses levels in the wrong order
+        if noisier.ratio <= cleaner.ratio:
+            raise ValueError(
+                f"levels are in the wrong order: {noisier} comes before {cleaner}; give the noisiest first "
+                "(largest sigma / alpha), and none twice"
+            )
     return found
 
 
