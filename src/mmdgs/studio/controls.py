@@ -67,8 +67,8 @@ def lines_boxes(room: str) -> tuple[gr.Code, gr.Code]:
 
 def buttons(room: str, label: str) -> tuple[gr.Button, gr.Button, gr.DownloadButton]:
     """The buttons of a room: go, stop, download."""
+    go = gr.Button(label, variant="primary", elem_id=f"{room}-go")
     with gr.Row():
-        go = gr.Button(label, variant="primary", elem_id=f"{room}-go", min_width=100)
         stop = gr.Button("Stop", variant="stop", elem_id=f"{room}-stop", min_width=80)
         download = gr.DownloadButton("Download", interactive=False, elem_id=f"{room}-download", min_width=100)
     return go, stop, download

@@ -17,7 +17,7 @@ CSS = """
 .mm-figures { display: flex; flex-wrap: wrap; gap: 12px; }
 .mm-figures figure { margin: 0; }
 .mm-figures figure.mm-small { flex: 0 1 132px; }
-.mm-figures figure.mm-wide { flex: 1 1 210px; max-width: 330px; }
+.mm-figures figure.mm-wide { flex: 1 1 190px; max-width: 320px; }
 .mm-figures img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
 .mm-figures figure.mm-wide img { image-rendering: auto; }
 #sampler-pictures img { image-rendering: pixelated !important; }

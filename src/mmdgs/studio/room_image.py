@@ -58,7 +58,8 @@ def build(folder: Folder) -> None:
                     elem_id="image-sigma",
                 )
                 estimate = gr.Checkbox(False, label="Estimate sigma", elem_id="image-estimate", min_width=120)
-            with gr.Row():
+            go, stop, download = buttons("image", "Show the posterior")
+            with gr.Accordion("More settings", open=False, elem_id="image-more"):
                 draws = gr.Slider(0, image.MOST_DRAWS, image.DRAWS, step=1, label="Draws", elem_id="image-draws")
                 components = gr.Slider(
                     0, image.MOST_COMPONENTS, image.COMPONENTS, step=1, label="Components", elem_id="image-components"
@@ -71,7 +72,6 @@ def build(folder: Folder) -> None:
                 with gr.Row():
                     where = gr.Markdown("The whole image.", elem_id="image-where")
                     whole = gr.Button("Whole image", size="sm", elem_id="image-whole", min_width=100)
-            go, stop, download = buttons("image", "Show the posterior")
         with gr.Column(scale=3, min_width=300):
             status = status_line("image", "Choose an image, then show its posterior.")
             pictures = gr.HTML(elem_id="image-pictures")

@@ -64,7 +64,8 @@ def build(folder: Folder) -> None:
             noise = gr.Slider(
                 0.01, 0.3, restoring.NOISE, step=0.01, label="Noise (std, for values 0 to 1)", elem_id="restore-noise"
             )
-            with gr.Row():
+            go, stop, download = buttons("restore", "Restore")
+            with gr.Accordion("More settings", open=False, elem_id="restore-more"):
                 draws = gr.Slider(
                     1, restoring.MOST_DRAWS, restoring.DRAWS, step=1, label="Draws", elem_id="restore-draws"
                 )
@@ -72,7 +73,6 @@ def build(folder: Folder) -> None:
                     5, restoring.MOST_STEPS, restoring.STEPS, step=1, label="Steps of each", elem_id="restore-steps"
                 )
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="restore-seed", min_width=80)
-            go, stop, download = buttons("restore", "Restore")
         with gr.Column(scale=3, min_width=300):
             status = status_line("restore", "Choose an image and what happened to it, then restore it.")
             pictures = gr.HTML(elem_id="restore-pictures")

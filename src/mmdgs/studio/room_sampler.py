@@ -13,8 +13,8 @@ from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.sources import OWN, model_of, models
 
-ABOUT = """From noise to images, with the same network and the same seed. Samplers differ in what they ask of the network
-at each level of noise, and how often. A model of one noise level has Gibbs sampling alone."""
+ABOUT = """From noise to images, with the same network and the same seed. Samplers differ in what they ask of the
+network at each level of noise, and how often. A model of one noise level has Gibbs sampling alone."""
 
 
 def build(folder: Folder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -132,6 +133,15 @@ def serve(host: str = HOST, port: int = PORT, *, tell: Callable[[str], object] =
     with contextlib.closing(held), application(host) as app:
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
+        # uvicorn's own handlers raise the signal again at the end, and the folder would stay.
+        server.capture_signals = contextlib.nullcontext
+
+        def leave(*_: object) -> None:
+            server.force_exit = server.should_exit  # asked twice: at once
+            server.should_exit = True
+
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, leave)
         shown = f"[{host}]" if ":" in host else host
         tell(f"http://{shown}:{held.getsockname()[1]}")
         server.run(sockets=[held])
