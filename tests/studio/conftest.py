@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ pytest.importorskip("gradio", reason="the studio's tests need its extra: make te
 playwright = pytest.importorskip("playwright.sync_api", reason="the studio's tests need Playwright: make test-studio")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE = 60_000
+PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
 """Milliseconds: the machine that tests run on may be busy."""
 
 
@@ -36,8 +37,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
             if found or process.poll() is not None:
                 break
-            import time
-
             time.sleep(0.1)
         assert found, log.read_text()
         yield found.group()
@@ -96,10 +95,10 @@ class Visitor:
         self.page.get_by_role("option", name=words).click()
 
     def error(self) -> str:
-        toast = self.page.locator(".toast-body").first
+        toast = self.page.locator("[data-testid=toast-body]").first
         toast.wait_for()
-        said = self.page.locator(".toast-text").first.inner_text()
-        self.page.locator(".toast-close").first.click()
+        said = self.page.locator("[data-testid=toast-text]").first.inner_text()
+        self.page.locator("[data-testid=toast-close]").first.click()
         return said
 
     def download(self, room: str, to: Path) -> Path:

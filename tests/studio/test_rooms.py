@@ -176,7 +176,7 @@ def test_a_good_upload_is_used_and_a_large_one_is_not_taken(visit, tmp_path: Pat
         used = numpy.asarray(Image.open(io.BytesIO(archive.read("posterior/image.png"))))
     assert (used == ramp[6:34, 16:44]).all()
     (tmp_path / "large.png").write_bytes(b"\x89PNG" + bytes(9_000_000))
-    page.locator("#image-upload button[aria-label]").last.click()
+    page.locator("#image-upload button[aria-label=Clear]").click()
     page.locator("#image-upload input[type=file]").set_input_files(tmp_path / "large.png")
     assert "size" in one.error().lower()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -30,7 +31,8 @@ def said(error: BaseException) -> gr.Error:
     if not isinstance(error, ValueError | ArithmeticError | OSError | MemoryError):
         logger.error("the studio failed", exc_info=error)
     text = first_line(error)
-    return gr.Error(text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else "."), title="This did not work")
+    sentence = text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+    return gr.Error(sentence, title="This did not work", print_exception=False)
 
 
 def plainly(function: Callable[..., T]) -> Callable[..., T]:
@@ -49,12 +51,66 @@ def plainly(function: Callable[..., T]) -> Callable[..., T]:
     return handled
 
 
-def told(work: Callable[[Tell[Any]], Any]) -> Iterator[Any]:
-    """`streamed`, with errors for the page."""
+class Stops:
+    """What ends the work of a room for one visitor: the stop button, another click on go, or leaving the page."""
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], threading.Event] = {}
+
+    def begin(self, room: str, visitor: str) -> None:
+        """Work of a room is asked for: what ran there before ends."""
+        self.stop(room, visitor)
+        self.events[visitor, room] = threading.Event()
+
+    def event(self, room: str, visitor: str) -> threading.Event:
+        """Set once the work is to end."""
+        return self.events.setdefault((visitor, room), threading.Event())
+
+    def stop(self, room: str, visitor: str) -> None:
+        self.event(room, visitor).set()
+
+    def leave(self, visitor: str) -> None:
+        """The visitor is gone, and so is all work for them."""
+        for key in [key for key in self.events if key[0] == visitor]:
+            self.events.pop(key).set()
+
+
+STOPS = Stops()
+STOPPED = "Stopped. What was made until then is shown."
+
+
+def visitor_of(request: gr.Request) -> str:
+    """A name for an open page."""
+    return str(request.session_hash)
+
+
+def told(room: str, request: gr.Request, work: Callable[[Tell[Any]], Any]) -> Iterator[Any]:
+    """`streamed`, with errors for the page; it ends where the visitor stops it."""
     try:
-        yield from streamed(work)
+        yield from streamed(work, STOPS.event(room, visitor_of(request)))
     except Exception as error:
         raise said(error) from None
+
+
+def was_stopped(room: str, request: gr.Request) -> bool:
+    """Whether the work of a room was ended before its time."""
+    return STOPS.event(room, visitor_of(request)).is_set()
+
+
+def runs(room: str, go: gr.Button, stop: gr.Button, status: gr.Markdown, show: Any, inputs: Any, outputs: Any) -> None:
+    """Go shows what `show` yields; stop ends it, also while it waits in line. What was shown stays."""
+
+    def begin(request: gr.Request) -> str:
+        STOPS.begin(room, visitor_of(request))
+        return WAITING
+
+    def end(request: gr.Request) -> str:
+        STOPS.stop(room, visitor_of(request))
+        return STOPPED
+
+    started = go.click(begin, None, status, queue=False, show_progress="hidden").then(show, inputs, outputs, **LINE)
+    started.failure(lambda: "", None, status, queue=False, show_progress="hidden")
+    stop.click(end, None, status, queue=False, show_progress="hidden")
 
 
 def lines_boxes(room: str) -> tuple[gr.Code, gr.Code]:
@@ -81,11 +137,6 @@ def ready(folder: Folder, name: str, content: bytes) -> Any:
 
 def status_line(room: str, text: str = "") -> gr.Markdown:
     return gr.Markdown(text, elem_id=f"{room}-status", elem_classes="mm-status")
-
-
-def stops(stop: gr.Button, status: gr.Markdown, events: list[Any]) -> None:
-    """A stop button: ends what runs or waits, and says so. What was shown stays."""
-    stop.click(lambda: "Stopped. What was made until then is shown.", None, status, cancels=events, queue=False)
 
 
 def image_chooser(room: str, names: list[str]) -> tuple[gr.Dropdown, gr.Dropdown, gr.File, gr.Radio]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gradio as gr
 
 from mmdgs.studio import room_image, room_plane, room_restore, room_sampler
+from mmdgs.studio.controls import STOPS, visitor_of
 from mmdgs.studio.downloads import Folder
 
 TITLE = "mmdgs studio"
@@ -49,5 +50,11 @@ def build(folder: Folder) -> gr.Blocks:
             for name, room in ROOMS.items():
                 with gr.Tab(name, id=name.lower(), elem_id=f"room-{name.lower()}"):
                     room.build(folder)
+        page.unload(_left)
     page.queue(max_size=WAITING)
     return page
+
+
+def _left(request: gr.Request) -> None:
+    """A page was closed: its work ends."""
+    STOPS.leave(visitor_of(request))

@@ -32,7 +32,7 @@ LIMIT, GRID = 2.4, 145
 """The grid, in cells of 1/30: at most one standard deviation of the narrowest posterior, where sums are exact."""
 FARTHEST = 2.0
 """Noisy points beyond it have posteriors that the grid does not hold; pictures end there."""
-NEGLIGIBLE = 1e-7
+NEGLIGIBLE = 1e-9
 """Weight of a posterior's component that is left out of pictures and sums."""
 MAIN_SIDE, PANEL_SIDE = 480, 260
 LEAST_SIGMA, MOST_SIGMA = 0.05, 1.0

@@ -13,15 +13,16 @@ from mmdgs.generation.posteriors import ImagePosterior
 from mmdgs.studio import image
 from mmdgs.studio.controls import (
     LIGHT,
-    LINE,
+    STOPPED,
     buttons,
     image_chooser,
     lines_boxes,
     plainly,
     ready,
+    runs,
     status_line,
-    stops,
     told,
+    was_stopped,
 )
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
@@ -112,7 +113,7 @@ def build(folder: Folder) -> None:
 
     def show(
         stored: Any, model: str, chosen: str, file: Any, fit: str, kind: bool, sigma: float, estimate: bool,
-        draws: int, components: int, region: Any, seed: int,
+        draws: int, components: int, region: Any, seed: int, request: gr.Request,
     ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
         if stored is None:
             stored = plainly(chosen_image)(model, chosen, file, fit)
@@ -125,7 +126,7 @@ def build(folder: Folder) -> None:
         def work(tell: Any) -> None:
             tell(("done", image.posterior_of(model_of(model), stored, wanted, tell=tell)))
 
-        for told_now in told(work):
+        for told_now in told("image", request, work):
             if told_now is None:
                 yield _update()
             elif isinstance(told_now, ImagePosterior):
@@ -134,6 +135,8 @@ def build(folder: Folder) -> None:
                 yield _update(status=f"{told_now[0]} of {told_now[1]} parts are done.")
             else:
                 yield _finished(told_now[1], stored, wanted)
+        if was_stopped("image", request):
+            yield _update(status=STOPPED)
 
     def _finished(seen: ImagePosterior, stored: Any, wanted: image.Wanted) -> tuple[Any, ...]:
         lines = image.lines(wanted, seen.sigma)
@@ -169,13 +172,13 @@ def build(folder: Folder) -> None:
         event(plainly(look), source, looked, **LIGHT)
     whole.click(plainly(look), source, looked, **LIGHT)
     picture.select(plainly(click), [stored, corner], [corner, region, picture, where], **LIGHT)
-    run = go.click(show, [stored, *source, kind, sigma, estimate, draws, components, region, seed], outputs, **LINE)
+    given = [stored, *source, kind, sigma, estimate, draws, components, region, seed]
+    runs("image", go, stop, status, show, given, outputs)
     for slider in sliders:
         slider.input(plainly(walked), [found, *sliders], moved, trigger_mode="always_last", **LIGHT)
-    stops(stop, status, [run])
-    room = gr.context.Context.root_block
-    assert room is not None
-    room.load(plainly(look), source, looked, **LIGHT)
+    page = gr.context.Context.root_block
+    assert page is not None
+    page.load(plainly(look), source, looked, **LIGHT)
 
 
 def _update(sliders: Any = None, **given: Any) -> tuple[Any, ...]:

@@ -8,7 +8,18 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.studio import plane
-from mmdgs.studio.controls import LIGHT, LINE, buttons, lines_boxes, plainly, ready, status_line, stops, told
+from mmdgs.studio.controls import (
+    LIGHT,
+    STOPPED,
+    buttons,
+    lines_boxes,
+    plainly,
+    ready,
+    runs,
+    status_line,
+    told,
+    was_stopped,
+)
 from mmdgs.studio.downloads import Folder, bundle
 from mmdgs.studio.pictures import bars, figures
 
@@ -83,7 +94,9 @@ def build(folder: Folder) -> None:
         x, y = plane.clicked(event.index)
         return x, y, *shown(name, sigma, x, y)
 
-    def mix(name: str, sigma: float, method: str, count: int, steps: int, seed: int) -> Iterator[tuple[Any, ...]]:
+    def mix(
+        name: str, sigma: float, method: str, count: int, steps: int, seed: int, request: gr.Request
+    ) -> Iterator[tuple[Any, ...]]:
         settings = (name, method, float(sigma), int(count), int(steps), int(seed or 0))
         python, command = plane.chain_lines(*settings)
         yield gr.skip(), "Starting ...", gr.skip(), python, command, gr.DownloadButton(interactive=False)
@@ -95,7 +108,7 @@ def build(folder: Folder) -> None:
                 )
             )
 
-        for found in told(work):
+        for found in told("plane", request, work):
             if found is None:
                 yield (gr.skip(),) * 6
                 continue
@@ -105,6 +118,8 @@ def build(folder: Folder) -> None:
             if last:
                 file = ready(folder, "chains.zip", bundle("chains", found.files()))
             yield plane.main_picture(name, dots=found.x), words, bars(found.shares), gr.skip(), gr.skip(), file
+        if was_stopped("plane", request):
+            yield gr.skip(), STOPPED, *(gr.skip(),) * 4
 
     looked = [picture, panels, python, command, download]
     given = [density, noise, x, y]
@@ -114,7 +129,5 @@ def build(folder: Folder) -> None:
     for control in (x, y):
         control.submit(plainly(shown), given, looked, **LIGHT)
         control.blur(plainly(shown), given, looked, **LIGHT)
-    run = go.click(
-        mix, [density, noise, method, count, steps, seed], [picture, status, weights, python, command, download], **LINE
-    )
-    stops(stop, status, [run])
+    given = [density, noise, method, count, steps, seed]
+    runs("plane", go, stop, status, mix, given, [picture, status, weights, python, command, download])

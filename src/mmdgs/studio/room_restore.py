@@ -13,15 +13,16 @@ from mmdgs.generation.posterior_pictures import enlarged, pixels
 from mmdgs.studio import restoring
 from mmdgs.studio.controls import (
     LIGHT,
-    LINE,
+    STOPPED,
     buttons,
     image_chooser,
     lines_boxes,
     plainly,
     ready,
+    runs,
     status_line,
-    stops,
     told,
+    was_stopped,
 )
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
@@ -57,7 +58,7 @@ def build(folder: Folder) -> None:
                     fixed_canvas=True,
                     buttons=[],
                     format="png",
-                    height=500,
+                    height=440,
                     elem_id="restore-paint",
                 )
                 damaged = gr.Checkbox(False, label="It is damaged already: add no noise", elem_id="restore-damaged")
@@ -96,7 +97,7 @@ def build(folder: Folder) -> None:
 
     def show(
         model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
-        noise: float, draws: int, steps: int, seed: int,
+        noise: float, draws: int, steps: int, seed: int, request: gr.Request,
     ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
         stored, wanted, mask = plainly(_asked)(
             chosen_image, model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
@@ -106,7 +107,7 @@ def build(folder: Folder) -> None:
         def work(tell: Any) -> None:
             tell(restoring.restored(model_of(model), stored, wanted, mask, tell=tell, due=tell.due))
 
-        for seen in told(work):
+        for seen in told("restore", request, work):
             if seen is None:
                 yield (gr.skip(),) * 5
                 continue
@@ -114,6 +115,8 @@ def build(folder: Folder) -> None:
             if len(seen.draws) and seen.under_way is None:
                 file_now = ready(folder, "restored.zip", restoring.download(seen, stored, wanted, mask))
             yield _words(seen), figures(restoring.pictures(seen)), gr.skip(), gr.skip(), file_now
+        if was_stopped("restore", request):
+            yield STOPPED, *(gr.skip(),) * 4
 
     source = [model, chosen, file, fit]
     refreshed = [strength, painting, painted]
@@ -122,13 +125,8 @@ def build(folder: Folder) -> None:
     )
     for event in (kind.change, chosen.input, file.change, fit.input):
         event(plainly(other_kind), [kind, *source], refreshed, **LIGHT)
-    run = go.click(
-        show,
-        [*source, kind, strength, painted, damaged, noise, draws, steps, seed],
-        [status, pictures, python, command, download],
-        **LINE,
-    )
-    stops(stop, status, [run])
+    given = [*source, kind, strength, painted, damaged, noise, draws, steps, seed]
+    runs("restore", go, stop, status, show, given, [status, pictures, python, command, download])
 
 
 def _strength(short: str) -> gr.Slider:

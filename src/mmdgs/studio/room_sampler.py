@@ -8,7 +8,18 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.studio import sampling
-from mmdgs.studio.controls import LIGHT, LINE, buttons, lines_boxes, plainly, ready, status_line, stops, told
+from mmdgs.studio.controls import (
+    LIGHT,
+    STOPPED,
+    buttons,
+    lines_boxes,
+    plainly,
+    ready,
+    runs,
+    status_line,
+    told,
+    was_stopped,
+)
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.sources import OWN, model_of, models
@@ -49,7 +60,9 @@ def build(folder: Folder) -> None:
             pictures = gr.HTML(elem_id="sampler-pictures")
             python, command = lines_boxes("sampler")
 
-    def show(model: str, chosen: list[str], count: int, steps: int, seed: int) -> Iterator[tuple[Any, ...]]:
+    def show(
+        model: str, chosen: list[str], count: int, steps: int, seed: int, request: gr.Request
+    ) -> Iterator[tuple[Any, ...]]:
         wanted = plainly(sampling.Wanted)(model, tuple(chosen), int(count), int(steps), int(seed or 0))
         found = plainly(model_of)(model)
         lines = plainly(sampling.lines)(wanted, found)
@@ -58,7 +71,7 @@ def build(folder: Folder) -> None:
         def work(tell: Any) -> None:
             sampling.sampled(found, wanted, tell=tell, due=tell.due)
 
-        for frames in told(work):
+        for frames in told("sampler", request, work):
             if frames is None:
                 yield (gr.skip(),) * 5
                 continue
@@ -72,10 +85,12 @@ def build(folder: Folder) -> None:
                 else f"{len(done)} of {len(wanted.samplers)} samplers done."
             )
             yield words, figures(sampling.pictures(frames), wide=True), gr.skip(), gr.skip(), file
+        if was_stopped("sampler", request):
+            yield STOPPED, *(gr.skip(),) * 4
 
     model.change(plainly(_samplers), model, chosen, **LIGHT)
-    run = go.click(show, [model, chosen, count, steps, seed], [status, pictures, python, command, download], **LINE)
-    stops(stop, status, [run])
+    given = [model, chosen, count, steps, seed]
+    runs("sampler", go, stop, status, show, given, [status, pictures, python, command, download])
 
 
 def _samplers(model: str) -> gr.CheckboxGroup:

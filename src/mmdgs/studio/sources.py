@@ -30,7 +30,7 @@ MOST_BYTES, MOST_PIXELS = 8_000_000, 1 << 24
 SHRINK, CUT = "shrink the whole image", "cut out the centre"
 FITS = (SHRINK, CUT)
 """Shrinking averages noise away; a cut-out keeps it as it is."""
-OWN = {"mnist": "a digit", "cifar10": "a small photograph", "celeba": "a face"}
+OWN = {"mnist": "digits", "cifar10": "photos", "celeba": "faces"}
 MANY_LEVELS = ("cifar10", "celeba")
 """Models of the studio, and those of many noise levels."""
 KEPT = 64

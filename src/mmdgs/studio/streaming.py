@@ -14,7 +14,7 @@ from mmdgs.runtime import Stopped, stoppable, threads
 T = TypeVar("T")
 
 BEAT = 0.3
-"""Seconds after which a page hears something at the latest. Gradio stops a generator between two of its yields."""
+"""Seconds after which a page hears something at the latest, so that a page that is gone is noticed."""
 JOBS = 2
 """Computations at a time; more wait in line."""
 
@@ -27,8 +27,8 @@ def threads_a_job() -> int:
 class Tell(Generic[T]):
     """Called by the work with what it has so far; of several between two looks the page sees the last."""
 
-    def __init__(self) -> None:
-        self.stop = threading.Event()
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
         self.changed = threading.Condition()
         self.latest: list[T] = []
         self.told_at = 0.0
@@ -58,12 +58,12 @@ class Tell(Generic[T]):
         return found[0] if found else None
 
 
-def streamed(work: Callable[[Tell[T]], Any]) -> Iterator[T | None]:
+def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None) -> Iterator[T | None]:
     """What the work tells, as it comes; None where there is nothing new for a beat. Errors of the work are raised.
 
-    Where the iterator is closed, the work ends at its next step.
+    Where the event is set or the iterator is closed, the work ends at its next step.
     """
-    tell: Tell[T] = Tell()
+    tell: Tell[T] = Tell(stop or threading.Event())
 
     def run() -> None:
         try:
@@ -91,5 +91,6 @@ def streamed(work: Callable[[Tell[T]], Any]) -> Iterator[T | None]:
                 yield None
         if tell.error is not None:
             raise tell.error
-    finally:
+    except GeneratorExit:
         tell.stop.set()
+        raise
