@@ -108,7 +108,9 @@ def runs(room: str, go: gr.Button, stop: gr.Button, status: gr.Markdown, show: A
         STOPS.stop(room, visitor_of(request))
         return STOPPED
 
-    started = go.click(begin, None, status, queue=False, show_progress="hidden").then(show, inputs, outputs, **LINE)
+    started = go.click(begin, None, status, queue=False, show_progress="hidden").then(
+        show, inputs, outputs, api_name=room, **LINE
+    )
     started.failure(lambda: "", None, status, queue=False, show_progress="hidden")
     stop.click(end, None, status, queue=False, show_progress="hidden")
 

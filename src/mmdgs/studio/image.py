@@ -13,11 +13,12 @@ from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
 from mmdgs.generation.posterior_folder import PosteriorWork
 from mmdgs.generation.posterior_page import page
-from mmdgs.generation.posterior_pictures import direction_picture, enlarged, framed, overview, pixels, std_picture
+from mmdgs.generation.posterior_pictures import direction_picture, enlarged, framed, overview, pixels
 from mmdgs.generation.posteriors import ImagePosterior, PosteriorSettings, Region, parts_of
 from mmdgs.models import Model
 from mmdgs.operators import ESTIMATE
 from mmdgs.studio.downloads import bundle, npy, npz, stored_png
+from mmdgs.studio.pictures import spread_picture
 from mmdgs.studio.sources import in_colours_of, keep, kept, key_of, tensors
 
 MOST_DRAWS, MOST_COMPONENTS = 8, 5
@@ -127,7 +128,7 @@ def pictures(seen: ImagePosterior) -> list[tuple[str, numpy.ndarray]]:
         (f"noisy, sigma {seen.sigma:.3g}", pixels(seen.noisy)),
         ("mean: the best single guess", pixels(seen.mean)),
     ]
-    found.append(("uncertainty: standard deviation", std_picture(seen.std)))
+    found.append(spread_picture("uncertainty", seen.std))
     return found + [(f"draw {i + 1}", pixels(one)) for i, one in enumerate(seen.draws)]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.data.pictures import png
+from mmdgs.generation.posterior_pictures import in_colours, pooled, top_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,6 +37,13 @@ def figures(items: Iterable[tuple[str, numpy.ndarray]], wide: bool = False) -> s
 def data_uri(picture: numpy.ndarray) -> str:
     """A uint8 picture as an address that holds it."""
     return "data:image/png;base64," + base64.b64encode(png(picture)).decode()
+
+
+def spread_picture(words: str, std: Tensor) -> tuple[str, numpy.ndarray]:
+    """Standard deviations (C, H, W) in colour, and words that say what the colours reach to."""
+    values = pooled(std)
+    top = top_of(values)
+    return f"{words}: std, 0 (black) to {top:.2g} (yellow)", in_colours(values, top)
 
 
 def square_grid(limit: float, points: int) -> tuple[Tensor, float]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from mmdgs.data.pictures import png
 from mmdgs.errors import UsageError
-from mmdgs.generation.posterior_pictures import pixels, std_picture
+from mmdgs.generation.posterior_pictures import pixels
 from mmdgs.generation.restoration import restore
 from mmdgs.generation.restored import as_image, scores_of, simulated
 from mmdgs.models import Model
 from mmdgs.operators import Mask, Operator
 from mmdgs.operators.named import parse_operator
 from mmdgs.studio.downloads import bundle, npy, npz, stored_png
+from mmdgs.studio.pictures import spread_picture
 from mmdgs.studio.sampling import shown_state
 from mmdgs.studio.sources import in_colours_of, keep, kept, key_of, tensors
 
@@ -178,7 +179,7 @@ def pictures(seen: Drawn) -> list[tuple[str, numpy.ndarray]]:
     if len(seen.draws):
         found.append((f"mean of {len(seen.draws)} draws", pixels(seen.draws.mean(0))))
     if len(seen.draws) > 1:
-        found.append(("where the draws differ (std)", std_picture(seen.draws.std(0))))
+        found.append(spread_picture("where the draws differ", seen.draws.std(0)))
     found += [(f"draw {i + 1}", pixels(one)) for i, one in enumerate(seen.draws)]
     if seen.under_way is not None:
         found += [(f"draw {len(seen.draws) + i + 1}, under way", pixels(one)) for i, one in enumerate(seen.under_way)]

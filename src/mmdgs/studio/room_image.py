@@ -76,7 +76,7 @@ def build(folder: Folder) -> None:
         with gr.Column(scale=3, min_width=300):
             status = status_line("image", "Choose an image, then show its posterior.")
             pictures = gr.HTML(elem_id="image-pictures")
-            with gr.Group(visible=False, elem_id="image-walk") as walk:
+            with gr.Column(visible=False, elem_id="image-walk") as walk:
                 gr.Markdown("**Walk along the components**, in standard deviations from the mean.")
                 moved = gr.HTML(elem_id="image-moved")
                 sliders = [
@@ -145,7 +145,7 @@ def build(folder: Folder) -> None:
             status=_words(seen),
             pictures=_shown(seen),
             found=seen,
-            walk=gr.Group(visible=count > 0),
+            walk=gr.Column(visible=count > 0),
             moved=figures([("the mean", image.moved(seen, [0.0] * count))]),
             changes=figures(image.component_pictures(seen)),
             python=lines[0],

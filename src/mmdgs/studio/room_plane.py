@@ -56,8 +56,8 @@ def build(folder: Folder) -> None:
                     label="Draw from",
                     elem_id="plane-method",
                 )
-                count = gr.Slider(50, 1000, 300, step=50, label="Chains", elem_id="plane-chains")
-                steps = gr.Slider(10, plane.MOST_STEPS, 200, step=10, label="Steps", elem_id="plane-steps")
+                count = gr.Slider(50, 900, 300, step=50, label="Chains", elem_id="plane-chains")
+                steps = gr.Slider(10, 900, 200, step=10, label="Steps", elem_id="plane-steps")
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="plane-seed", min_width=80)
             go, stop, download = buttons("plane", "Run chains")
             status = status_line("plane")
@@ -127,7 +127,7 @@ def build(folder: Folder) -> None:
     for control in (density, noise):
         control.change(plainly(shown), given, looked, trigger_mode="always_last", **LIGHT)
     for control in (x, y):
-        control.submit(plainly(shown), given, looked, **LIGHT)
+        control.submit(plainly(shown), given, looked, api_name="look", **LIGHT)
         control.blur(plainly(shown), given, looked, **LIGHT)
     given = [density, noise, method, count, steps, seed]
     runs("plane", go, stop, status, mix, given, [picture, status, weights, python, command, download])

@@ -79,7 +79,10 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *more]
             await send(message)
 
-        await self.app(scope, receive, guarded)
+        from starlette.requests import ClientDisconnect
+
+        with contextlib.suppress(ClientDisconnect):  # a page was closed while it sent something
+            await self.app(scope, receive, guarded)
 
 
 def _names_this_machine(host: str) -> bool:
