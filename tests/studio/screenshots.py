@@ -45,8 +45,8 @@ def restore(page: Page) -> None:
 
 
 def sampler(page: Page) -> None:
-    page.locator("#sampler-steps input[type=number]").fill("20")
-    page.locator("#sampler-steps input[type=number]").press("Enter")
+    page.locator("#sampler-count input[type=number]").fill("2")
+    page.locator("#sampler-count input[type=number]").press("Enter")
     page.locator("#sampler-go").click()
     expect(page.locator("#sampler-status")).to_contain_text("Done", timeout=PATIENCE)
 

@@ -46,22 +46,6 @@ def build(folder: Folder) -> None:
                 elem_id="plane-picture",
                 elem_classes="mm-plane",
             )
-            gr.Markdown(
-                "### Chains\nAdd noise, draw from the posterior, again and again: pseudo-Gibbs sampling of the density."
-            )
-            with gr.Row():
-                method = gr.Dropdown(
-                    [(words, one) for one, words in plane.METHODS.items()],
-                    value="full",
-                    label="Draw from",
-                    elem_id="plane-method",
-                )
-                count = gr.Slider(50, 900, 300, step=50, label="Chains", elem_id="plane-chains")
-                steps = gr.Slider(10, 900, 200, step=10, label="Steps", elem_id="plane-steps")
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="plane-seed", min_width=80)
-            go, stop, download = buttons("plane", "Run chains")
-            status = status_line("plane")
-            weights = gr.HTML(elem_id="plane-weights")
         with gr.Column(scale=3, min_width=300):
             with gr.Row():
                 density = gr.Dropdown(
@@ -77,6 +61,22 @@ def build(folder: Folder) -> None:
                 x = gr.Number(point[0], label="Noisy point: x", step=0.1, elem_id="plane-x", min_width=100)
                 y = gr.Number(point[1], label="y", step=0.1, elem_id="plane-y", min_width=100)
             panels = gr.HTML(figures(seen.panels(), wide=True), elem_id="plane-panels")
+    gr.Markdown(
+        "### Chains\nAdd noise, draw from the posterior, again and again: pseudo-Gibbs sampling of the density."
+    )
+    with gr.Row():
+        method = gr.Dropdown(
+            [(words, one) for one, words in plane.METHODS.items()],
+            value="full",
+            label="Draw from",
+            elem_id="plane-method",
+        )
+        count = gr.Slider(50, 900, 300, step=50, label="Chains", elem_id="plane-chains")
+        steps = gr.Slider(10, 900, 200, step=10, label="Steps", elem_id="plane-steps")
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="plane-seed", min_width=80)
+    go, stop, download = buttons("plane", "Run chains")
+    status = status_line("plane")
+    weights = gr.HTML(elem_id="plane-weights")
     python, command = lines_boxes("plane")
     python.value, command.value = plane.look_lines(name, sigma, point)
 

@@ -22,7 +22,7 @@ from mmdgs.studio.controls import (
 )
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
-from mmdgs.studio.sources import OWN, model_of, models
+from mmdgs.studio.sources import MANY_LEVELS, OWN, model_of, models
 
 ABOUT = """From noise to images, with the same network and the same seed. Samplers differ in what they ask of the
 network at each level of noise, and how often. A model of one noise level has Gibbs sampling alone."""
@@ -30,7 +30,7 @@ network at each level of noise, and how often. A model of one noise level has Gi
 
 def build(folder: Folder) -> None:
     """Add the room to the page that is being built."""
-    names = models()
+    names = sorted(models(), key=lambda name: name not in MANY_LEVELS)  # those with all samplers first
     gr.Markdown(ABOUT)
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
@@ -50,7 +50,7 @@ def build(folder: Folder) -> None:
                     sampling.MOST_STEPS,
                     sampling.STEPS,
                     step=1,
-                    label="Levels, or sweeps",
+                    label="Levels",
                     elem_id="sampler-steps",
                 )
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="sampler-seed", min_width=80)
