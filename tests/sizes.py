@@ -5,7 +5,7 @@ from mmdgs.training import TrainingSettings
 
 TINY = toys.ToySettings(
     points=300,
-    training=TrainingSettings(steps=60, batch_size=50, learning_rate=3e-3),
+    training=TrainingSettings(steps=10, batch_size=50, learning_rate=3e-3),
     chain_steps=60,
     seeds=2,
     many_chains=30,

@@ -98,8 +98,8 @@ DENOISERS: dict[str, Callable[[], Denoiser]] = {
 }
 
 
-LONG = ("ncsnv2", "edm, conditional", "model of many levels")
-"""Traced in half a minute, and so by `make test-all`."""
+LONG = ("score", "ncsnv2", "edm, conditional", "model of many levels")
+"""Traced in a quarter of a minute or more, and so by `make test-all`: a U-Net's score is half of its energy."""
 
 
 def batch(rows: int = 3, seed: int = 0) -> Tensor:

@@ -144,7 +144,10 @@ def test_points_have_perceptrons(tmp_path: Path) -> None:
     ("table", "message"),
     [
         ({"loss": "ocm"}, "say which with --denoiser"),
-        ({"loss": "dsm", "sigma": 0.5, "denoiser": "mnist"}, "denoiser is for the loss 'ocm', and this is 'dsm'"),
+        (
+            {"loss": "dsm", "sigma": 0.5, "denoiser": "mnist"},
+            "denoiser is for the loss 'ocm' or 'covariance', and this is 'dsm'",
+        ),
         ({"loss": "kl", "param": "mean-std", "sigma": 0.5, "probes": 2}, "probes is for the loss 'ocm'"),
         ({"loss": "ocm", "denoiser": "mnist", "sigma": 0.5}, "denoiser's noise levels: leave sigma"),
         ({"loss": "ocm", "denoiser": "mnist", "probes": 0}, "probes must be at least 1, got 0"),

@@ -83,7 +83,7 @@ def deficit(target: GaussianMixture, x: Tensor) -> float:
 
 
 @plans
-@families
+@pytest.mark.parametrize("family", [exploding, pytest.param(preserving, marks=pytest.mark.slow)])  # the same, rescaled
 def test_the_law_approaches_the_target_as_levels_grow(make: Make, family: Callable) -> None:
     if make is PLANS["gibbs"]:
         pytest.skip("the paper's order keeps a bias, which falls as sweeps grow: the next test")
@@ -132,10 +132,10 @@ def test_how_much_noise_a_state_has_beyond_its_level_at_the_papers_settings(make
     takes e to (1 - r)^2 e + 2 r; each level makes it 1 / q times as large. The fixed points are in docs/samplers.md."""
     levels = mmdgs.schedules.geometric(232, 50, 0.01)
     plan = make(Point(), mmdgs.DiagonalMoments(Point(), probes=1, floor=1e-12), levels)
-    chains = 1_000
+    chains = 400
     start = plan.noise((16,), chains, generator=mmdgs.Streams(0, chains))
     x = samplers.run(replace(plan, steps=plan.steps[:-1]), start, seed=1, progress=None).x  # all but the last mean
-    assert (x.double().square().mean() / levels[-1].sigma ** 2).item() == pytest.approx(expected, abs=0.04)
+    assert (x.double().square().mean() / levels[-1].sigma ** 2).item() == pytest.approx(expected, abs=0.05)
 
 
 HIGH = {
@@ -147,7 +147,11 @@ HIGH = {
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name == "gibbs")) for name, make in HIGH.items()]
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in ("gibbs", "small", "consistent")))
+        for name, make in HIGH.items()
+    ],
 )
 def test_the_law_approaches_the_target_in_64_dimensions(make: Make) -> None:
     target, chains = high_dimensional(), 600

@@ -21,6 +21,11 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn_like
 
 
+def slow(*values: object) -> object:
+    """Values of a test that `make test-all` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     return mmdgs.load("cifar10")
@@ -39,7 +44,9 @@ def denoised(model: Model, x: Tensor, sigma: float, told: float = 1.0) -> tuple[
 
 
 @needs_cifar10_files
-@pytest.mark.parametrize(("sigma", "most"), [(0.02, 1.6e-4), (0.1, 1.5e-3), (0.3, 5.5e-3), (1.0, 2e-2), (8.0, 6e-2)])
+@pytest.mark.parametrize(
+    ("sigma", "most"), [(0.02, 1.6e-4), slow(0.1, 1.5e-3), (0.3, 5.5e-3), slow(1.0, 2e-2), (8.0, 6e-2)]
+)
 def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None:
     error = (denoised(model, x, sigma)[1] - x).square().mean()
     assert 0.5 * most < error < most
@@ -54,7 +61,7 @@ def test_the_score_network_denoises_as_well_at_its_level(model: Model, x: Tensor
 
 
 @needs_faces
-@pytest.mark.parametrize(("sigma", "most"), [(0.1, 1.5e-3), (1.0, 1.2e-2)])
+@pytest.mark.parametrize(("sigma", "most"), [(0.1, 1.5e-3), slow(1.0, 1.2e-2)])
 def test_that_of_faces_denoises_faces(sigma: float, most: float) -> None:
     x = midpoints(load_images(str(FACES), "test", size=64, limit=4).images)
     error = (denoised(mmdgs.load("celeba"), x, sigma)[1] - x).square().mean()
@@ -94,11 +101,11 @@ def test_a_spectrum_is_that_of_the_errors(name: str, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("name", "more", "forwards"),
     [
-        ("cifar10", [], 7),
+        slow("cifar10", [], 7),
         ("cifar10", ["--sampler", "ancestral", "--covariance", "spectral"], 4),
-        ("cifar10-score", ["--covariance", "isotropic"], 4),
+        slow("cifar10-score", ["--covariance", "isotropic"], 4),
         ("cifar10-score", ["--covariance", "spectral", "--mean"], 4),
-        ("celeba", [], 7),
+        slow("celeba", [], 7),
     ],
 )
 def test_they_are_sampled_by_their_names(name: str, more: list[str], forwards: int, tmp_path: Path) -> None:

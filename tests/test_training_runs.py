@@ -576,7 +576,7 @@ def at_points(out: Path, steps: int) -> list[str]:
     return [*common, "--set", "checkpoint_every=1000000", "--set", "validate_every=1000000", "--steps", str(steps)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_writes_a_checkpoint_and_the_run_goes_on_from_it(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "mmdgs", *at_points(out, 100_000_000)]

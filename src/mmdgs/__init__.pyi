@@ -64,6 +64,7 @@ from mmdgs.moments import (
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
+    ModulatedMoments as ModulatedMoments,
     Moments as Moments,
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,

@@ -11,21 +11,25 @@ denoiser's error x - D(x_t), in which every parametrisation is the same, the usu
 where s* = -e / sigma, eps = -sigma s, and w = (r^2 + d^2) / (r d)^2 with r = sigma / alpha and d = 0.5, the data's
 standard deviation. All are sums over the numbers of an example, not means.
 
-`ocm` is for another network, beside a denoiser that stays as it is: see ocm.py.
+`ocm` and `covariance` are for another network, beside a denoiser that stays as it is: see moments/ocm.py and
+moments/modulated.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import DATA_STD, Denoiser, denoise
 from mmdgs.moments import Moments
+from mmdgs.moments.modulated import SpectralHead
 from mmdgs.moments.ocm import Head, ratio_target
 from mmdgs.moments.probes import ProbeDesign
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
+from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
 
 Weighting = Callable[[NoiseLevel | NoiseLevels], float | Tensor]
@@ -113,3 +117,18 @@ def ocm(
     error = (head(x_t, mean, level) - target).flatten(1).square().sum(1)
     scale = weight(level)
     return error * (scale.flatten() if isinstance(scale, Tensor) else scale)
+
+
+def covariance(
+    head: SpectralHead,
+    denoiser: Denoiser,
+    x: Float[Tensor, "batch ..."],
+    level: NoiseLevel | NoiseLevels,
+    *,
+    generator: Generator,
+) -> Float[Tensor, " batch"]:
+    """-log N(x; D(x_t), C) in nats, C by the head; the gradient goes into the head alone."""
+    x_t = add_noise(x, level, generator=generator)
+    with torch.no_grad():
+        mean = denoise(denoiser, x_t, level)
+    return -Gaussian(mean, head(x_t, mean, level)).log_prob(x)

@@ -32,11 +32,14 @@ class Method:
     )
     covariance: str | None = option(
         None,
-        f"diagonal, rademacher, lattice, ocm, isotropic, spectral, krylov, full, learned, {', '.join(FIXED)}.",
+        "diagonal, rademacher, lattice, ocm, isotropic, spectral, modulated, krylov, full, learned, "
+        f"{', '.join(FIXED)}.",
         flag=("--covariance", "--posterior"),
         show_default="auto",
     )
-    head: str | None = option(None, "Of --covariance ocm: a folder that train --loss ocm made for this model.")
+    head: str | None = option(
+        None, "Of --covariance ocm or modulated: the folder of a head that train made for this model."
+    )
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)

@@ -21,7 +21,8 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
-from mmdgs.models import Model, from_pretrained
+from mmdgs.models import COVARIANCE, Model, from_pretrained
+from mmdgs.models.covariances import head_beside
 from mmdgs.moments import CalibratedMoments, DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
 from mmdgs.moments.calibrated import fit_floor_and_scale, posteriors
 from mmdgs.moments.spectral import SpectralMoments
@@ -30,7 +31,7 @@ from mmdgs.randomness import Streams
 
 MODEL = "cifar10"
 AT_ONCE = {"cuda": 64, "cpu": 8}  # images
-ISOTROPIC, DIAGONAL, SPECTRAL, KRYLOV = ROWS = "isotropic", "diagonal", "spectral", "Krylov"
+ISOTROPIC, DIAGONAL, SPECTRAL, MODULATED, KRYLOV = ROWS = "isotropic", "diagonal", "spectral", "modulated", "Krylov"
 NATS = Measure("nats", "log-likelihood", 2, "more")
 GAIN = Measure("gain", "nats a number above isotropic", 2, "more")
 
@@ -67,7 +68,8 @@ def run(context: Context) -> Outcome:
     images = cache(lambda split: held_out_images(context, model, split, counts[split]))  # read once, where it is needed
     at = lru_cache(maxsize=1)(lambda level: Estimators(model, level, settings, context.seed, images))
     levels = chosen_levels(model.levels, settings.levels)
-    cells = {(row, ratio): level for ratio, level in levels.items() for row in ROWS}
+    rows = [row for row in ROWS if row != MODULATED or head_beside(model, COVARIANCE) is not None]
+    cells = {(row, ratio): level for ratio, level in levels.items() for row in rows}
     found = Grid("covariances", cells, lambda cell: at(cell.what).measure(cell), (settings, model), ACROSS).run(context)
     named = asdict(settings) | {"model": model.source, "data": data}
     return Outcome({"settings": named, "levels": found.records()}, [_section(found, settings, named, context.quick)])
@@ -98,6 +100,8 @@ class Estimators:
         """The estimator of a row."""
         if row in (SPECTRAL, DIAGONAL):
             return self.spectral if row == SPECTRAL else self._diagonal()
+        if row == MODULATED:
+            return self.model.posterior("modulated", calibrated=False)
         # Cosines are a rotation: the mean of the spectrum is the mean square of the errors themselves.
         variance, settings = self.spectral.variances[self.level].mean().item(), self.settings
         if row == ISOTROPIC:

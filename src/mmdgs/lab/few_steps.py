@@ -17,13 +17,16 @@ from mmdgs.lab.grid import Grid, Results
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.sampler_cells import COST, EVALUATIONS, QUICK_NOTE, Judge, References, Sampling, SamplingSettings
 from mmdgs.lab.workspace import axis
-from mmdgs.models import from_pretrained, load_head
+from mmdgs.models import COVARIANCE, from_pretrained, load_head
+from mmdgs.models.covariances import head_beside
 
 MODEL = "google/ddpm-cifar10-32"
 DATA = "cifar10"
 
 LEARNED = "diagonal, learned"
 """The row that needs a head, and is left out where none is given."""
+MODULATED = "modulated"
+"""That of a head which is kept in the model's folder."""
 ROWS = {
     "small variance": Method("ancestral", covariance="small"),
     "large variance": Method("ancestral", covariance="large"),
@@ -32,6 +35,7 @@ ROWS = {
     "diagonal, Rademacher": Method("ancestral", covariance="rademacher", probes=3),
     "diagonal, lattice": Method("ancestral", covariance="lattice", probes=3),
     LEARNED: Method("ancestral", covariance="ocm"),
+    MODULATED: Method("ancestral", covariance="modulated"),
     "Krylov": Method("ancestral", covariance="krylov", krylov_steps=5),
     "DDIM": Method("ddim"),
     "Heun": Method("heun"),
@@ -39,7 +43,8 @@ ROWS = {
 EXPECTED = (
     ("isotropic", "small variance"), ("isotropic", "large variance"), ("spectral", "isotropic"),
     ("spectral", "diagonal, lattice"), ("diagonal, Rademacher", "isotropic"), ("diagonal, lattice", "isotropic"),
-    ("diagonal, lattice", "diagonal, Rademacher"), (LEARNED, "isotropic"), (LEARNED, "diagonal, lattice"),
+    ("diagonal, lattice", "diagonal, Rademacher"), (MODULATED, "spectral"),
+    (LEARNED, "isotropic"), (LEARNED, "diagonal, lattice"),
 )  # fmt: skip
 """The first of each pair is expected to have the lower FID."""
 
@@ -63,6 +68,8 @@ def run(context: Context) -> Outcome:
     settings = QUICK if context.quick else FULL
     model = from_pretrained(context.model or MODEL, device=context.device)
     rows = dict(ROWS)
+    if head_beside(model, COVARIANCE) is None:
+        del rows[MODULATED]
     if context.head is None:
         del rows[LEARNED]
     else:

@@ -30,7 +30,8 @@ from mmdgs.lab.workspace import Part
 from mmdgs.metrics import frechet_distance, load_inception, psnr
 from mmdgs.metrics.features import ImageFeatures, image_features
 from mmdgs.metrics.inception_file import Inception
-from mmdgs.models import Model, load
+from mmdgs.models import COVARIANCE, Model, load
+from mmdgs.models.covariances import head_beside
 from mmdgs.operators import Operator
 from mmdgs.operators.named import parse_operator
 
@@ -53,9 +54,9 @@ MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (
 
 @dataclass(frozen=True)
 class Ours:
-    """Conditioned ancestral sampling (`mmdgs.restore`)."""
+    """Conditioned ancestral sampling (`mmdgs.restore`), by the name of its covariance."""
 
-    covariance: str
+    name: str
     steps: int
 
 
@@ -70,6 +71,7 @@ class Rival:
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 25 steps": Ours("spectral", 25),
     "spectral, 50 steps": Ours("spectral", 50),
+    "modulated, 25 steps": Ours("modulated", 25),
     "isotropic, 50 steps": Ours("isotropic", 50),
     "MMPS (azula), 25 steps": Rival("MMPS", 25),
     "PiGDM (azula), 50 steps": Rival("PiGDM", 50),
@@ -111,6 +113,8 @@ def run(context: Context) -> Outcome:
     settings = context.sized(FULL, QUICK)
     model = load(context.model or "cifar10", device=context.device)
     rows = {row: ROWS[row] for row in settings.rows}
+    if head_beside(model, COVARIANCE) is None:
+        rows = {row: what for row, what in rows.items() if what.name != "modulated"}
     if not rivals.installed():
         rows = {row: what for row, what in rows.items() if isinstance(what, Ours)}
     work = _Work(context, model, settings, None if context.quick else _inception())
@@ -218,7 +222,7 @@ class _Work:
             )
             return draws.cpu(), cost, time.perf_counter() - started
         found = restore(
-            self.model, y, operator, noise=NOISE, covariance=what.covariance, steps=what.steps, draws=known.draws,
+            self.model, y, operator, noise=NOISE, covariance=what.name, steps=what.steps, draws=known.draws,
             seed=seed, precision=known.precision, batch_size=known.batch_size, progress=None,
         )  # fmt: skip
         return found.draws, found.cost.evaluations, found.seconds

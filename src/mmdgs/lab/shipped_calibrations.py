@@ -63,8 +63,10 @@ def estimators(model: Model) -> list[Moments]:
     return [*found, FullMoments(model)] if model.shape == (1, 28, 28) else found
 
 
-def fit(data: Path, out: Path, records: Path, models: Sequence[str], device: str, seed: int = 0) -> None:
-    """Calibrate every model at its levels, and write the files."""
+def fit(
+    data: Path, out: Path, records: Path, models: Sequence[str], device: str, only: Sequence[str] = (), seed: int = 0
+) -> None:
+    """Calibrate every model at its levels, and write the files; with names of estimators in `only` those alone."""
     records.mkdir(parents=True, exist_ok=True)
     for name in models:
         model = from_pretrained(name, device=device)
@@ -74,6 +76,8 @@ def fit(data: Path, out: Path, records: Path, models: Sequence[str], device: str
         for moments in estimators(model):
             called, started = estimator_name(moments, model), time.perf_counter()
             assert called is not None
+            if only and called not in only:
+                continue
             some = x[: FEWER.get(called)]
             found = {level: fit_at(moments, some, level, seed) for level in levels_of(model, None)}
             table = LevelTable.of({level: values for level, (values, _) in found.items()})
@@ -108,11 +112,12 @@ def main() -> None:
     two.add_argument("--records", type=Path, default=Path("runs/calibration-records"))
     two.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     two.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    two.add_argument("--only", nargs="+", default=[], help="Estimators, such as krylov-20 or full.")
     given = parser.parse_args()
     if given.command == "export":
         export(given.data_dir, given.images, given.out)
     else:
-        fit(given.data, given.out, given.records, given.models, given.device)
+        fit(given.data, given.out, given.records, given.models, given.device, given.only)
 
 
 if __name__ == "__main__":

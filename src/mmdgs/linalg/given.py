@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.modulated import Modulated
 from mmdgs.linalg.operators import Covariance, Dense, Diagonal, matmul, require_room_for_dense
 from mmdgs.linalg.solvers import (
     CholeskySolver,
@@ -246,6 +247,7 @@ def _preconditioner(
     94 in place of 222, and a motion blur 112 in place of 444.
     """
     power = operator.cosine_power(like)
+    cov = cov.average() if isinstance(cov, Modulated) else cov
     if power is None or not (isinstance(cov, Spectral) or _isotropic(cov)):
         return None
     noise = variances.mean(tuple(range(1, variances.ndim)), keepdim=True)

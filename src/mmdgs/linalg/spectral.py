@@ -45,6 +45,11 @@ def _along_all(x: Tensor, lead: int, *, inverse: bool, squared: bool = False) ->
     return x
 
 
+def squares_from_cosines(variances: Tensor, lead: int = 1) -> Tensor:
+    """The variances of places from those of coefficients, along every dimension but the first `lead`."""
+    return _along_all(variances, lead, inverse=True, squared=True)
+
+
 @dataclass(frozen=True)
 class Spectral(Covariance):
     """Q diag(variances) Q', with variances (B, ...) of the coefficients; an expanded tensor serves for one spectrum."""
@@ -52,7 +57,7 @@ class Spectral(Covariance):
     variances: Tensor
 
     def diagonal(self) -> Tensor:
-        return _along_all(self.variances, 1, inverse=True, squared=True)
+        return squares_from_cosines(self.variances)
 
     def dense(self) -> Tensor:
         rows, shape = len(self.variances), self.variances.shape[1:]

@@ -1,7 +1,16 @@
 """Models: one class for every network, however it comes; its configuration, card, files and fitted variances."""
 
 from mmdgs.models.calibration import calibrate
-from mmdgs.models.config import CLASSES, DENOISERS, MEAN_STD, PARAMS, VARIANCE_RATIO, ModelConfig, check_levels
+from mmdgs.models.config import (
+    CLASSES,
+    COVARIANCE,
+    DENOISERS,
+    MEAN_STD,
+    PARAMS,
+    VARIANCE_RATIO,
+    ModelConfig,
+    check_levels,
+)
 from mmdgs.models.covariances import COVARIANCES
 from mmdgs.models.fits import FitData
 from mmdgs.models.heads import load_head
@@ -14,6 +23,7 @@ __all__ = [
     "CARD",
     "CLASSES",
     "CONFIG",
+    "COVARIANCE",
     "COVARIANCES",
     "DENOISERS",
     "MEAN_STD",

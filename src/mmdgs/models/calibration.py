@@ -22,6 +22,7 @@ from mmdgs.moments import (
     IsotropicMoments,
     KrylovMoments,
     LearnedMoments,
+    ModulatedMoments,
     Moments,
     OcmMoments,
     SpectralMoments,
@@ -142,10 +143,11 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         return f"{known[design]}-{moments.probes}" if design in known else None
     if isinstance(moments, KrylovMoments):
         return f"krylov-{moments.steps}"
-    if isinstance(moments, OcmMoments):
+    if isinstance(moments, OcmMoments | ModulatedMoments):
         network = getattr(moments.head, "network", None)
+        kind = "ocm" if isinstance(moments, OcmMoments) else "modulated"
         return (
-            f"ocm-{weights_digest(network.state_dict(), 'the head')[:DIGITS]}"
+            f"{kind}-{weights_digest(network.state_dict(), 'the head')[:DIGITS]}"
             if isinstance(network, nn.Module)
             else None
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, ModelConfig
+from mmdgs.models.config import CLASSES, COVARIANCE, HEADS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 
 LICENCE = "license: mit\n"
 STARTED = "Each run started from the averaged weights of the one before, with a new optimiser."
@@ -35,9 +35,10 @@ def model_card(config: ModelConfig, parameters: int, training: Mapping[str, Any]
     use = ["import mmdgs", "", 'model = mmdgs.load("THIS FOLDER")']
     if config.param == CLASSES:
         use += ["logits = model.network(images)"]
-    elif config.param == VARIANCE_RATIO:
+    elif config.param in HEADS:
         use = ["import mmdgs", "", 'model = mmdgs.load("ITS DENOISER")']
-        use += ['posterior = model.posterior("ocm", head="THIS FOLDER")']
+        named = "ocm" if config.param == VARIANCE_RATIO else "modulated"
+        use += [f'posterior = model.posterior("{named}", head="THIS FOLDER")']
     else:
         use += ["level = model.levels[0]   # the noisiest"] if config.sigmas else []
         level = "level" if config.sigmas else "model.level"
@@ -77,6 +78,7 @@ def _title(config: ModelConfig) -> str:
         CLASSES: "classifier",
         MEAN_STD: "denoising posterior with learned mean and standard deviation",
         VARIANCE_RATIO: "head with the variances of a denoising posterior",
+        COVARIANCE: "head with the covariance of a denoising posterior",
     }
     what = kind.get(config.param, f"denoising model ({config.param})")
     return f"A {what}" + (f" of {config.trained_on}" if config.trained_on else "")

@@ -78,10 +78,11 @@ DENOISERS: dict[str, Callable[[Network], Denoiser]] = {
 }
 """What a network's output can mean, where it gives E[x | x_t]."""
 
-MEAN_STD, CLASSES, VARIANCE_RATIO = "mean-std", "classes", "variance-ratio"
-PARAMS = (*DENOISERS, MEAN_STD, CLASSES, VARIANCE_RATIO)
-"""All a network's output can mean; the last three: mean and log standard deviation of p(x | x_t), class logits, and the
-variances of p(x | x_t) under another network's denoiser (ocm.py)."""
+MEAN_STD, CLASSES, VARIANCE_RATIO, COVARIANCE = "mean-std", "classes", "variance-ratio", "covariance"
+HEADS = (VARIANCE_RATIO, COVARIANCE)
+PARAMS = (*DENOISERS, MEAN_STD, CLASSES, *HEADS)
+"""All a network's output can mean; the last four: mean and log standard deviation of p(x | x_t), class logits, and the
+variances or the covariance of p(x | x_t) under another network's denoiser (moments/ocm.py, moments/modulated.py)."""
 
 
 def check_param(param: str) -> None:
@@ -129,7 +130,7 @@ class ModelConfig:
     classes: tuple[str, ...] = ()
     isotropic_variance: float | None = None
     trained_on: str = ""
-    head: dict[str, Any] = field(default_factory=dict)  # of variance ratios: for which denoiser, and their scale
+    head: dict[str, Any] = field(default_factory=dict)  # of a head: for which denoiser, and the scale of its numbers
     trained_images: int | None = None  # seen in training, over all runs; none: not known
     runs: tuple[dict[str, Any], ...] = ()  # of training, in order: command, steps, images, where it started
 
@@ -153,9 +154,9 @@ class ModelConfig:
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
         check_levels(self.sigmas, self.alphas)
-        if (self.param == VARIANCE_RATIO) != bool(self.head):
+        if (self.param in HEADS) != bool(self.head):
             raise UsageError(
-                f"head goes with the parametrisation {VARIANCE_RATIO!r}, got {shown(self.head)} and {self.param!r}"
+                f"head goes with the parametrisations {' and '.join(HEADS)}, got {shown(self.head)} and {self.param!r}"
             )
         if self.head:
             self._check_head()
@@ -178,8 +179,14 @@ class ModelConfig:
         object.__setattr__(self, name, tuple(map(float, values)))
 
     def _check_head(self) -> None:
-        if not isinstance(self.head.get("denoiser"), str) or self.head.keys() != {"denoiser", "scale"}:
-            raise UsageError(f"head must hold the digest of its denoiser and its scale, got {sorted(self.head)}")
+        scale = "scale" if self.param == VARIANCE_RATIO else "data_std"
+        if not isinstance(self.head.get("denoiser"), str) or self.head.keys() != {"denoiser", scale}:
+            raise UsageError(f"head must hold the digest of its denoiser and its {scale}, got {sorted(self.head)}")
+        if self.param == COVARIANCE:
+            std = self.head[scale]
+            if not isinstance(std, int | float) or not 0 < std < math.inf:
+                raise UsageError(f"the head's data_std must be positive and finite, got {shown(std)}")
+            return
         try:
             self.ratio_scale  # noqa: B018  made to be checked
         except (TypeError, ValueError) as error:
@@ -202,14 +209,14 @@ class ModelConfig:
     @property
     def inputs(self) -> int:
         """Numbers (or channels) that the network takes: a head sees the denoised image beside the noisy one."""
-        return self.shape[0] * (2 if self.param == VARIANCE_RATIO else 1)
+        return self.shape[0] * (2 if self.param in HEADS else 1)
 
     @property
     def outputs(self) -> int:
         """Numbers (or channels) that the network puts out."""
         if self.param == CLASSES:
             return len(self.classes)
-        return self.shape[0] * (2 if self.param == MEAN_STD else 1)
+        return self.shape[0] * (2 if self.param in (MEAN_STD, COVARIANCE) else 1)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: object) -> ModelConfig:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdgs.errors import UsageError, unknown_name
-from mmdgs.models.config import MEAN_STD
+from mmdgs.models.config import COVARIANCE, MEAN_STD, VARIANCE_RATIO
 from mmdgs.models.fits import isotropic_moments, spectral_moments
-from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, Moments, OcmMoments
+from mmdgs.moments import DiagonalMoments, FullMoments, KrylovMoments, ModulatedMoments, Moments, OcmMoments
 from mmdgs.moments.full import MOST_PRODUCTS
 from mmdgs.moments.probes import Lattice, Rademacher
 
@@ -16,14 +17,26 @@ if TYPE_CHECKING:
     from mmdgs.models.model import Model
 
 
-def _ocm(model: Model, given: Mapping[str, Any]) -> Moments:
-    from mmdgs.models.heads import load_head  # heads are loaded as models are
+def _head(model: Model, head: Any, covariance: str, kind: str) -> Any:
+    from mmdgs.models.heads import LOSS, load_head  # heads are loaded as models are
 
-    if given["head"] is None:
+    head = head_beside(model, kind) if head is None else head
+    if head is None:
         raise UsageError(
-            "the covariance 'ocm' needs its head: say --head FOLDER, which `mmdgs train --loss ocm` made for the model"
+            f"the covariance {covariance!r} needs its head: say --head FOLDER, which `mmdgs train --loss {LOSS[kind]}` "
+            "made for the model"
         )
-    return OcmMoments(model, load_head(given["head"], model), given["floor"])
+    return load_head(head, model, kind=kind)
+
+
+def head_beside(model: Model, kind: str) -> Path | None:
+    """The head of a kind that is kept in a model's own folder."""
+    beside = model.folder and model.folder / BESIDE[kind]
+    return beside if beside and beside.is_dir() else None
+
+
+BESIDE = {VARIANCE_RATIO: "ocm-head", COVARIANCE: "covariance-head"}
+"""Folders inside a model's folder where its heads may be."""
 
 
 PROBED = {"probes": 3, "floor": None}
@@ -32,7 +45,14 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
     "diagonal": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"])),
     "rademacher": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"], Rademacher())),
     "lattice": (PROBED, lambda model, given: DiagonalMoments(model, given["probes"], given["floor"], Lattice())),
-    "ocm": ({"head": None, "floor": None}, _ocm),
+    "ocm": (
+        {"head": None, "floor": None},
+        lambda model, given: OcmMoments(model, _head(model, given["head"], "ocm", VARIANCE_RATIO), given["floor"]),
+    ),
+    "modulated": (
+        {"head": None},
+        lambda model, given: ModulatedMoments(model, _head(model, given["head"], "modulated", COVARIANCE)),
+    ),
     "isotropic": ({}, lambda model, given: isotropic_moments(model, given.get("levels"), given.get("data"))),
     "spectral": ({}, lambda model, given: spectral_moments(model, given.get("data"))),
     "krylov": (

@@ -21,13 +21,14 @@ from mmdgs.errors import UsageError
 from mmdgs.files import to_json, write_atomically
 from mmdgs.models.calibration import kept_calibration
 from mmdgs.models.card import model_card
-from mmdgs.models.config import DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
+from mmdgs.models.config import COVARIANCE, DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
 from mmdgs.models.covariances import make_moments
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import weights_digest, write_weights
 from mmdgs.moments import LearnedMoments, Moments, require_input
 from mmdgs.moments.learned import LearnedMean
+from mmdgs.moments.modulated import SpectralHead
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
 from mmdgs.noise import AnyLevel, NoiseLevel
@@ -108,11 +109,11 @@ class Model:
         return self._denoiser is not None and subtracts_noise(self._denoiser)
 
     def require_denoiser(self) -> Denoiser:
-        """The denoiser itself; a classifier or a head of variance ratios has none, and raises UsageError."""
+        """The denoiser itself; a classifier or a head of variances has none, and raises UsageError."""
         if self._denoiser is None:
             raise UsageError(
                 f"a model with parametrisation {self.param!r} is no denoiser; use model.network for a classifier, "
-                "mmdgs.load_head for variance ratios"
+                "mmdgs.load_head for a head"
             )
         return self._denoiser
 
@@ -125,10 +126,12 @@ class Model:
             return LearnedMean(network)
         return DENOISERS[self.config.param](network) if self.config.param in DENOISERS else self.require_denoiser()
 
-    def head_of(self, network: Network) -> RatioHead:
-        """A network (this model's, or the same compiled) as a head for OcmMoments."""
+    def head_of(self, network: Network) -> Any:
+        """A network (this model's, or the same compiled) as a head for OcmMoments or ModulatedMoments."""
+        if self.config.param == COVARIANCE:
+            return SpectralHead(network, self.config.head["data_std"])
         if self.config.param != VARIANCE_RATIO:
-            raise UsageError(f"a model with parametrisation {self.param!r} is no head of variance ratios")
+            raise UsageError(f"a model with parametrisation {self.param!r} is no head of variances")
         return RatioHead(network, self.config.ratio_scale)
 
     def posterior(
@@ -147,10 +150,10 @@ class Model:
         """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
 
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
-        takes the `head` that was trained for this model, "full" the `most_products` that a batch may cost. "isotropic"
-        and "spectral" are fitted on `data`, or without it taken from what is kept with the model or in the cache;
-        isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator (`mmdgs.calibrate`;
-        models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
+        and "modulated" take the `head` that was trained for this model, "full" the `most_products` that a batch may
+        cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or
+        in the cache; isotropic variances are fitted at `levels`. Where a calibration is kept for the estimator
+        (`mmdgs.calibrate`; models that ship have some) it is used, unless `calibrated` is False or a `floor` is given.
         """
         settings: dict[str, Any] = {"probes": probes, "krylov_steps": krylov_steps, "most_products": most_products}
         settings |= {"head": head, "data": data, "levels": levels, "floor": floor}

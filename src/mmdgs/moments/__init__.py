@@ -10,6 +10,7 @@ from mmdgs.moments.higher import HigherMoments, higher_moments
 from mmdgs.moments.isotropic import IsotropicMoments
 from mmdgs.moments.krylov import KrylovMoments, components
 from mmdgs.moments.learned import LearnedMoments
+from mmdgs.moments.modulated import ModulatedMoments, SpectralHead
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.moments.spectral import SpectralMoments
 
@@ -27,8 +28,10 @@ __all__ = [
     "IsotropicMoments",
     "KrylovMoments",
     "LearnedMoments",
+    "ModulatedMoments",
     "Moments",
     "OcmMoments",
+    "SpectralHead",
     "SpectralMoments",
     "components",
     "fitted_in_parts",

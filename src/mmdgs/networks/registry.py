@@ -13,9 +13,16 @@ from mmdgs.networks.classifier import ConvClassifier
 from mmdgs.networks.declared import MOST_NUMBERS, MOST_TENSORS, parameters_at_most
 from mmdgs.networks.ncsnv2 import NCSNv2
 from mmdgs.networks.perceptron import MLP
+from mmdgs.networks.spectrum_head import SpectrumHead
 from mmdgs.networks.unet import UNet
 
-NETWORKS: dict[str, type[nn.Module]] = {"mlp": MLP, "unet": UNet, "ncsnv2": NCSNv2, "classifier": ConvClassifier}
+NETWORKS: dict[str, type[nn.Module]] = {
+    "mlp": MLP,
+    "unet": UNet,
+    "ncsnv2": NCSNv2,
+    "classifier": ConvClassifier,
+    "spectrum-head": SpectrumHead,
+}
 """Each is built as Network(inputs, outputs, seed=..., **options)."""
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -24,6 +31,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "unet-small": ("unet", {"width": 16, "multipliers": [1, 3, 6], "blocks": 1, "attention": [], "dropout": 0.0}),
     "unet-paper": ("unet", {"width": 128, "multipliers": [1, 2, 2, 2], "blocks": 2, "attention": [1], "dropout": 0.1}),
     "ncsnv2": ("ncsnv2", {"width": 128}),
+    "spectrum-head": ("spectrum-head", {"width": 64, "multipliers": [1, 2, 2], "blocks": 1, "attention": [2]}),
     "classifier": ("classifier", {"width": 32, "features": 64, "dropout": 0.2}),
 }
 """unet-small trains on a laptop; unet-paper is the authors' (32.9 million parameters at 3x32x32); ncsnv2 is

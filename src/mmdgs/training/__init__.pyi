@@ -26,9 +26,11 @@ from mmdgs.training.recipe import (
     read_recipe as read_recipe,
 )
 from mmdgs.training.run import (
-    new_model as new_model,
     train_model as train_model,
 )
 from mmdgs.training.stopping import (
     Interrupted as Interrupted,
+)
+from mmdgs.training.untrained import (
+    new_model as new_model,
 )

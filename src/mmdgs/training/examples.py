@@ -172,3 +172,10 @@ class Shares:
     def remember(self) -> None:
         """Note how far the streams are: where a step begins anew, and what a checkpoint needs."""
         self.positions = self.streams[0].positions
+
+
+def some(examples: Examples, counts: dict[str, int], seed: int, most: int | None = None) -> torch.Tensor:
+    """Some examples, spread over all: as many as their device allows, and at most so many."""
+    count = counts.get(examples.device.type, counts["cpu"])
+    indices = spread(len(examples), count if most is None else min(count, most))
+    return examples.take(indices, Streams(seed, len(indices), purpose="examples"))

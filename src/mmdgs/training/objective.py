@@ -28,7 +28,7 @@ from torch.nn import functional
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, raise_unless_compiler
 from mmdgs.errors import UsageError
-from mmdgs.models import CLASSES, MEAN_STD, VARIANCE_RATIO, Model
+from mmdgs.models import CLASSES, COVARIANCE, MEAN_STD, VARIANCE_RATIO, Model
 from mmdgs.moments import LearnedMoments
 from mmdgs.networks.dropout import current_keys, dropout_keys, uses_dropout
 from mmdgs.noise import AnyLevel, NoiseLevel, NoiseLevels
@@ -79,6 +79,15 @@ def loss_of(
             return losses.ocm(head, teacher, x, level, generator=generator, probes=count, weight=head.scale.weight)
 
         return ocm
+    if param == COVARIANCE:
+        assert denoiser is not None, "a head is trained for a denoiser"
+        own, mean = model.head_of(network), _compiled(denoiser) if compiled else denoiser
+
+        def likelihood(x: Tensor, generator: Generator) -> Tensor:
+            x = denoiser.scaled(x)
+            return losses.covariance(own, mean, x, drawn(x, generator), generator=generator)
+
+        return likelihood
     trained = _compiled(model) if compiled else model.denoiser_of(model.network)
     weigh = losses.WEIGHTINGS[weighting or "score"]
 

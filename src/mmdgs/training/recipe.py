@@ -26,7 +26,8 @@ from mmdgs.reading import parse_yaml, reading
 from mmdgs.runtime import check_precision
 
 OPTIMISERS = ("adam", "muon")
-LOSSES = ("dsm", "kl", "cross-entropy", "ocm")
+LOSSES = ("dsm", "kl", "cross-entropy", "ocm", "covariance")
+HEAD_LOSSES = ("ocm", "covariance")
 OCM_PROBES = 3
 MOST_WHOLE = 1 << 63
 INIT_WARMUP = 100
@@ -105,13 +106,15 @@ class Recipe:
     limit: int | None = key(None, "Most examples to train on.")
     flips: bool | None = key(None, "Mirror half of the images; none: where that is as good (CIFAR-10, faces).")
     unreadable: str = option("refuse", "An unreadable image: refuse it, or skip it.")
-    model: str = option("unet-small", "unet-small, unet-paper, unet-tiny, ncsnv2, mlp or classifier.")
+    model: str = option("unet-small", "unet-small, unet-paper, unet-tiny, ncsnv2, mlp, classifier or spectrum-head.")
     network: dict[str, Any] = field(default_factory=dict, metadata={"help": "Options over those of the model."})
     param: str = option(
         "energy", "The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes."
     )
-    loss: str | None = option(None, "dsm, kl, cross-entropy or ocm; goes with --param.")
-    denoiser: str | None = option(None, "Of --loss ocm: the model whose variances a head learns (a folder, mnist ...).")
+    loss: str | None = option(None, "dsm, kl, cross-entropy, ocm or covariance; goes with --param.")
+    denoiser: str | None = option(
+        None, "Of --loss ocm or covariance: the model whose variances a head learns (a folder, mnist ...)."
+    )
     probes: int | None = option(None, "Of --loss ocm: Jacobian products for each example [3].")
     sigma: float | None = option(None, "Standard deviation of the noise.")
     alpha: float = key(1.0, "What the data are multiplied by before noise is added.")
@@ -127,14 +130,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         from mmdgs.losses import WEIGHTINGS
-        from mmdgs.models.config import CLASSES, MEAN_STD, VARIANCE_RATIO, check_level, check_param
+        from mmdgs.models.config import CLASSES, COVARIANCE, MEAN_STD, VARIANCE_RATIO, check_level, check_param
         from mmdgs.networks.registry import preset
         from mmdgs.training.objective import DRAWS
 
         check_param(self.param)
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
-        wanted = {MEAN_STD: "kl", CLASSES: "cross-entropy", VARIANCE_RATIO: "ocm"}.get(self.param, "dsm")
+        named = {MEAN_STD: "kl", CLASSES: "cross-entropy", VARIANCE_RATIO: "ocm", COVARIANCE: "covariance"}
+        wanted = named.get(self.param, "dsm")
         self._fill("loss", wanted)
         for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS), ("level_draw", DRAWS)):
             value = getattr(self, name)
@@ -147,10 +151,12 @@ class Recipe:
         preset(self.model)
         if self.init is not None and self.training.warmup == 0:
             object.__setattr__(self, "training", dataclasses.replace(self.training, warmup=INIT_WARMUP))
-        for name, loss in (("denoiser", "ocm"), ("probes", "ocm"), ("weighting", "dsm")):
-            if getattr(self, name) is not None and self.loss != loss:
-                raise UsageError(f"{name} is for the loss {loss!r}, and this is {self.loss!r}: leave it out")
-        if self.loss == "ocm":
+        for name, losses in (("denoiser", HEAD_LOSSES), ("probes", ("ocm",)), ("weighting", ("dsm",))):
+            if getattr(self, name) is not None and self.loss not in losses:
+                raise UsageError(
+                    f"{name} is for the loss {' or '.join(map(repr, losses))}, and this is {self.loss!r}: leave it out"
+                )
+        if self.loss in HEAD_LOSSES:
             self._check_head()
         self._check_levels()
 
@@ -163,14 +169,15 @@ class Recipe:
         """A head's denoiser says its levels."""
         if self.denoiser is None:
             raise UsageError(
-                "the loss 'ocm' trains a head for a denoiser: say which with --denoiser, a folder, checkpoint or name "
-                "that mmdgs.from_pretrained takes, such as mnist"
+                f"the loss {self.loss!r} trains a head for a denoiser: say which with --denoiser, a folder, checkpoint "
+                "or name that mmdgs.from_pretrained takes, such as mnist"
             )
         if self.sigma is not None or self.alpha != 1:
             raise UsageError("a head is trained at its denoiser's noise levels: leave sigma and alpha out")
         if self.probes is not None and self.probes < 1:
             raise UsageError(f"probes must be at least 1, got {self.probes}")
-        self._fill("probes", OCM_PROBES)
+        if self.loss == "ocm":
+            self._fill("probes", OCM_PROBES)
 
     def _check_levels(self) -> None:
         """Refuse keys of one level beside those of many, and fill in what goes with many."""
@@ -181,7 +188,7 @@ class Recipe:
         if self.level_jitter is not None and (self.loss != "dsm" or self.levels is None):
             raise UsageError("level_jitter is for the loss 'dsm' at many levels: leave it out, or give levels")
         if self.levels is None:
-            if self.level_draw is not None and self.loss != "ocm":
+            if self.level_draw is not None and self.loss not in HEAD_LOSSES:
                 raise UsageError("level_draw is for many levels: give levels, or leave it out")
             return
         parse_levels(self.levels)
@@ -253,7 +260,7 @@ def _checked(key: str, value: Any, hint: Any) -> Any:
 
 def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """A recipe from a flat table of keys; an unknown key is refused with the nearest name."""
-    from mmdgs.models.config import VARIANCE_RATIO
+    from mmdgs.models.config import COVARIANCE, VARIANCE_RATIO
 
     loop = typing.get_type_hints(TrainingSettings)
     known = {name: hint for name, hint in typing.get_type_hints(Recipe).items() if name != "training"} | loop
@@ -268,8 +275,10 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
             values[name] = _checked(name, value, known[name])
     if "epochs" in values or "minutes" in values:
         values.setdefault("steps", None)
-    if values.get("loss") == "ocm":
-        values.setdefault("param", VARIANCE_RATIO)
+    if values.get("loss") in HEAD_LOSSES:
+        values.setdefault("param", VARIANCE_RATIO if values["loss"] == "ocm" else COVARIANCE)
+    if values.get("loss") == "covariance":
+        values.setdefault("model", "spectrum-head")
     values["network"] = {**values.get("network", {}), **options}
     training = dataclasses.replace(Recipe().training, **{n: values.pop(n) for n in loop if n in values})
     return Recipe(**values, training=training)

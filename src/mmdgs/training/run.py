@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,23 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from mmdgs.data import spread
-from mmdgs.denoisers import takes_level
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, Model, ModelConfig, load, load_weights, weights_digest
-from mmdgs.moments.ocm import RatioScale
-from mmdgs.networks.registry import conditional_options, preset
-from mmdgs.noise import NoiseLevel
-from mmdgs.randomness import Streams, child_seed
 from mmdgs.reading import reading
 from mmdgs.runtime import device_name
-from mmdgs.schedules import parse_levels
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
-from mmdgs.training.examples import Examples, Sets, read_sets
+from mmdgs.training.examples import Examples, Sets, read_sets, some
 from mmdgs.training.loop import Trained, Trainer, Validation, agreed
 from mmdgs.training.objective import PerExampleLoss, loss_of
 from mmdgs.training.recipe import Recipe
+from mmdgs.training.untrained import new_head, new_model
 from mmdgs.training.watching import SampleWatcher, one_variance, sample_watcher
 
 if TYPE_CHECKING:
@@ -42,9 +36,6 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 """What shows a line to the user."""
 
-HEADS = ("unet", "mlp")
-SCALE_EXAMPLES = {"cuda": 128, "cpu": 32}
-"""Examples on which the scale of a head's ratios is measured: off by some percent, which the head makes good."""
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
 FEW_EXAMPLES = 2_000
@@ -232,61 +223,6 @@ class RecipeRun:
         return _changed(self.model, runs=(*origin.runs, record), trained_images=seen)
 
 
-def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
-    """The untrained model of a recipe, for data of this shape."""
-    levels: Sequence[NoiseLevel] = parse_levels(recipe.levels) if recipe.levels is not None else ()
-    if recipe.sigma is not None:
-        levels = [NoiseLevel(alpha=recipe.alpha, sigma=recipe.sigma)]
-    if (len(shape) == 3) == (preset(recipe.model)[0] == "mlp"):
-        raise UsageError(
-            f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
-        )
-    model = _model(recipe, shape, levels, classes=classes if recipe.param == CLASSES else ())
-    if len(levels) > 1 and not takes_level(model.network):
-        raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
-    return model
-
-
-def new_head(recipe: Recipe, sets: Sets, denoiser: Model) -> Model:
-    """The untrained head of a recipe, which says the mean variance of each level; its scale is measured on examples."""
-    shape = sets.shape
-    if shape != denoiser.shape:
-        raise UsageError(
-            f"the examples of {recipe.data} have shape {shape}, and the denoiser {denoiser.source} takes "
-            f"{denoiser.shape}: use the data it was trained on, with --size where that helps"
-        )
-    network, _ = preset(recipe.model)
-    if network not in HEADS or (len(shape) == 3) == (network == "mlp"):
-        raise UsageError(
-            f"the model {recipe.model!r} is no head for data of shape {shape}: use an mlp for points, a unet for images"
-        )
-    levels = denoiser.levels
-    if recipe.levels is not None:
-        if len(levels) == 1:
-            raise UsageError(f"{denoiser.source} was trained at {levels[0]} alone: leave levels out")
-        levels = parse_levels(recipe.levels)
-    seed = child_seed(recipe.training.seed, "scale")
-    x = denoiser.scaled(_some(sets.train, SCALE_EXAMPLES, seed))
-    scale = RatioScale.fit(denoiser, x, levels, seed=seed, probes=recipe.probes or 1)
-    head = {"denoiser": denoiser.digest, "scale": scale.to_json()}
-    return _model(recipe, shape, levels, interval=denoiser.interval, head=head)
-
-
-def _model(recipe: Recipe, shape: tuple[int, ...], levels: Sequence[NoiseLevel], **more: Any) -> Model:
-    """The untrained model of a recipe at some levels; many are told to the network."""
-    network, options = preset(recipe.model)
-    if len(levels) > 1:
-        options |= conditional_options(network)
-        alphas = tuple(level.alpha for level in levels)
-        more |= {"sigmas": tuple(level.sigma for level in levels), "alphas": () if set(alphas) == {1.0} else alphas}
-    elif levels:
-        more |= {"sigma": levels[0].sigma, "alpha": levels[0].alpha}
-    options |= recipe.network
-    told = recipe.published().data
-    config = ModelConfig(network, recipe.param, shape, options=options, trained_on=told, **more)
-    return Model.build(config, seed=recipe.training.seed)
-
-
 def _changed(model: Model, **changes: Any) -> Model:
     """The model with other values in its configuration."""
     return Model.build(dataclasses.replace(model.config, **changes), model.network)
@@ -334,19 +270,12 @@ def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
     return None
 
 
-def _some(examples: Examples, counts: dict[str, int], seed: int, most: int | None = None) -> torch.Tensor:
-    """Some examples, spread over all: as many as their device allows, and at most so many."""
-    count = counts.get(examples.device.type, counts["cpu"])
-    indices = spread(len(examples), count if most is None else min(count, most))
-    return examples.take(indices, Streams(seed, len(indices), purpose="examples"))
-
-
 def finished(model: Model, examples: Examples, seed: int, where: Path, most: int | None = None) -> Model:
     """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
     if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
     try:
-        fitted = one_variance(model, _some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
+        fitted = one_variance(model, some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
     except ValueError as error:
         raise UsageError(f"the network of {where} cannot be used ({error}); train it with smaller steps") from error
     return _changed(model, isotropic_variance=fitted.variances[model.level])

@@ -28,7 +28,8 @@ from mmdgs.training.examples import ImageExamples
 from mmdgs.training.loop import Trainer
 from mmdgs.training.objective import PerExampleLoss, loss_of
 from mmdgs.training.recipe import Recipe, TrainingSettings
-from mmdgs.training.run import new_model, placed
+from mmdgs.training.run import placed
+from mmdgs.training.untrained import new_model
 
 logger = logging.getLogger("mmdgs")
 
