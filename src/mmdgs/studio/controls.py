@@ -74,6 +74,11 @@ class Stops:
         for key in [key for key in self.events if key[0] == visitor]:
             self.events.pop(key).set()
 
+    def end(self) -> None:
+        """All work ends."""
+        for event in list(self.events.values()):
+            event.set()
+
 
 STOPS = Stops()
 STOPPED = "Stopped. What was made until then is shown."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import os
@@ -81,7 +82,8 @@ class Guard:
 
         from starlette.requests import ClientDisconnect
 
-        with contextlib.suppress(ClientDisconnect):  # a page was closed while it sent something
+        # A page was closed while it sent something, or the studio ends while one is open.
+        with contextlib.suppress(ClientDisconnect, asyncio.CancelledError):
             await self.app(scope, receive, guarded)
 
 
@@ -124,6 +126,7 @@ def application(host: str = HOST) -> Iterator[Any]:
         threading.Thread(target=controls.warm, daemon=True).start()
         yield Guard(mounted, is_local(host))
     finally:
+        controls.STOPS.end()
         Image.MAX_IMAGE_PIXELS = before
         folder.close()
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from mmdgs.runtime import Stopped, stoppable, threads
@@ -17,6 +18,10 @@ BEAT = 0.3
 """Seconds after which a page hears something at the latest, so that a page that is gone is noticed."""
 JOBS = 2
 """Computations at a time; more wait in line."""
+
+_workers = ThreadPoolExecutor(2 * JOBS, thread_name_prefix="studio")
+"""The same threads for all work: torch keeps memory for each thread that has ever called it. There are some to spare
+for work that was stopped and has not come to its next step yet."""
 
 
 def threads_a_job() -> int:
@@ -78,8 +83,7 @@ def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None
                 tell.finished = True
                 tell.changed.notify()
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    thread.start()
+    _workers.submit(contextvars.copy_context().run, run)
     try:
         while True:
             found = tell.take()
