@@ -65,7 +65,9 @@ def main(address: str, out: Path) -> None:
                 act(page)
                 page.wait_for_timeout(500)
                 shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
-                shot.quantize(192).save(out / f"studio_{name.lower()}_{look}.png", optimize=True)
+                shot.quantize(192, method=Image.Quantize.FASTOCTREE).save(
+                    out / f"studio_{name.lower()}_{look}.png", optimize=True
+                )
             context.close()
         browser.close()
 

@@ -22,7 +22,7 @@ CSS = """
 .mm-figures img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
 .mm-figures figure.mm-wide img { image-rendering: auto; }
 #sampler-pictures img { image-rendering: pixelated !important; }
-#plane-panels figure.mm-wide { flex: 1 1 130px; max-width: 215px; }
+#plane-panels .mm-figures { display: grid; grid-template-columns: repeat(2, minmax(0, 225px)); }
 #plane-panels img { border: 1px solid var(--border-color-primary); }
 .mm-figures figcaption { font-size: 13px; line-height: 1.3; margin-top: 4px; color: var(--body-text-color); }
 #image-moved figure.mm-small { flex-basis: 200px; }

@@ -19,7 +19,7 @@ from mmdgs.models import Model
 from mmdgs.studio.downloads import bundle, npz
 
 WORDS = {
-    "gibbs": "Gibbs (this paper)",
+    "gibbs": "Gibbs (the paper's)",
     "langevin": "annealed Langevin",
     "ancestral": "ancestral",
     "heun": "Heun (EDM)",
