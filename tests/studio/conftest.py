@@ -87,8 +87,12 @@ class Visitor:
 
     def set(self, element: str, value: float) -> None:
         field = self.page.locator(f"#{element} input[type=number]")
+        field.wait_for()
+        self.page.wait_for_timeout(300)  # a slider whose section has just opened may set its value back once
         field.fill(str(value))
         field.press("Enter")
+        self.page.wait_for_timeout(300)
+        playwright.expect(field).to_have_value(str(value))
 
     def choose(self, element: str, words: str) -> None:
         self.page.locator(f"#{element} input").click()
