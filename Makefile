@@ -3,12 +3,14 @@
 # make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/reliability.md).
 # make kill: runs that are killed at every file operation and at random moments, and go on (docs/reliability.md).
 # make docs: the documentation site, into build/site; any warning fails it.
+# make test-studio: the studio in a real browser (a Chromium of the system: apt-get install chromium), in two minutes.
+# make load-studio: 20 users of the studio for a minute (docs/studio.md).
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-gpu docs mutants fuzz kill coverage lint clean
+.PHONY: demo test test-all test-studio load-studio test-gpu docs mutants fuzz kill coverage lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
@@ -18,6 +20,12 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu" --hypothesis-profile more
+
+test-studio: $(VENV)/.studio
+	$(BIN)/pytest -p no:xdist tests/studio
+
+load-studio: $(VENV)/.studio
+	$(BIN)/python tests/studio/load.py
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
@@ -53,6 +61,10 @@ $(BIN)/pip:
 
 $(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab]'
+	@touch $@
+
+$(VENV)/.studio: $(VENV)/.test
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test,studio-test]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

@@ -37,7 +37,7 @@ LAYERS = [
     ["generation", "evaluation"],
     ["interop"],
     ["training"],
-    ["lab"],
+    ["lab", "studio"],
     ["cli"],
     ["__init__", "__main__"],
 ]

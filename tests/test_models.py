@@ -123,6 +123,18 @@ def test_every_parametrisation_builds(param: str, conditional: bool, tmp_path: P
             _ = model.level
         return
     options = preset("unet-tiny")[1] | {"conditional": conditional}
+    if param == "covariance":
+        head, sizes = {"denoiser": "abc", "data_std": 0.3}, {"size": [8, 8], "ends": [0.5, 0.5], "knots": 1}
+        model = tiny_model(param, network="spectrum-head", options={**options, **sizes}, head=head)
+        again = mmdgs.load(mmdgs.save(model, tmp_path))
+        x = torch.rand(2, 1, 8, 8, generator=seeded(0))
+        covs = [one.head_of(one.network)(x, 0.5 * x, model.level) for one in (model, again)]
+        torch.testing.assert_close(covs[0].diagonal(), covs[1].diagonal())
+        assert covs[0].diagonal().shape == x.shape
+        for wrong in ({"denoiser": "abc"}, {"denoiser": "abc", "data_std": 0}):
+            with refused("data_std"):
+                tiny_model(param, network="spectrum-head", options={**options, **sizes}, head=wrong)
+        return
     if param == "variance-ratio":
         scale = {"ratios": [0.5], "means": [0.2], "spreads": [1.0], "data_std": 0.3}
         head = {"denoiser": "abc", "scale": scale}
@@ -165,8 +177,8 @@ def test_a_denoiser_of_another_network_has_the_same_meaning() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_builds(name: str) -> None:
     network, options = preset(name)
-    inputs = 2 if network == "mlp" else 1
-    shape = (2,) if network == "mlp" else (1, 28, 28)
+    inputs = 2 if network in ("mlp", "spectrum-head") else 1
+    shape = {"mlp": (2,), "spectrum-head": (2, 32, 32)}.get(network, (1, 28, 28))
     built = build_network(network, inputs, inputs, options).eval()
     level = [NoiseLevel(sigma=0.5)] * takes_level(built)
     assert len(built(torch.zeros(2, *shape), *level)) == 2

@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 ELSEWHERE = {"commands", "interop", "judging", "ocm", "pretrained", "samplers"}
 """Pages whose examples run in other tests: of the README, interop, diagnose and OCM training."""
-HERE = {"calibration", "covariance", "extend", "gotchas", "index", "inverse", "posterior", "probes"}
+HERE = {"calibration", "covariance", "covariances", "extend", "gotchas", "index", "inverse", "posterior", "probes"}
 LEVEL = mmdgs.NoiseLevel(0.5)
 
 
@@ -62,6 +62,7 @@ def test_covariances_by_name(toys: Path) -> None:
     scope = run_blocks(DOCS / "covariance.md")
     assert scope["std"].shape == scope["one"].shape == (1, 3, 32, 32)
     assert scope["draws"].shape == (2, 1, 3, 32, 32)
+    assert run_blocks(DOCS / "covariances.md")["draw"].shape == (1, 3, 32, 32)
 
 
 def test_gotchas(capsys: pytest.CaptureFixture[str]) -> None:

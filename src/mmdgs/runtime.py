@@ -238,6 +238,16 @@ def stop_if_asked() -> None:
         raise Stopped
 
 
+@contextlib.contextmanager
+def stoppable(event: threading.Event) -> Iterator[None]:
+    """A block of this thread that ends with `Stopped` at its next step once the event is set."""
+    before, _job.stop = getattr(_job, "stop", None), event
+    try:
+        yield
+    finally:
+        _job.stop = before
+
+
 def side_by_side(jobs: Sequence[Callable[[], object]], *, workers: int, progress: str | None = None) -> None:
     """Run independent jobs on several workers, one CPU thread each; they leave their results where they like.
 
@@ -246,8 +256,7 @@ def side_by_side(jobs: Sequence[Callable[[], object]], *, workers: int, progress
     stop = threading.Event()
 
     def work(job: Callable[[], object]) -> None:
-        _job.stop = stop
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped), stoppable(stop):
             stop_if_asked()
             job()
 

@@ -11,6 +11,7 @@ from mmdgs.cli import (  # noqa: F401  they add their commands
     reproduce,
     restore,
     sample,
+    studio,
     train,
 )
 from mmdgs.cli.app import app as app

@@ -136,7 +136,7 @@ def posteriors_into(
     (n, C, H, W) of the model's size for conformal intervals (conformal.py), which need one sigma for all.
     """
     asked = asked or PosteriorSettings()
-    work = _Work(model, images, asked, sigma, simulate)
+    work = PosteriorWork(model, images, asked, sigma, simulate)
     work.check(calibrate is not None)
     place = PosteriorFolder(Path(out), [one.name for one in images], model.source)
     wanted = {"count": len(images), "model": model.digest, "names": place.names, "images": work.digest, "sigma": sigma}
@@ -175,7 +175,7 @@ def _note(seen: ImagePosterior) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Work:
+class PosteriorWork:
     """The images of a run, and what is done with each."""
 
     model: Model
@@ -257,7 +257,7 @@ def _coverage(found: Conformal) -> str:
     )
 
 
-def _conformal(place: PosteriorFolder, work: _Work, images: Tensor) -> Conformal:
+def _conformal(place: PosteriorFolder, work: PosteriorWork, images: Tensor) -> Conformal:
     """The calibration of this run, fitted once and kept in the hidden folder until all is done."""
     file = place.work / "conformal.json"
     if file.exists():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
-from mmdgs.generation.engine import ADVICE, chains_at_once
+from mmdgs.generation.engine import ADVICE, Watch, chains_at_once
 from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches
 from mmdgs.models import Model
@@ -67,6 +67,7 @@ def restore(
     levels: Sequence[NoiseLevel] | None = None,
     first: int = 0,
     batch_size: int | None = None,
+    callback: Watch | None = None,
     precision: str = "float32",
     progress: str | None = "restoring",
 ) -> Restored:
@@ -77,7 +78,8 @@ def restore(
     from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
     the model. Each draw takes `steps` evaluations of the model (and the products of its covariance), along EDM's levels
     within the model's range unless `levels` are given. `first` is the number of the first measurement, for parts of a
-    larger set; `batch_size` is how many draws run at a time, and changes no number.
+    larger set; `batch_size` is how many draws run at a time, and changes no number. `callback(step, state, info,
+    number)` is called after each step of a batch, whose first draw has this number; states are in the model's units.
     """
     check_restoration(model, steps, draws, batch_size)
     check_precision(precision)
@@ -91,7 +93,7 @@ def restore(
     moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
     chosen = edm_levels(model, steps) if levels is None else tuple(levels)
     size = batch_size or chains_at_once(model)
-    work = _Work(model, moments, found, y, tau, chosen, draws, checked_seed(seed), first, precision)
+    work = _Work(model, moments, found, y, tau, chosen, draws, checked_seed(seed), first, precision, callback)
     started, total = time.perf_counter(), len(y) * draws
     with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
         made = list(Batches(size, "draws", ADVICE).over(total, lambda start, stop: work.run(start, stop, bar.update)))
@@ -119,6 +121,7 @@ class _Work:
     seed: int
     first: int
     precision: str
+    callback: Watch | None = None
 
     def run(self, start: int, stop: int, tick: Any) -> Run:
         rows = torch.arange(start, stop, device=self.y.device) // self.draws
@@ -136,6 +139,8 @@ class _Work:
         with ticks_of(tick) as ticked, matmul_precision(self.precision), autocast(self.precision, device):
 
             def note(step: int, state: State, info: Info) -> None:
+                if self.callback is not None:
+                    self.callback(step, state, info, start)
                 ticked(len(seeds))
 
             return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)

@@ -156,5 +156,5 @@ def _section(found: Results, settings: CovarianceSettings, named: dict[str, obje
     )
     caption = "Nats a number above the isotropic covariance, on the same images; 95% over images."
     figure = over_levels(found, "covariances", caption, [(GAIN, "x")])
-    claims = [] if quick else [found.below(row, ISOTROPIC, NATS) for row in ROWS if row != ISOTROPIC]
+    claims = [] if quick else [found.below(row, ISOTROPIC, NATS) for row in found.rows if row != ISOTROPIC]
     return Section("Which covariance", text, [table], [figure], claims)

@@ -1,0 +1,86 @@
+"""Files for download: each in a folder of its own under the studio's, which is emptied of what is old."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mmdgs.data.pictures import png
+
+AGE, EVERY = 1800.0, 60.0
+"""Seconds after which files are deleted, and between two looks."""
+
+
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays by name as the bytes of an .npz."""
+    content = io.BytesIO()
+    numpy.savez_compressed(content, **{name: numpy.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    """An array as the bytes of an .npy."""
+    content = io.BytesIO()
+    numpy.save(content, numpy.asarray(array))
+    return content.getvalue()
+
+
+def stored_png(stored: numpy.ndarray) -> bytes:
+    """A stored image, uint8 (C, H, W), as a PNG that decodes to the same."""
+    return png(numpy.ascontiguousarray(stored[0] if len(stored) == 1 else stored.transpose(1, 2, 0)))
+
+
+def bundle(name: str, files: Mapping[str, bytes]) -> bytes:
+    """Files by name as one zip, in a folder of this name."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, held in files.items():
+            archive.writestr(zipfile.ZipInfo(f"{name}/{file}", (2020, 1, 1, 0, 0, 0)), held)
+    return content.getvalue()
+
+
+class Folder:
+    """The studio's own folder: everything that is served lies in it, and it goes when the studio ends."""
+
+    def __init__(self) -> None:
+        self._held = tempfile.TemporaryDirectory(prefix="mmdgs-studio-")
+        self.path = Path(self._held.name).resolve()
+        self._end = threading.Event()
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write a file, and return its path."""
+        place = Path(tempfile.mkdtemp(dir=self.path)) / name
+        place.write_bytes(content)
+        return str(place)
+
+    def empty(self, age: float = AGE) -> None:
+        """Delete what was last written so many seconds ago."""
+        before = time.time() - age
+        for one in self.path.iterdir():
+            try:
+                if max(part.stat().st_mtime for part in (one, *one.rglob("*"))) < before:
+                    shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
+            except FileNotFoundError:  # it went meanwhile
+                continue
+
+    def watch(self) -> None:
+        """Empty it again and again, in a thread, until it is closed."""
+
+        def work() -> None:
+            while not self._end.wait(EVERY):
+                self.empty()
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def close(self) -> None:
+        self._end.set()
+        self._held.cleanup()

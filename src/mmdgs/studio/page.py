@@ -1,0 +1,61 @@
+"""The page of the studio: four rooms as tabs."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+from mmdgs.studio import room_image, room_plane, room_restore, room_sampler
+from mmdgs.studio.controls import STOPS, visitor_of
+from mmdgs.studio.downloads import Folder
+
+TITLE = "mmdgs studio"
+ROOMS = {"Plane": room_plane, "Image": room_image, "Restore": room_restore, "Sampler": room_sampler}
+WAITING = 40
+"""Requests that may wait in line; more are refused at once."""
+
+CSS = """
+.gradio-container { max-width: 1200px !important; }
+.mm-figures { display: flex; flex-wrap: wrap; gap: 12px; }
+.mm-figures figure { margin: 0; }
+.mm-figures figure.mm-small { flex: 0 1 132px; }
+.mm-figures figure.mm-wide { flex: 1 1 190px; max-width: 320px; }
+.mm-figures img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
+.mm-figures figure.mm-wide img { image-rendering: auto; }
+#sampler-pictures img { image-rendering: pixelated !important; }
+#plane-panels .mm-figures { display: grid; grid-template-columns: repeat(2, minmax(0, 225px)); }
+#plane-panels img { border: 1px solid var(--border-color-primary); }
+.mm-figures figcaption { font-size: 13px; line-height: 1.3; margin-top: 4px; color: var(--body-text-color); }
+#image-moved figure.mm-small { flex-basis: 200px; }
+.mm-plane img { cursor: crosshair; }
+.mm-status { min-height: 24px; }
+.mm-bars { border-collapse: collapse; font-size: 14px; width: 100%; max-width: 560px; color: var(--body-text-color); }
+.mm-bars td { padding: 3px 8px 3px 0; white-space: nowrap; border: 0; }
+.mm-bars td.mm-bar { width: 60%; position: relative; background: var(--background-fill-secondary); padding: 0; }
+.mm-bars td.mm-bar div { background: rgb(232, 119, 34); height: 14px; }
+.mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
+footer { display: none !important; }
+"""
+SANS, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
+
+
+def theme() -> gr.themes.Base:
+    """Gradio's own, with the fonts of the machine: nothing is fetched from elsewhere."""
+    return gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
+
+
+def build(folder: Folder) -> gr.Blocks:
+    """The page, with all rooms."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gr.Markdown(f"# {TITLE}\nFrom a denoiser to p(x | noisy x): what it knows, and what it invents.")
+        with gr.Tabs(elem_id="rooms"):
+            for name, room in ROOMS.items():
+                with gr.Tab(name, id=name.lower(), elem_id=f"room-{name.lower()}"):
+                    room.build(folder)
+        page.unload(_left)
+    page.queue(max_size=WAITING)
+    return page
+
+
+def _left(request: gr.Request) -> None:
+    """A page was closed: its work ends."""
+    STOPS.leave(visitor_of(request))

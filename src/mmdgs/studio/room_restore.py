@@ -1,0 +1,178 @@
+"""The room of restoration: a degradation, or a painted mask, and draws as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+import numpy
+import torch
+
+from mmdgs.generation.posterior_pictures import enlarged, pixels
+from mmdgs.studio import restoring
+from mmdgs.studio.controls import (
+    LIGHT,
+    STOPPED,
+    buttons,
+    image_chooser,
+    lines_boxes,
+    plainly,
+    ready,
+    runs,
+    status_line,
+    told,
+    was_stopped,
+)
+from mmdgs.studio.downloads import Folder
+from mmdgs.studio.pictures import figures
+from mmdgs.studio.restoring import OPERATORS, PAINTED, STRENGTHS
+from mmdgs.studio.sources import example, examples, model_of, models, uploaded
+
+ABOUT = """Part of an image is missing, blurred or too coarse. Many images explain what is left: each draw is one of
+them, their mean is the best single guess, and where they differ nothing was known."""
+CANVAS = 384
+"""Pixels a side of the picture that is painted on."""
+
+
+def build(folder: Folder) -> None:
+    """Add the room to the page that is being built."""
+    names = models(many_levels=True)
+    gr.Markdown(ABOUT)
+    first = next(iter(OPERATORS))
+    with gr.Row():
+        with gr.Column(scale=2, min_width=300):
+            model, chosen, file, fit = image_chooser("restore", names)
+            kind = gr.Dropdown(list(OPERATORS), value=first, label="What happened to it", elem_id="restore-kind")
+            strength = _strength(OPERATORS[first])
+            with gr.Group(visible=False, elem_id="restore-painting") as painting:
+                painted = gr.ImageEditor(
+                    label="Paint over what is to be restored",
+                    type="numpy",
+                    layers=False,
+                    sources=(),
+                    transforms=(),
+                    brush=gr.Brush(colors=["#ff2f6d"], default_size=36, color_mode="fixed"),
+                    eraser=gr.Eraser(default_size=36),
+                    canvas_size=(CANVAS, CANVAS),
+                    fixed_canvas=True,
+                    buttons=[],
+                    format="png",
+                    height=440,
+                    elem_id="restore-paint",
+                )
+                damaged = gr.Checkbox(False, label="It is damaged already: add no noise", elem_id="restore-damaged")
+            noise = gr.Slider(
+                0.01, 0.3, restoring.NOISE, step=0.01, label="Noise (std, for values 0 to 1)", elem_id="restore-noise"
+            )
+            go, stop, download = buttons("restore", "Restore")
+            with gr.Accordion("More settings", open=False, elem_id="restore-more"):
+                draws = gr.Slider(
+                    1, restoring.MOST_DRAWS, restoring.DRAWS, step=1, label="Draws", elem_id="restore-draws"
+                )
+                steps = gr.Slider(
+                    5, restoring.MOST_STEPS, restoring.STEPS, step=1, label="Steps of each", elem_id="restore-steps"
+                )
+                seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="restore-seed", min_width=80)
+        with gr.Column(scale=3, min_width=300):
+            status = status_line("restore", "Choose an image and what happened to it, then restore it.")
+            pictures = gr.HTML(elem_id="restore-pictures")
+            python, command = lines_boxes("restore")
+
+    def chosen_image(model: str, chosen: str, file: str | None, fit: str) -> numpy.ndarray:
+        return example(model, chosen) if file is None else uploaded(file, model_of(model), fit)
+
+    def other_kind(kind: str, model: str, chosen: str, file: str | None, fit: str) -> tuple[Any, ...]:
+        short = OPERATORS[kind]
+        background = gr.skip()
+        if kind == PAINTED:
+            now = torch.from_numpy(chosen_image(model, chosen, file, fit)).float() / 255
+            picture = enlarged(pixels(now), CANVAS)
+            background = {"background": picture, "layers": [], "composite": None}
+        return _strength(short), gr.Group(visible=kind == PAINTED), background
+
+    def other_model(model: str) -> Any:
+        names = examples(model)
+        return gr.Dropdown(names, value=names[0])
+
+    def show(
+        model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
+        noise: float, draws: int, steps: int, seed: int, request: gr.Request,
+    ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+        stored, wanted, mask = plainly(_asked)(
+            chosen_image, model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
+        )
+        yield "Starting ...", gr.skip(), *restoring.lines(wanted), gr.DownloadButton(interactive=False)
+
+        def work(tell: Any) -> None:
+            tell(restoring.restored(model_of(model), stored, wanted, mask, tell=tell, due=tell.due))
+
+        for seen in told("restore", request, work):
+            if seen is None:
+                yield (gr.skip(),) * 5
+                continue
+            file_now: Any = gr.skip()
+            if len(seen.draws) and seen.under_way is None:
+                file_now = ready(folder, "restored.zip", restoring.download(seen, stored, wanted, mask))
+            yield _words(seen), figures(restoring.pictures(seen)), gr.skip(), gr.skip(), file_now
+        if was_stopped("restore", request):
+            yield STOPPED, *(gr.skip(),) * 4
+
+    source = [model, chosen, file, fit]
+    refreshed = [strength, painting, painted]
+    model.change(plainly(other_model), model, chosen, **LIGHT).then(
+        plainly(other_kind), [kind, *source], refreshed, **LIGHT
+    )
+    for event in (kind.change, chosen.input, file.change, fit.input):
+        event(plainly(other_kind), [kind, *source], refreshed, **LIGHT)
+    given = [*source, kind, strength, painted, damaged, noise, draws, steps, seed]
+    runs("restore", go, stop, status, show, given, [status, pictures, python, command, download])
+
+
+def _strength(short: str) -> gr.Slider:
+    """The slider of an operator's number, hidden where it has none."""
+    least, most, value, step = STRENGTHS.get(short, (0, 1, 0, 1))
+    return gr.Slider(
+        least,
+        most,
+        value,
+        step=step,
+        label=restoring.WORDS.get(short, ""),
+        visible=short in STRENGTHS,
+        elem_id="restore-strength",
+    )
+
+
+def _asked(
+    chosen_image: Any, model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any,
+    damaged: bool, noise: float, draws: int, steps: int, seed: int,
+) -> tuple[numpy.ndarray, restoring.Wanted, numpy.ndarray | None]:  # fmt: skip
+    """The image, the settings and the mask, from the controls."""
+    stored = chosen_image(model, chosen, file, fit)
+    wanted = restoring.Wanted(
+        model,
+        restoring.operator_text(kind, strength),
+        float(noise),
+        int(draws),
+        int(steps),
+        int(seed or 0),
+        clean=not (kind == PAINTED and damaged),
+    )
+    return stored, wanted, restoring.painted_mask(_alpha(paint), model_of(model).shape) if kind == PAINTED else None
+
+
+def _alpha(paint: Any) -> numpy.ndarray | None:
+    """What was painted, (rows, columns) from 0 to 255; None where nothing was."""
+    layers = [layer[..., 3] for layer in (paint or {}).get("layers") or [] if layer.ndim == 3 and layer.shape[2] == 4]
+    return numpy.max(layers, 0) if layers else None
+
+
+def _words(seen: restoring.Drawn) -> str:
+    done, total = seen.done
+    if done < total:
+        return f"{len(seen.draws)} draws are there; {100 * done // total}% is done."
+    scores = seen.scores()
+    found = [f"Done: {len(seen.draws)} draws."]
+    if scores:
+        found.append(f"PSNR of the mean: {scores['psnr_mean']:.1f} dB, of a draw: {scores['psnr_draw']:.1f} dB.")
+    return " ".join(found)

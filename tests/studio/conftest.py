@@ -1,0 +1,129 @@
+"""The studio in a real browser: one server and one Chromium for all tests (make test-studio)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gradio", reason="the studio's tests need its extra: make test-studio")
+playwright = pytest.importorskip("playwright.sync_api", reason="the studio's tests need Playwright: make test-studio")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
+"""Milliseconds: the machine that tests run on may be busy."""
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a studio listens, which was started as a person starts it."""
+    log = tmp_path_factory.mktemp("studio") / "log"
+    scratch = tmp_path_factory.mktemp("scratch")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mmdgs", "studio", "--port", "0"], stdout=stream, stderr=stream, env=environment
+        )
+    try:
+        found = None
+        for _ in range(600):
+            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+            if found or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        assert found, log.read_text()
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert list(scratch.glob("mmdgs-studio-*")) == [], "the studio leaves no folder behind"
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[playwright.Browser]:
+    if CHROMIUM is None:
+        pytest.fail("there is no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+class Visitor:
+    """A person at the page: what it asked of other hosts, and errors of its scripts."""
+
+    def __init__(self, browser: playwright.Browser, address: str, **options: object) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        self.context.set_default_timeout(PATIENCE)
+        self.page = self.context.new_page()
+        self.elsewhere: list[str] = []
+        self.broken: list[str] = []
+        self.page.on("request", self._asked)
+        self.page.on("pageerror", lambda error: self.broken.append(str(error)))
+        self.address = address
+        self.page.goto(address)
+        self.page.wait_for_selector("#plane-picture img")
+
+    def _asked(self, request: playwright.Request) -> None:
+        if not request.url.startswith((self.address, "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+    def room(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name, exact=True).click()
+
+    def status(self, room: str) -> str:
+        return self.page.locator(f"#{room}-status").inner_text()
+
+    def expect_status(self, room: str, words: str) -> None:
+        playwright.expect(self.page.locator(f"#{room}-status")).to_contain_text(words, timeout=PATIENCE)
+
+    def set(self, element: str, value: float) -> None:
+        field = self.page.locator(f"#{element} input[type=number]")
+        field.wait_for()
+        self.page.wait_for_timeout(300)  # a slider whose section has just opened may set its value back once
+        field.fill(str(value))
+        field.press("Enter")
+        self.page.wait_for_timeout(300)
+        playwright.expect(field).to_have_value(str(value))
+
+    def choose(self, element: str, words: str) -> None:
+        self.page.locator(f"#{element} input").click()
+        self.page.get_by_role("option", name=words).click()
+
+    def error(self) -> str:
+        toast = self.page.locator("[data-testid=toast-body]").first
+        toast.wait_for()
+        said = self.page.locator("[data-testid=toast-text]").first.inner_text()
+        self.page.locator("[data-testid=toast-close]").first.click()
+        return said
+
+    def download(self, room: str, to: Path) -> Path:
+        playwright.expect(self.page.locator(f"#{room}-download")).to_be_enabled(timeout=PATIENCE)
+        with self.page.expect_download() as waiting:
+            self.page.locator(f"#{room}-download").click()
+        waiting.value.save_as(to)
+        return to
+
+
+@pytest.fixture
+def visit(browser: playwright.Browser, address: str) -> Iterator[object]:
+    """Opens the page as a person; at the end nothing was asked of another host, and no script broke."""
+    people: list[Visitor] = []
+
+    def come(**options: object) -> Visitor:
+        people.append(Visitor(browser, address, **options))
+        return people[-1]
+
+    yield come
+    for one in people:
+        one.context.close()
+        assert one.elsewhere == []
+        assert one.broken == []
