@@ -67,8 +67,8 @@ MUTANTS = [
     Mutant("linalg/operators.py", "return self.variances.sqrt() * z", "return self.variances * z", "test_linalg.py"),
     Mutant(
         "linalg/operators.py",
-        "(self.vectors * self.values[:, None, :]) @ self.vectors.mT",
-        "(self.vectors * self.values[:, :, None]) @ self.vectors.mT",
+        "matmul(self.vectors * self.values[:, None, :], self.vectors.mT)",
+        "matmul(self.vectors * self.values[:, :, None], self.vectors.mT)",
         "test_linalg.py",
     ),
     Mutant(
@@ -288,7 +288,7 @@ MUTANTS = [
     ),
     Mutant(
         "training/loop.py",
-        "self.lowest[kind] = math.inf if value is None else value",
+        "self.lowest[kind] = math.inf if value is None else float(value)",
         "self.lowest[kind] = math.inf",
         "test_training_engine.py -k best",
     ),
@@ -350,6 +350,16 @@ MUTANTS = [
         'return max(found, key=lambda one: one[0]["images"])[1] if',
         'return min(found, key=lambda one: one[0]["images"])[1] if',
         "test_fits.py -k interpolated",
+    ),
+    Mutant("linalg/modulated.py", "+ 2 * self.log_scales", "+ self.log_scales", "test_modulated.py -k written_out"),
+    Mutant(
+        "linalg/modulated.py", "(-self.log_scales).exp()", "self.log_scales.exp()", "test_modulated.py -k written_out"
+    ),
+    Mutant(
+        "networks/spectrum_head.py",
+        "self.first + self.step * k",
+        "self.first - self.step * k",
+        "test_modulated.py -k interpolated",
     ),
 ]
 
