@@ -160,7 +160,17 @@ def test_a_shard_cut_short_is_named(sharded: Path) -> None:
         mmdgs.load(sharded)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "pickle.bin", 3, ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "pickle.bin",
+        3,
+        "",
+        pytest.param("m" * 300 + ".safetensors", id="too long"),
+    ],
+)
 def test_an_index_does_not_lead_out_of_its_folder(name: object, sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps({"weight_map": {"first.weight": name}}))
     with pytest.raises(UsageError, match="expected a safetensors file of the same folder"):

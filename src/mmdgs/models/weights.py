@@ -19,12 +19,14 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, shown
 from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
 from mmdgs.reading import reading
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LONGEST_NAME = 255
+"""Bytes of a file's name; systems refuse longer ones with errors of their own."""
 SHARDS = "model-*-of-*.safetensors"
 PATTERN = "model{suffix}.safetensors"
 MEGABYTE = 1_000_000
@@ -108,8 +110,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise UsageError(f"{index} has no weight_map from tensors to files")
     for name in places.values():
         # A name alone: an index must not lead out of its folder.
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise UsageError(f"{index} names {name!r}, expected a safetensors file of the same folder")
+        known = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+        if not known or len(name.encode()) > LONGEST_NAME:
+            raise UsageError(f"{index} names {shown(name)}, expected a safetensors file of the same folder")
     return places
 
 
