@@ -273,7 +273,7 @@ def test_large_members_of_a_zip_are_read_one_by_one(tmp_path: Path, monkeypatch:
     try:
         with refused("holds no readable image"):
             load_images(tmp_path / "a.zip", "train", size=8, channels=1, unreadable="skip")
-        assert tracemalloc.get_traced_memory()[1] < 20 << 20  # of 60 MiB
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20  # of 60 MiB, and what else is imported or logged meanwhile
     finally:
         tracemalloc.stop()
 
