@@ -26,7 +26,7 @@ from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.modulated import Modulated
-from mmdgs.linalg.operators import Covariance, Dense, Diagonal, matmul, require_room_for_dense
+from mmdgs.linalg.operators import MOST_DENSE, Covariance, Dense, Diagonal, matmul, require_room_for_dense
 from mmdgs.linalg.solvers import (
     MOST_EACH,
     CholeskySolver,
@@ -47,8 +47,6 @@ from mmdgs.operators import Mask, Operator
 
 MOST_SHARED = 1024
 """Measurements up to which an S that all rows share is factored: 4 MB, and milliseconds."""
-MOST_DENSE = 1024
-"""Dimensions up to which a conditioned covariance is made a matrix where nothing else answers."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,16 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Product
-from mmdgs.linalg.operators import Covariance, Dense, Diagonal, einsum, matmul, raise_non_finite, require_room_for_dense
+from mmdgs.linalg.operators import (
+    MOST_DENSE,
+    Covariance,
+    Dense,
+    Diagonal,
+    einsum,
+    matmul,
+    raise_non_finite,
+    require_room_for_dense,
+)
 from mmdgs.linalg.repair import error_floor
 from mmdgs.linalg.spectral import Spectral
 from mmdgs.randomness import Streams, randn
@@ -46,8 +55,6 @@ SLACK = 10.0
 """How much larger |C| may be than along the directions and in the rest, before an image is cut to what it can be."""
 VANISHED = 1e-5
 """What is left of a direction without its part along others, relative to it, below which it is none."""
-MOST_DENSE = 1024
-"""Dimensions up to which eigenvalues of the whole are computed: they need the matrix."""
 
 
 @dataclass(frozen=True)

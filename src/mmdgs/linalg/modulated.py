@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.linalg.operators import Covariance, Dense, einsum, matmul, require_room_for_dense
+from mmdgs.linalg.operators import MOST_DENSE, Covariance, Dense, einsum, matmul, require_room_for_dense
 from mmdgs.linalg.spectral import Spectral, cosines, squares_from_cosines
-
-MOST_DENSE = 1024
-"""Dimensions up to which a C + b I is made a matrix for its density."""
 
 
 def by_colour(x: Tensor) -> Tensor:

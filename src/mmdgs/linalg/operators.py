@@ -36,6 +36,9 @@ ALWAYS_FITS = 64 << 20
 """Bytes below which nobody asks whether they are there: asking takes longer than a step of a 2-D chain."""
 
 
+MOST_DENSE = 1024
+"""Dimensions up to which an operator is made a matrix where nothing else answers."""
+
 CLOSED_FORM_ROWS = 64
 """2 x 2 matrices from which on a CPU the closed form is faster than LAPACK one by one (at 1,000 seven times)."""
 

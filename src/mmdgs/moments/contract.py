@@ -20,7 +20,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, subtracts_noise
+from mmdgs.denoisers import Denoiser, denoise, subtracts_noise
+from mmdgs.jacobians import Linearised, chunked
+from mmdgs.linalg.krylov import Product
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.repair import SHARE
 from mmdgs.memory import Batches
@@ -137,6 +139,24 @@ def _norm(x_t: Tensor) -> float:
         raise
     except RuntimeError:
         return 0.0
+
+
+def mean_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    """D(x_t) alone, without a graph; refused where it is not finite."""
+    with torch.no_grad():
+        mean = denoise(denoiser, x_t, level)
+    raise_non_finite("denoising mean", mean)
+    return mean
+
+
+def covariance_product(at: Linearised, x_t: Tensor, level: NoiseLevel) -> Product:
+    """Products with the covariance at x_t, the symmetrised Jacobian's, in the network's precision: (n, B, d) each."""
+
+    def product(v: Tensor) -> Tensor:
+        image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
+        return level.tweedie * image.reshape(v.shape).to(v.dtype)
+
+    return product
 
 
 def require_fitted(name: str, covariance: str, variances: object) -> None:

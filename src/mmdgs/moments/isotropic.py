@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser, score
-from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.moments.contract import FLOOR, fitted_in_parts, require_batch, require_fitted, require_input
+from mmdgs.linalg.operators import Diagonal
+from mmdgs.moments.contract import FLOOR, fitted_in_parts, mean_of, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -94,9 +94,7 @@ class IsotropicMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
-        with torch.no_grad():
-            mean = denoise(self.denoiser, x_t, level)
-        raise_non_finite("denoising mean", mean)
+        mean = mean_of(self.denoiser, x_t, level)
         least, variance = self.floor * level.variance, self.variances[level]
         lifted = least > 0 and abs(variance - least) <= ROUNDING * least
         repaired = mean.new_ones(len(mean)) if lifted else None

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
-from mmdgs.jacobians import chunked, linearised
+from mmdgs.jacobians import linearised
 from mmdgs.linalg.components import TOLERANCE, Components
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import floor_at, require_input
+from mmdgs.moments.contract import covariance_product, floor_at, require_input
 from mmdgs.moments.probes import design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -54,10 +54,7 @@ class KrylovMoments:
         mean = at.mean
         raise_non_finite("denoising mean", mean)
 
-        def product(v: Tensor) -> Tensor:
-            # In the network's precision, whatever that of the Krylov space is.
-            image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
-            return level.tweedie * image.reshape(v.shape).to(v.dtype)
+        product = covariance_product(at, x_t, level)
 
         # Probes are few numbers' worth of randomness until they are needed, which in a chain they never are.
         d = math.prod(x_t.shape[1:])

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
-from mmdgs.jacobians import chunked, linearised
+from mmdgs.jacobians import linearised
 from mmdgs.linalg.lowrank import LowRank, Rest
 from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import floor_at, require_input
+from mmdgs.moments.contract import covariance_product, floor_at, require_input
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -71,10 +71,7 @@ class LowRankMoments:
         mean = at.mean
         raise_non_finite("denoising mean", mean)
 
-        def product(v: Tensor) -> Tensor:
-            # In the network's precision, whatever that of the directions is.
-            image = chunked(at.symmetric, v.to(x_t.dtype).reshape(-1, *x_t.shape))
-            return level.tweedie * image.reshape(v.shape).to(v.dtype)
+        product = covariance_product(at, x_t, level)
 
         floor = floor_at(level, self.floor)
         cov = LowRank.along(rest, mean, product, mean, self.products, *floor, fixed=not self.along_draws)

@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, Network, denoise, require_denoiser
+from mmdgs.denoisers import Denoiser, Network, require_denoiser
 from mmdgs.linalg.modulated import Modulated
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral
-from mmdgs.moments.contract import require_input
+from mmdgs.moments.contract import mean_of, require_input
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -58,10 +58,9 @@ class ModulatedMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
+        mean = mean_of(self.denoiser, x_t, level)
+        spend(forwards=1)
         with torch.no_grad():
-            mean = denoise(self.denoiser, x_t, level)
-            raise_non_finite("denoising mean", mean)
-            spend(forwards=1)
             cov = self.head(x_t, mean, level)
         raise_non_finite("denoising covariance", cov.log_scales)
         return Gaussian(mean, cov)

@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs.cost import spend
-from mmdgs.denoisers import Denoiser, Network, denoise, require_denoiser, takes_level
+from mmdgs.denoisers import Denoiser, Network, require_denoiser, takes_level
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, floor_at, require_batch, require_input
+from mmdgs.moments.contract import FLOOR, floor_at, mean_of, require_batch, require_input
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher, probed_diagonal
 from mmdgs.noise import LevelTable, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
@@ -190,10 +190,9 @@ class OcmMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
+        mean = mean_of(self.denoiser, x_t, level)
+        spend(forwards=1)
         with torch.no_grad():
-            mean = denoise(self.denoiser, x_t, level)
-            raise_non_finite("denoising mean", mean)
-            spend(forwards=1)
             ratio = self.head(x_t, mean, level)
         if ratio.shape != x_t.shape:
             raise ValueError(f"the head must return its input's shape {tuple(x_t.shape)}, got {tuple(ratio.shape)}")

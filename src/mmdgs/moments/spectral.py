@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser
-from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.spectral import Spectral, to_cosines
-from mmdgs.moments.contract import fitted_in_parts, require_batch, require_fitted, require_input
+from mmdgs.moments.contract import fitted_in_parts, mean_of, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -72,9 +71,7 @@ class SpectralMoments:
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
         cov, at_floor = self._at(x_t, level)
-        with torch.no_grad():
-            mean = denoise(self.denoiser, x_t, level)
-        raise_non_finite("denoising mean", mean)
+        mean = mean_of(self.denoiser, x_t, level)
         return Gaussian(mean, cov, mean.new_full((len(mean),), at_floor) if at_floor else None)
 
     def covariance(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel) -> Spectral:

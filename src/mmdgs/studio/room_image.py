@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
-import numpy
 
 from mmdgs.generation.posterior_page import WORDS
 from mmdgs.generation.posteriors import ImagePosterior
@@ -26,7 +25,7 @@ from mmdgs.studio.controls import (
 )
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
-from mmdgs.studio.sources import example, examples, model_of, models, uploaded
+from mmdgs.studio.sources import chosen_image, examples, model_of, models
 
 ABOUT = """A denoiser returns one image, and many could have given the same noisy one. Here is what it knows (what all
 draws share) and what it invents (what differs from draw to draw), and the directions in which it is least certain."""
@@ -87,9 +86,6 @@ def build(folder: Folder) -> None:
                 ]
                 changes = gr.HTML(elem_id="image-changes")
             python, command = lines_boxes("image")
-
-    def chosen_image(model: str, chosen: str, file: str | None, fit: str) -> numpy.ndarray:
-        return example(model, chosen) if file is None else uploaded(file, model_of(model), fit)
 
     def look(model: str, chosen: str, file: str | None, fit: str) -> tuple[Any, ...]:
         """The image that was chosen; the region is the whole again."""

@@ -27,7 +27,7 @@ from mmdgs.studio.controls import (
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.restoring import OPERATORS, PAINTED, STRENGTHS
-from mmdgs.studio.sources import example, examples, model_of, models, uploaded
+from mmdgs.studio.sources import chosen_image, examples, model_of, models
 
 ABOUT = """Part of an image is missing, blurred or too coarse. Many images explain what is left: each draw is one of
 them, their mean is the best single guess, and where they differ nothing was known."""
@@ -79,9 +79,6 @@ def build(folder: Folder) -> None:
             pictures = gr.HTML(elem_id="restore-pictures")
             python, command = lines_boxes("restore")
 
-    def chosen_image(model: str, chosen: str, file: str | None, fit: str) -> numpy.ndarray:
-        return example(model, chosen) if file is None else uploaded(file, model_of(model), fit)
-
     def other_kind(kind: str, model: str, chosen: str, file: str | None, fit: str) -> tuple[Any, ...]:
         short = OPERATORS[kind]
         background = gr.skip()
@@ -100,7 +97,7 @@ def build(folder: Folder) -> None:
         noise: float, draws: int, steps: int, seed: int, request: gr.Request,
     ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
         stored, wanted, mask = plainly(_asked)(
-            chosen_image, model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
+            model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
         )
         yield "Starting ...", gr.skip(), *restoring.lines(wanted), gr.DownloadButton(interactive=False)
 
@@ -144,8 +141,8 @@ def _strength(short: str) -> gr.Slider:
 
 
 def _asked(
-    chosen_image: Any, model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any,
-    damaged: bool, noise: float, draws: int, steps: int, seed: int,
+    model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
+    noise: float, draws: int, steps: int, seed: int,
 ) -> tuple[numpy.ndarray, restoring.Wanted, numpy.ndarray | None]:  # fmt: skip
     """The image, the settings and the mask, from the controls."""
     stored = chosen_image(model, chosen, file, fit)

@@ -87,6 +87,11 @@ def uploaded(path: str | Path, model: Model, fit: str = SHRINK) -> numpy.ndarray
     return found[:, top : top + height, left : left + width].copy()
 
 
+def chosen_image(model: str, chosen: str, file: str | None, fit: str) -> numpy.ndarray:
+    """The image that a room's controls name: what was uploaded, or else an example."""
+    return example(model, chosen) if file is None else uploaded(file, model_of(model), fit)
+
+
 def _refuse_large(content: bytes) -> None:
     """Refuse more pixels than are allowed, before any of them is decoded."""
     import io
