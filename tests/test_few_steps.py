@@ -77,7 +77,7 @@ def test_heun_has_as_many_evaluations_as_the_others_or_one_less(steps: int, prep
     model = from_pretrained(prepared.model)
     costs = []
     for row in ("DDIM", "Heun"):
-        plan = make_plan(few_steps.at(row, few_steps.ROWS[row], steps), model)
+        plan = make_plan(few_steps.at(row, few_steps.ROWS[row], steps, model), model)
         costs.append(run(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
     assert costs[0] == steps
     assert steps - 1 <= costs[1] <= steps

@@ -508,6 +508,7 @@ def test_covariances_by_name() -> None:
         assert model.posterior(name) == expected
     assert model.posterior() == kinds["diagonal"]
     assert model.posterior("krylov", krylov_steps=5) == mmdgs.KrylovMoments(model, steps=5)
+    assert model.posterior("krylov", symmetric=True) == mmdgs.KrylovMoments(model, steps=20, symmetric=True)
     for name, options, parts in (
         ("diagnal", {}, ["unknown covariance 'diagnal' (did you mean 'diagonal'?)"]),
         ("full", {"probes": 3}, ["'full' takes no probes", "it takes most_products"]),

@@ -46,6 +46,12 @@ class Method:
     products: int | None = option(None, "Jacobian products of --covariance low-rank [2].", min=1)
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
     most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
+    symmetric: bool | None = option(
+        None,
+        "Take the network's Jacobian as symmetric, for half the products (low-rank, krylov).",
+        flag="--symmetric/--symmetrised",
+        show_default="auto",
+    )
     floor: float | None = option(
         None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
     )

@@ -11,13 +11,14 @@ import torch
 from matplotlib.figure import Figure as Canvas
 
 from mmdgs.generation import Method
+from mmdgs.generation.methods import edm_levels, is_exploding
 from mmdgs.lab.drawing import image_rows
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Grid, Results
 from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.sampler_cells import COST, EVALUATIONS, QUICK_NOTE, Judge, References, Sampling, SamplingSettings
 from mmdgs.lab.workspace import axis
-from mmdgs.models import COVARIANCE, from_pretrained, load_head
+from mmdgs.models import COVARIANCE, Model, from_pretrained, load_head
 from mmdgs.models.covariances import head_beside
 
 MODEL = "google/ddpm-cifar10-32"
@@ -36,10 +37,17 @@ ROWS = {
     "diagonal, lattice": Method("ancestral", covariance="lattice", probes=3),
     LEARNED: Method("ancestral", covariance="ocm"),
     MODULATED: Method("ancestral", covariance="modulated"),
+    "low rank": Method("ancestral", covariance="low-rank", products=1),
+    "low rank, one-sided": Method("ancestral", covariance="low-rank", products=1, symmetric=True),
+    "Krylov, one-sided": Method("ancestral", covariance="krylov", krylov_steps=2, symmetric=True),
     "Krylov": Method("ancestral", covariance="krylov", krylov_steps=5),
     "DDIM": Method("ddim"),
     "Heun": Method("heun"),
 }
+AT_EDM = ("spectral", MODULATED, "low rank", "low rank, one-sided", "Krylov, one-sided", "DDIM")
+"""Rows that models with noise that is only added (alpha = 1) have twice: along their own levels, and along EDM's, which
+Heun's method goes down in any case."""
+EDM = ", EDM levels"
 EXPECTED = (
     ("isotropic", "small variance"), ("isotropic", "large variance"), ("spectral", "isotropic"),
     ("spectral", "diagonal, lattice"), ("diagonal, Rademacher", "isotropic"), ("diagonal, lattice", "isotropic"),
@@ -53,7 +61,7 @@ EXPECTED = (
 class FewStepSettings(SamplingSettings):
     """How many steps; costly rows are run at the fewest only."""
 
-    steps: tuple[int, ...] = axis((10, 25, 50))
+    steps: tuple[int, ...] = axis((10, 18, 25, 36, 50))
     costly: tuple[str, ...] = axis(("Krylov",))
     metrics: tuple[str, ...] = ("fid",)
     shown: int = 5
@@ -75,8 +83,10 @@ def run(context: Context) -> Outcome:
     else:
         load_head(context.head, model)  # refused before the work
         rows[LEARNED] = replace(ROWS[LEARNED], head=from_pretrained(context.head).digest)
+    if is_exploding(model):
+        rows |= {row + EDM: rows[row] for row in AT_EDM if row in rows}
     cells = {
-        (row, steps): at(row, method, steps)
+        (row, steps): at(row, method, steps, model)
         for row, method in rows.items()
         for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
     }
@@ -88,8 +98,10 @@ def run(context: Context) -> Outcome:
     return Outcome(records, [_section(found, settings, model.source, context.quick)])
 
 
-def at(row: str, method: Method, steps: int) -> Method:
+def at(row: str, method: Method, steps: int, model: Model) -> Method:
     """A row's sampler with so many evaluations of the mean: Heun has two a step, and one in the last."""
+    if row.endswith(EDM):
+        return replace(method, levels=edm_levels(model, steps))
     return replace(method, steps=(steps + 1) // 2 if row == "Heun" else steps)
 
 

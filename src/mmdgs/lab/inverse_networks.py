@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -54,10 +56,11 @@ MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (
 
 @dataclass(frozen=True)
 class Ours:
-    """Conditioned ancestral sampling (`mmdgs.restore`), by the name of its covariance."""
+    """Conditioned ancestral sampling (`mmdgs.restore`), by the name of its covariance and what is set of it."""
 
     name: str
     steps: int
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,10 @@ ROWS: dict[str, Ours | Rival] = {
     "spectral, 25 steps": Ours("spectral", 25),
     "spectral, 50 steps": Ours("spectral", 50),
     "modulated, 25 steps": Ours("modulated", 25),
+    "low rank, 1 product, 10 steps": Ours("low-rank", 10, {"products": 1}),
+    "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, {"products": 1, "symmetric": True}),
+    "low rank, 2 one-sided products, 10 steps": Ours("low-rank", 10, {"products": 2, "symmetric": True}),
+    "low rank, 2 products, 25 steps": Ours("low-rank", 25, {"products": 2}),
     "isotropic, 50 steps": Ours("isotropic", 50),
     "MMPS (azula), 25 steps": Rival("MMPS", 25),
     "PiGDM (azula), 50 steps": Rival("PiGDM", 50),
@@ -89,9 +96,9 @@ class NetworkSettings:
     other images, by the PSNR of draws.
     """
 
-    images: int = 300
+    images: int = 192
     draws: int = 8
-    rival_every: int = 6
+    rival_every: int = 4
     rival_draws: int = 4
     batch_size: int = 800
     tuned_on: int = 12
@@ -222,8 +229,9 @@ class _Work:
             )
             return draws.cpu(), cost, time.perf_counter() - started
         found = restore(
-            self.model, y, operator, noise=NOISE, covariance=what.name, steps=what.steps, draws=known.draws,
-            seed=seed, precision=known.precision, batch_size=known.batch_size, progress=None,
+            self.model, y, operator, noise=NOISE, covariance=self.model.posterior(what.name, **what.given),
+            steps=what.steps, draws=known.draws, seed=seed, precision=known.precision, batch_size=known.batch_size,
+            progress=None,
         )  # fmt: skip
         return found.draws, found.cost.evaluations, found.seconds
 

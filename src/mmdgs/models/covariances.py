@@ -64,13 +64,13 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
     "isotropic": ({}, lambda model, given: isotropic_moments(model, given.get("levels"), given.get("data"))),
     "spectral": ({}, lambda model, given: spectral_moments(model, given.get("data"))),
     "krylov": (
-        {"krylov_steps": 20, "floor": None},
-        lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"]),
+        {"krylov_steps": 20, "floor": None, "symmetric": None},
+        lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"], symmetric=given["symmetric"]),
     ),
     "low-rank": (
-        {"products": 2, "floor": None},
+        {"products": 2, "floor": None, "symmetric": None},
         lambda model, given: LowRankMoments(
-            model, spectral_moments(model, given.get("data")), given["products"], given["floor"]
+            model, spectral_moments(model, given.get("data")), given["products"], given["floor"], given["symmetric"]
         ),
     ),
     "full": (

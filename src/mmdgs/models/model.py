@@ -142,6 +142,7 @@ class Model:
         products: int | None = None,
         krylov_steps: int | None = None,
         most_products: int | None = None,
+        symmetric: bool | None = None,
         head: str | Path | Model | None = None,
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
@@ -154,11 +155,19 @@ class Model:
         and "modulated" take the `head` that was trained for this model, "full" the `most_products` that a batch may
         cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or
         in the cache; isotropic variances are fitted at `levels`. "low-rank" takes so many `products`, and its rest is
-        "spectral". Where a calibration is kept for the estimator (`mmdgs.calibrate`; models that ship have some) it is
-        used, unless `calibrated` is False or a `floor` is given.
+        "spectral"; with `symmetric` it and "krylov" take a network's Jacobian as symmetric, for half the work. Where a
+        calibration is kept for the estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless
+        `calibrated` is False or a `floor` is given.
         """
         settings: dict[str, Any] = {"probes": probes, "products": products, "krylov_steps": krylov_steps}
-        settings |= {"most_products": most_products, "head": head, "data": data, "levels": levels, "floor": floor}
+        settings |= {
+            "most_products": most_products,
+            "symmetric": symmetric,
+            "head": head,
+            "data": data,
+            "levels": levels,
+            "floor": floor,
+        }
         self.require_denoiser()
         made = make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
         return kept_calibration(self, made) if calibrated and floor is None else made
