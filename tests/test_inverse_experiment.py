@@ -10,7 +10,7 @@ import pytest
 import torch
 from image_experiments import performed
 
-from mmdgs.lab import Context, Workspace, inverse, rivals
+from mmdgs.lab import Context, Workspace, inverse, inverse_networks, rivals
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
 from mmdgs.lab.inverse_samples import energy_distance
 
@@ -92,3 +92,9 @@ def test_azulas_solvers_are_rows_where_it_is_installed(tmp_path: Path, monkeypat
         assert all(math.isfinite(value) for one in (mmps, dps) for value in one["gap"])
     assert len(report.sections[0].tables) == 5
     assert not any("left out" in line for line in report.sections[0].text)
+
+
+def test_the_psnr_of_endlessly_many_draws_is_that_of_their_mean() -> None:
+    m, v = 0.01, 0.03
+    one, eight = (-10 * math.log10(m + v / n) for n in (1, 8))
+    assert inverse_networks.of_many(one, eight, 8) == pytest.approx(-10 * math.log10(m))
