@@ -13,7 +13,7 @@ from torch import Tensor
 import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.linalg import Covariance, Dense, Diagonal, Given, Krylov, Spectral, solvers
-from mmdgs.linalg.solvers import CholeskySolver, ConjugateGradients, DiagonalSolver, LanczosSolver
+from mmdgs.linalg.solvers import CholeskySolver, ConjugateGradients, CosineSolver, DiagonalSolver, LanczosSolver
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, GivenMoments, KrylovMoments
 from mmdgs.operators import (
     Blur,
@@ -29,7 +29,7 @@ from mmdgs.operators import (
     noise_variances,
 )
 from mmdgs.posterior import Gaussian
-from mmdgs.samplers import ancestral_plan, ddim_plan, gibbs_plan, heun_plan, run, single_level_plan
+from mmdgs.samplers import ancestral_plan, ddim_plan, gibbs_plan, heun_plan, mirrored_plan, run, single_level_plan
 from mmdgs.targets import GaussianMixture
 
 SHAPE, B = (2, 4, 4), 3
@@ -135,6 +135,7 @@ def test_what_is_exact_takes_no_iterations() -> None:
     for cov in ("dense", "one spectrum", "krylov, exact"):
         assert kind_of(cov, "box") is kind_of(cov, "matrix") is CholeskySolver
     assert kind_of("spectral", "box") is CholeskySolver  # a factor for each row
+    assert kind_of("spectral", "downsample") is kind_of("one spectrum", "blurred and smaller") is CosineSolver
 
 
 def test_many_measurements_take_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,14 +282,15 @@ def test_gibbs_with_the_exact_posterior_leaves_p_of_x_given_y_invariant() -> Non
     assert (z @ z.mT / chains - torch.eye(3)).abs().max() < 6 / math.sqrt(chains)
 
 
-def test_ancestral_sampling_draws_from_p_of_x_given_y() -> None:
+@pytest.mark.parametrize("mirrored", [False, True], ids=["ancestral", "mirrored"])
+def test_chains_down_the_levels_draw_from_p_of_x_given_y(mirrored: bool) -> None:
     """For Gaussian data the chain is exact but for its start and its last step's level, at any number of levels."""
     target, matrix = gaussian_target(), numbers(2, 3)
     y, chains = torch.tensor([[1.0, -0.5]], dtype=torch.float64), 4_000
     exact = target.given(y, matrix, 0.5)
     moments = GivenMoments(FullMoments(target.denoiser()), y, matrix, 0.5)
     levels = mmdgs.schedules.geometric(5, 100.0, 0.01)
-    plan = ancestral_plan(moments, levels, mean_last=False)
+    plan = mirrored_plan(moments, levels) if mirrored else ancestral_plan(moments, levels, mean_last=False)
     x = run(plan, 100 * numbers(chains, 3, seed=3), progress=None).x
     z = torch.linalg.solve_triangular(torch.linalg.cholesky(exact.covariance[0]), (x - exact.mean[0]).mT, upper=False)
     assert z.mean(1).abs().max() < 4.5 / math.sqrt(chains)
@@ -308,6 +310,7 @@ def test_every_plan_takes_the_estimator_and_rows_do_not_depend_on_their_batch() 
             return [
                 gibbs_plan(given, levels, sweeps=2),
                 ancestral_plan(given, levels),
+                mirrored_plan(given, levels),
                 single_level_plan(given, levels[1], steps=2),
                 ddim_plan(given.denoiser, levels),
                 heun_plan(given.denoiser, levels),

@@ -51,7 +51,7 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(inverse, "FIT_IMAGES", 50)
     records, report = performed("inverse", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
     found = {(one["row"], one["task"]): one for one in records["mixtures"]}
-    assert {row for row, _ in found} == {EXACT, *inverse.ROWS}
+    assert {row for row, _ in found} == {EXACT, *inverse.ROWS, *inverse.OTHER_CHAINS}
     assert {task for _, task in found} == set(inverse.TASKS)
     assert all(len(one["gap"]) == TINY.seeds for one in found.values())
     assert found["spectral", "box"]["evaluations"] == TINY.levels
@@ -60,6 +60,10 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found[EXACT, "box"]["evaluations"] == 0
     full, isotropic = (sum(found[row, "imputation"]["gap"]) for row in (FULL_ROW, "isotropic"))
     assert full < isotropic
+    assert found["full, mirrored", "box"]["evaluations"] == found[FULL_ROW, "box"]["evaluations"]
+    other, same = ("low rank, 2 products, from 10", "low rank, 2 products")
+    assert found[other, "box"]["evaluations"] == found[same, "box"]["evaluations"]
+    assert found[other, "box"]["gap"] != found[same, "box"]["gap"]
     assert len(report.sections[0].tables) == 4
     free = {one["row"]: one for one in records["samples"]}
     assert set(free) == set(inverse.SAMPLED)

@@ -88,6 +88,14 @@ def test_what_an_operator_says_of_its_structure_is_true(operator: Operator) -> N
         power = operator.cosine_power(v)
         assert power is not None
         torch.testing.assert_close(power, gains.square(), rtol=1e-10, atol=1e-10)
+    folded = operator.cosine_squares(v)
+    if folded is not None:
+        m = len(dense)
+        rows = to_cosines(torch.eye(D, dtype=torch.float64).reshape(D, *SHAPE)).flatten(1)
+        columns = to_cosines(torch.eye(m, dtype=torch.float64).reshape(m, *operator.out_shape)).flatten(1)
+        a = columns.mT @ dense @ rows
+        inside = torch.einsum("if,bf,jf->bij", a, v.flatten(1), a)
+        torch.testing.assert_close(inside, torch.diag_embed(folded.flatten(1)), rtol=1e-10, atol=1e-10)
 
 
 def test_which_structures_are_known() -> None:
@@ -96,6 +104,20 @@ def test_which_structures_are_known() -> None:
         *("mask", "box", "crop", "downsample", "gray", "smaller and grey")
     }
     assert {name for name, one in OPERATORS.items() if one.cosine_gains(like) is not None} == {"gaussian", "wide"}
+    assert {name for name, one in OPERATORS.items() if one.cosine_squares(like) is not None} == {
+        *("gaussian", "wide", "downsample", "blurred and smaller")
+    }
+
+
+@pytest.mark.parametrize(("size", "factor"), [(6, 3), (8, 4), (8, 8), (5, 1)])
+def test_means_over_blocks_fold_cosines(size: int, factor: int) -> None:
+    """Of odd and even factors, down to one mean: S of super-resolution is diagonal in the cosines of y."""
+    operator = Downsample((1, size, 2 * size), factor)
+    v = torch.rand(2, 1, size, 2 * size, generator=seeded(1), dtype=torch.float64)
+    seen = operator.adjoint(torch.eye(math.prod(operator.out_shape)).double().reshape(-1, *operator.out_shape))
+    rows = to_cosines(to_cosines(seen).reshape(*operator.out_shape, -1).movedim(-1, 0)).flatten(1)  # (d, m)
+    whole = torch.einsum("fi,bf,fj->bij", rows, v.flatten(1), rows)
+    torch.testing.assert_close(whole, torch.diag_embed(operator.cosine_squares(v).flatten(1)), rtol=1e-12, atol=1e-12)
 
 
 def test_a_blur_is_the_convolution() -> None:

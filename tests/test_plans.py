@@ -54,6 +54,7 @@ PLANS: dict[str, Make] = {
     "ancestral, probes": lambda t, levels: samplers.ancestral_plan(
         mmdgs.DiagonalMoments(t.denoiser(), probes=2), levels
     ),
+    "mirrored": lambda t, levels: samplers.mirrored_plan(mmdgs.FullMoments(t.denoiser()), levels),
     "small": lambda t, levels: samplers.fixed_variance_plan(t.denoiser(), levels),
     "large": lambda t, levels: samplers.fixed_variance_plan(t.denoiser(), levels, large=True),
     "ddim": lambda t, levels: samplers.ddim_plan(t.denoiser(), levels),

@@ -2,7 +2,8 @@
 
 No network is in it: the denoiser is the mixture's own, and p(x | y) is known (GaussianMixture.given). The mixture is of
 8 x 8 images whose correlations and contrast change from place to place and from component to component, so that one
-spectrum for all is wrong on purpose. Chains go down the levels by the bridge of p(x | x_t, y), draw by draw.
+spectrum for all is wrong on purpose. Chains go down the levels by the bridge of p(x | x_t, y), draw by draw; rows of
+`OTHER_CHAINS` by other levels, or with the noise turned round (samplers/mirrored.py).
 
     gap          10 log10 of the square error of the draws' mean over that of the optimal mean, without what the finite
                  number of draws adds
@@ -46,7 +47,7 @@ from mmdgs.moments import (
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
 from mmdgs.randomness import child_seed, randn_like, seeded
-from mmdgs.samplers import ancestral_plan, run as run_chains
+from mmdgs.samplers import Plan, ancestral_plan, mirrored_plan, run as run_chains
 from mmdgs.schedules import Levels, edm, geometric
 from mmdgs.targets import GaussianMixture
 
@@ -56,6 +57,8 @@ NOISE = 0.05
 FIRST, LAST = 100.0, 0.01
 """The noisiest level is as far above the data's standard deviation, about 0.7, as that of the models that ship. On one
 set of 60 measurements the calibration of a deconvolution was 1.34 from 8, 1.23 from 20 and from 100."""
+LOW_FIRST, LOW_LAST = 10.0, 0.03
+"""Ends of the levels of `OTHER_CHAINS`, chosen on other measurements (seeds 1000 to 1009)."""
 KNOTS, FIT_IMAGES = 20, 2_000
 EXACT, FULL_ROW = "exact posterior", "full"
 GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
@@ -120,6 +123,13 @@ ROWS: dict[str, Callable[[], Moments]] = {
     **{f"Krylov, {n} steps": partial(_krylov, n) for n in (8, 20)},
     FULL_ROW: lambda: ExactMoments(changing_mixture()),  # the same as FullMoments, without its 64 products
 }
+OTHER_CHAINS: dict[str, tuple[str, bool]] = {
+    "full, mirrored": (FULL_ROW, True),
+    "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", True),
+    "low rank, 2 products, from 10": ("low rank, 2 products", False),
+}
+"""Rows along geometric levels from `LOW_FIRST` to `LOW_LAST`: whose covariance, and whether the noise is turned round.
+"""
 SAMPLED: dict[str, Callable[[], Moments | None]] = {
     EXACT: lambda: None,
     **{row: ROWS[row] for row in ("isotropic", "spectral", "low rank, 1 product", "low rank, 2 products")},
@@ -129,6 +139,7 @@ SAMPLED: dict[str, Callable[[], Moments | None]] = {
     FULL_ROW: ROWS[FULL_ROW],
 }
 """Covariances of samples without measurements (lab/inverse_samples.py)."""
+GOAL_ROWS = (FULL_ROW, "Krylov, 20 steps", "full, mirrored", "Krylov, 20 steps, mirrored")
 RIVALS = {
     "MMPS (azula), 10 steps": ("MMPS", 10, (*rivals.TRIED["MMPS"], 10)),
     "MMPS (azula), 100 steps": ("MMPS", 100, (*rivals.TRIED["MMPS"], 10)),
@@ -175,7 +186,7 @@ def run(context: Context) -> Outcome:
         return inverse_networks.run(context)
     settings = context.sized(FULL, QUICK)
     beside = {row: RIVALS[row] for row in settings.rivals} if rivals.installed() else {}
-    cells = {(row, task): beside.get(row) for row in (EXACT, *ROWS, *beside) for task in TASKS}
+    cells = {(row, task): beside.get(row) for row in (EXACT, *ROWS, *OTHER_CHAINS, *beside) for task in TASKS}
     grid = Grid("inverse", cells, lambda cell: _measured(cell, settings), settings, "task", seeds=settings.seeds)
     found = grid.run(context)
     sections, records = [_section(found, settings, context.quick)], {"mixtures": found.records()}
@@ -207,11 +218,12 @@ def _measured(cell: Cell, settings: InverseSettings) -> Part:
         elif rival:
             draws, evaluations = _by_rival(rival, y, operator, steps, settings.draws, found["setting"], seed)
         else:
-            draws, evaluations = _restored(ROWS[cell.row](), y, operator, settings, seed)
+            draws, evaluations = _restored(cell.row, y, operator, settings, seed)
         for name, value in judged(draws, truth, exact.mean).items():
             found[name].append(value)
         # The exact moments count nothing; FullMoments takes a product for each dimension.
-        found["evaluations"] = settings.levels * (1 + PRODUCT * D) if cell.row == FULL_ROW else evaluations
+        full = OTHER_CHAINS.get(cell.row, (cell.row,))[0] == FULL_ROW
+        found["evaluations"] = settings.levels * (1 + PRODUCT * D) if full else evaluations
     return Part(found)
 
 
@@ -245,15 +257,19 @@ def _by_rival(
     return made.unflatten(0, (draws, -1)), counted.cost.evaluations
 
 
-def _restored(
-    moments: Moments, y: Tensor, operator: Operator, settings: InverseSettings, seed: int
-) -> tuple[Tensor, float]:
+def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
+    """The chains of a row along so many levels."""
+    of, mirrored = OTHER_CHAINS.get(row, (row, False))
+    given = GivenMoments(ROWS[of](), y, operator, NOISE)
+    levels = geometric(count, LOW_FIRST, LOW_LAST) if row in OTHER_CHAINS else restoration_levels(count)
+    return mirrored_plan(given, levels) if mirrored else ancestral_plan(given, levels, mean_last=False)
+
+
+def _restored(row: str, y: Tensor, operator: Operator, settings: InverseSettings, seed: int) -> tuple[Tensor, float]:
     """Draws (draws, images, ...), and the evaluations of each."""
     rows = y.repeat(settings.draws, *[1] * (y.ndim - 1))
-    plan = ancestral_plan(
-        GivenMoments(moments, rows, operator, NOISE), restoration_levels(settings.levels), mean_last=False
-    )
-    start = FIRST * randn_like(rows.new_empty(len(rows), *SHAPE), seeded(seed, "start"))
+    plan = _plan(row, rows, operator, settings.levels)
+    start = plan.start.sigma * randn_like(rows.new_empty(len(rows), *SHAPE), seeded(seed, "start"))
     made = run_chains(plan, start, seed=seed, progress=None)
     return made.x.unflatten(0, (settings.draws, -1)), made.cost.evaluations
 
@@ -275,7 +291,9 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
     text = [
         f"Measurements of a mixture of 8 x 8 images with noise {NOISE:g}: a Gaussian blur of 1.5 pixels, a missing box "
         f"of 4 x 4, and 80% of the pixels missing. Chains go down {settings.levels} noise levels from {FIRST:g} to "
-        f"{LAST:g}, by the bridge of p(x | x_t, y); a product with the Jacobian counts as two evaluations.",
+        f"{LAST:g}, by the bridge of p(x | x_t, y); a product with the Jacobian counts as two evaluations. Rows "
+        f"'mirrored' and 'from 10' have as many levels from {LOW_FIRST:g} to {LOW_LAST:g}, equal in ratio; mirrored "
+        "chains draw x and go on with the noise turned round.",
         *rivals.left_out(),
         *(["This is the quick version: so few measurements say nothing."] if quick else []),
         *found.unfinished(),
@@ -301,7 +319,7 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
     if tuned:
         title = "Setting of the rivals (iterations, eta, zeta): the least CRPS on other measurements"
         tables.append(found.table(title, [SETTING], head="rival", columns=columns, rows=tuned))
-    claims = [] if quick else [_goal(found, row) for row in (FULL_ROW, "Krylov, 20 steps") if row in found.rows]
+    claims = [] if quick else [_goal(found, row) for row in GOAL_ROWS if row in found.rows]
     return Section("Draws of p(x | y) on exact mixtures", text, tables, [], claims)
 
 

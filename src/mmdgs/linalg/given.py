@@ -9,6 +9,7 @@ C, a root of C, A and its adjoint, and one system in the space of y (solvers.py)
 
     C is diagonal and A a mask, or C is diagonal in cosines and so is A            the posterior is of C's own kind
     C is diagonal and no two measurements share a pixel                            S is diagonal
+    C is diagonal in cosines, and A gives each cosine of x one of y                so is S (`cosine_squares`)
     C is a matrix, or the same in all rows, and y is not too large; y is small     Cholesky
     C is known along a few directions, and its rest is one of these                Woodbury's formula
 """
@@ -29,7 +30,7 @@ from mmdgs.linalg.modulated import Modulated
 from mmdgs.linalg.operators import MOST_DENSE, Covariance, Dense, Diagonal, matmul, require_room_for_dense
 from mmdgs.linalg.solvers import (
     MOST_EACH,
-    CholeskySolver,
+    MOST_SHARED,
     ConjugateGradients,
     CosineSolver,
     DiagonalSolver,
@@ -44,9 +45,6 @@ from mmdgs.linalg.solvers import (
 )
 from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
 from mmdgs.operators import Mask, Operator
-
-MOST_SHARED = 1024
-"""Measurements up to which an S that all rows share is factored: 4 MB, and milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,11 @@ class Given(Covariance):
         return torch.stack(found)
 
     def diagonal(self) -> Tensor:
-        """The variances: where there is a Cholesky factor for all rows by its inverse, else by the matrix."""
-        if isinstance(self.solver, CholeskySolver) and len(self.solver.factor) == 1:
-            factor = self.solver.factor[0]
-            rows = torch.linalg.inv(factor)  # of L^-1, which has no number at places that were not measured
-            wide = rows.new_zeros(len(rows), math.prod(self.operator.out_shape)).index_copy(1, self.solver.places, rows)
-            half = self.operator.adjoint(wide.reshape(-1, *self.operator.out_shape))
-            taken = self.solver.prior.apply(half).square().sum(0)
+        """The variances: where one S serves all rows by a root of its inverse, else by the matrix."""
+        root = self.solver.inverse_root()
+        if root is not None:
+            prior = self.solver.prior  # type: ignore[attr-defined]  # one row, as S
+            taken = prior.apply(self.operator.adjoint(root)).square().sum(0)
             return self.scale * (self.prior.diagonal() - taken) + self.shift
         return self.dense().diagonal(dim1=1, dim2=2).reshape(self.like.shape)
 
@@ -255,12 +251,14 @@ def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor
             return DiagonalSolver(cov, operator, variances, squares + variances)
     if isinstance(cov, Dense) and math.prod(operator.out_shape) <= 2 * math.prod(mean.shape[1:]):
         return cholesky_of_dense(cov, operator, variances, mean)
-    gains = operator.cosine_gains(mean)
-    if gains is not None and variances.numel() == len(variances) and (isinstance(cov, Spectral) or _isotropic(cov)):
-        values = gains.square() * cov.variances + variances  # type: ignore[attr-defined]
-        return CosineSolver(cov, operator, variances, values)
+    shared = _shared(cov, variances)
+    if variances.numel() == len(variances) and (isinstance(cov, Spectral) or _isotropic(cov)):
+        one = cov if shared is None else shared
+        values = operator.cosine_squares(one.variances)  # type: ignore[attr-defined]
+        if values is not None:
+            return CosineSolver(one, operator, variances, values + variances)
     if isinstance(cov, Diagonal | Spectral):
-        shared, places = _shared(cov, variances), measured_places(operator, mean)
+        places = measured_places(operator, mean)
         if shared is not None and len(places) <= MOST_SHARED:
             return cholesky_of_shared(shared, operator, variances, places, mean)
         if len(places) <= MOST_EACH:

@@ -35,6 +35,9 @@ MOST_EACH = 128
 """Measurements up to which an S that differs from row to row is factored for each: exact, and cheaper than iterations.
 """
 
+MOST_SHARED = 1024
+"""Measurements up to which an S that all rows share is factored, or its inverse written out: 4 MB, and milliseconds."""
+
 Solution = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 
 
@@ -47,6 +50,10 @@ class Solver(abc.ABC):
 
     def logdet(self) -> Tensor | None:
         """log det S - log det diag(tau^2), (B,) or (1,); None where it is not known."""
+        return None
+
+    def inverse_root(self) -> Tensor | None:
+        """W (m, *out_shape) with S^-1 = W' W, where one of few measurements serves all rows; else None."""
         return None
 
 
@@ -89,10 +96,17 @@ class CholeskySolver(Solver):
     def logdet(self) -> Tensor:
         return 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1) - self.noise.log().sum(1)
 
+    def inverse_root(self) -> Tensor | None:
+        if len(self.factor) != 1:
+            return None
+        rows = torch.linalg.inv(self.factor[0])  # of L^-1, which has no number at places that were not measured
+        wide = rows.new_zeros(len(rows), math.prod(self.operator.out_shape)).index_copy(1, self.places, rows)
+        return wide.reshape(-1, *self.operator.out_shape)
+
 
 @dataclass(frozen=True)
 class CosineSolver(Solver):
-    """S = Q diag(values) Q' for an A that is diagonal in cosines, with values (B, *shape)."""
+    """S = Q diag(values) Q' in the cosines Q of y, with values (B, *out_shape): of an A with `cosine_squares`."""
 
     prior: Covariance
     operator: Operator
@@ -105,6 +119,12 @@ class CosineSolver(Solver):
 
     def logdet(self) -> Tensor:
         return (self.values / self.variances).log().flatten(1).sum(1)
+
+    def inverse_root(self) -> Tensor | None:
+        m = math.prod(self.operator.out_shape)
+        if len(self.values) != 1 or m > MOST_SHARED:
+            return None
+        return from_cosines(torch.diag(self.values.flatten().rsqrt()).reshape(m, *self.operator.out_shape))
 
 
 @dataclass(frozen=True)

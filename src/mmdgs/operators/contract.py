@@ -2,9 +2,10 @@
 
 An operator of this package may say more of itself, by which a conditioned posterior takes no iterations, or few:
 
-    squares(v)       the diagonal of A diag(v) A', where that is all of it: no two measurements share a number of x
-    cosine_gains(v)  the eigenvalues of A, where it is diagonal in the basis of cosines (linalg/spectral.py)
-    cosine_power(v)  where it is nearly so, their squares: a preconditioner
+    squares(v)         the diagonal of A diag(v) A', where that is all of it: no two measurements share a number of x
+    cosine_gains(v)    the eigenvalues of A, where it is diagonal in the basis of cosines Q (linalg/spectral.py)
+    cosine_squares(v)  those of A Q diag(v) Q' A', where this is diagonal in the cosines of y
+    cosine_power(v)    the squares of the gains, where it is nearly so: a preconditioner
 
 Anything with `shape`, `out_shape`, a call and `adjoint` is an operator too (`LinearOperator`), and so is anything with
 `A` and `A_adjoint`, such as a LinearPhysics of deepinv. Those of others are checked once: whether A is linear, row by
@@ -74,6 +75,11 @@ class Operator(abc.ABC):
     def cosine_gains(self, like: Tensor) -> Tensor | None:
         """The eigenvalues (*shape) of A where it is diagonal in cosines; None where it is not."""
         return None
+
+    def cosine_squares(self, v: Tensor) -> Tensor | None:
+        """A Q diag(v) Q' A' for v (B, *shape) in the cosines of y, (B, *out_shape); None where it is not diagonal."""
+        gains = self.cosine_gains(v)
+        return None if gains is None else gains.square() * v
 
     def cosine_power(self, like: Tensor) -> Tensor | None:
         """About how much of the power of each cosine (*shape) goes into y, which has x's shape; None: not known."""
@@ -171,8 +177,15 @@ class Composed(Operator):
 
     def squares(self, v: Tensor) -> Tensor | None:
         """Known where every part knows its own: then each number of x reaches one measurement."""
+        return self._one_after_another(v, "squares")
+
+    def cosine_squares(self, v: Tensor) -> Tensor | None:
+        return self._one_after_another(v, "cosine_squares")
+
+    def _one_after_another(self, v: Tensor, name: str) -> Tensor | None:
+        """A structure that every part must know, each from what the part before it leaves."""
         for part in self.parts:
-            found = part.squares(v)
+            found = getattr(part, name)(v)
             if found is None:
                 return None
             v = found

@@ -132,9 +132,16 @@ class Downsample(Operator):
             raise ValueError(f"the factor must be a whole number that divides {height} and {width}, got {factor}")
         super().__init__(shape, (channels, height // factor, width // factor))
         self.factor = factor
+        self._folds = [Constant(_folded(n, factor).square()) for n in (height, width)]
 
     def squares(self, v: Tensor) -> Tensor:
         return self._forward(v) / self.factor**2
+
+    @in_full_precision
+    def cosine_squares(self, v: Tensor) -> Tensor:
+        """Each cosine of x is one cosine of y after means over blocks, but for a factor (aliasing)."""
+        down, across = (fold.at(v) for fold in self._folds)
+        return down @ v @ across.mT
 
     def _forward(self, x: Tensor) -> Tensor:
         return functional.avg_pool2d(x, self.factor)
@@ -142,6 +149,24 @@ class Downsample(Operator):
     def _adjoint(self, y: Tensor) -> Tensor:
         wide = y.repeat_interleave(self.factor, -1).repeat_interleave(self.factor, -2)
         return wide / self.factor**2
+
+
+def _folded(size: int, factor: int) -> Tensor:
+    """Means over blocks of places in the cosines of both sides, (size / factor, size): one number a column.
+
+    The mean of cos(pi k (n + 1/2) / N) over a block is a factor times cos(pi k (m + 1/2) / M), M = N / factor, and at
+    k = 2 M q +- r that is (-1)^q cos(pi r (m + 1/2) / M), which is zero at r = M.
+    """
+    few = size // factor
+    k = torch.arange(size)
+    turns, r = (k + few) // (2 * few), ((k + few) % (2 * few) - few).abs()
+    wave = math.pi * k.double() / 2
+    gains = torch.where(k == 0, 1.0, (wave / few).sin() / (factor * (wave / size).sin()))
+    gains = gains * (1 - 2 * (turns % 2)) / math.sqrt(factor)
+    gains = gains * torch.where(k == 0, math.sqrt(0.5), 1.0) / torch.where(r == 0, math.sqrt(0.5), 1.0)
+    found = torch.zeros(few + 1, size, dtype=torch.float64)
+    found[r, k] = gains
+    return found[:few]
 
 
 class Grayscale(Operator):

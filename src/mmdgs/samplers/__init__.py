@@ -7,6 +7,7 @@ from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Info, Kernel, State
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
 from mmdgs.samplers.metropolis import MetropolisGibbs
+from mmdgs.samplers.mirrored import Mirrored
 from mmdgs.samplers.plans import (
     Plan,
     Step,
@@ -17,6 +18,7 @@ from mmdgs.samplers.plans import (
     gibbs_plan,
     heun_plan,
     langevin_plan,
+    mirrored_plan,
     single_level_plan,
 )
 
@@ -35,6 +37,7 @@ __all__ = [
     "Kernel",
     "Langevin",
     "MetropolisGibbs",
+    "Mirrored",
     "Plan",
     "Run",
     "State",
@@ -47,6 +50,7 @@ __all__ = [
     "gibbs_plan",
     "heun_plan",
     "langevin_plan",
+    "mirrored_plan",
     "run",
     "single_level_plan",
 ]

@@ -23,6 +23,7 @@ from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Kernel
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
 from mmdgs.samplers.langevin_rates import suggested_rate
+from mmdgs.samplers.mirrored import Mirrored
 
 
 class Step(NamedTuple):
@@ -149,6 +150,11 @@ def ancestral_plan(
         return plan
     *above, into, out = plan.steps
     return Plan(plan.start, (*above, into._replace(kernel=Ancestral(moments, last_noise)), out))
+
+
+def mirrored_plan(moments: Moments, levels: Sequence[NoiseLevel]) -> Plan:
+    """A draw of clean data at each level, and to the next with its noise turned round; the last draw is the sample."""
+    return _down(Mirrored(moments), levels)
 
 
 def fixed_variance_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, large: bool = False) -> Plan:
