@@ -202,10 +202,7 @@ def _lifted(pairs: Pairs, least: float, share: float) -> Pairs:
 
 def _relifted(cov: Covariance, least: float, share: float) -> dict[str, Any]:
     if isinstance(cov, Krylov):
-        other = replace(cov, floor=least, share=share)
-        # What the probes found does not depend on the floor.
-        other.__dict__.update({name: cov.__dict__[name] for name in ("_few", "_all") if name in cov.__dict__})
-        return {"cov": other, "repaired": None}
+        return {"cov": cov.relifted(least, share), "repaired": None}
     if isinstance(cov, Dense):
         values, repaired = lifted(cov.values, least, share)
         return {"cov": replace(cov, values=values), "repaired": repaired}

@@ -117,7 +117,9 @@ def _loaded(context: Context, name: str, images: int) -> tuple[Model, Tensor, Te
     """A model, training images and held-out ones."""
     model = from_pretrained(name, device=context.device)
     fit, judge = (held_out_images(context, model, split, images) for split in ("train", "test"))
-    return model, fit, judge
+    # Some sets are sorted by class: the first few must be of all classes.
+    order = torch.randperm(images, generator=seeded(context.seed)).to(context.device)
+    return model, *(x[order[order < len(x)]] for x in (fit, judge))
 
 
 def _of_model(loaded: Callable[[], tuple[Model, Tensor, Tensor]], sigma: float | None) -> Case:
