@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.lab.calibration_cases import MIXTURE, MORE, Case, cases
+from mmdgs.lab.calibration_cases import BESIDE, MIXTURE, MORE, Case, cases
 from mmdgs.lab.drawing import new_figure
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -110,6 +110,8 @@ def _sizes(made: Callable[[str], Case], every: Mapping[str, Any]) -> tuple[dict[
 def _fits(row: str, dim: int, case: str, settings: CalibrationSettings, context: Context) -> bool:
     if row == HEAD:
         return context.model is not None and case.startswith(context.model)
+    if case.startswith(BESIDE) and row in (EXACT, FULL_ROW):  # thousands of products with a large network
+        return False
     limits = {EXACT: settings.exact_up_to, FULL_ROW: settings.exact_up_to, KRYLOV: settings.krylov_up_to}
     return dim <= limits.get(row, dim) and not (row == KRYLOV and dim <= settings.krylov_steps)
 

@@ -153,7 +153,7 @@ def likeliest_lift(
     by_spread = by_direction if floors == 1 else spreads / numbers
     scales, apart = (by_direction * by_spread).sqrt(), (by_direction / by_spread).log().abs()
     nats = logdets / numbers + scales.log() + by_direction / scales
-    best = torch.where(apart <= max(2 * math.log(AGREEING), apart.min()), nats, math.inf).argmin()
+    best = torch.where(apart <= max(2 * math.log(AGREEING), apart.min().item()), nats, math.inf).argmin()
     return grid[best].item(), scales[best].item()
 
 
