@@ -162,12 +162,14 @@ DENSE_POINTS, SMALL = 100, 1_000
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:
     streams = Streams(context.seed, len(case.fit), purpose="fit")
     if row == ISOTROPIC:
-        return IsotropicMoments.fit(case.denoiser, case.fit, case.level, generator=streams)
+        return IsotropicMoments.fit(case.remembered, case.fit, case.level, generator=streams)
     if row == SPECTRAL:
         if isinstance(case.denoiser, Model):
             with contextlib.suppress(UsageError):  # none is kept
-                return case.denoiser.posterior("spectral", calibrated=False)
-        return SpectralMoments.fit(case.denoiser, case.fit, [case.level], generator=streams)
+                kept = case.denoiser.posterior("spectral", calibrated=False)
+                assert isinstance(kept, SpectralMoments)
+                return replace(kept, denoiser=case.remembered)
+        return SpectralMoments.fit(case.remembered, case.fit, [case.level], generator=streams)
     if row == HEAD:
         return OcmMoments(case.denoiser, load_head(context.head, case.denoiser))  # type: ignore[arg-type]
     found: dict[str, Moments] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,19 @@ class Case:
     def dim(self) -> int:
         return self.fit[0].numel()
 
+    @cached_property
+    def remembered(self) -> Denoiser:
+        """The denoiser for estimators that need its means alone: each noisy batch is denoised once for all of them."""
+        kept: dict[bytes, Tensor] = {}
+
+        def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
+            key = hashlib.sha256(x_t.cpu().contiguous().numpy().tobytes()).digest()
+            if key not in kept:
+                kept[key] = self.denoiser(x_t, level)
+            return kept[key]
+
+        return denoiser
+
 
 def cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:
     """Cases by name, each made when it is asked for: those of --case, or all; quick runs leave out large models."""
@@ -74,7 +88,7 @@ def _all_cases(context: Context, images: int, points: int, training: TrainingSet
         else:
             found |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in sigmas}
     if context.model is None:
-        beside = _once(partial(_loaded, context, context.many, images))
+        beside = _once(partial(_loaded, context, context.many, MORE * images))
         found[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, beside, BESIDE_SIGMA)
     return found
 
