@@ -221,9 +221,9 @@ def _relifted(cov: Covariance, least: float, share: float) -> dict[str, Any]:
 def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str, str], quick: bool) -> Section:
     text = [
         "Clean examples get noise, each estimator gives the posterior of the clean one, and the clean one judges it. "
-        "A trustworthy posterior has standardised errors z = C^(-1/2) (x - mean) of variance 1, as have those of single "
-        "numbers, (x_i - mean_i) / std_i, 90% intervals of single numbers that hold 90%, and a likelihood above that of one variance for all numbers (isotropic, fitted "
-        "on the judged examples themselves).",
+        "A trustworthy posterior has standardised errors z = C^(-1/2) (x - mean) of variance 1, single numbers "
+        "(x_i - mean_i) / std_i of variance 1, 90% intervals that hold 90% of the numbers, and a likelihood above that "
+        "of one variance for all numbers (isotropic, fitted on the judged examples themselves).",
         f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without data, “{AFTER}” what "
         "`mmdgs.calibrate` makes of it with other examples.",
         *(f"Left out: {name} ({reason})." for name, reason in absent.items()),
