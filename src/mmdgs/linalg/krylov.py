@@ -38,8 +38,9 @@ FLOOR_PROBES = 2
 DENSITY_STEPS = 4
 """r' C^-1 r takes so many times the steps of a draw: 1 / x is largest where Ritz values come last.
 
-On posteriors of images with a known spectrum and errors in C, 20 steps gave 0.6 of the true value at the floor that
-fits best, and 80 gave all of it but 2%. Densities with ten probes take a quarter more products for it."""
+Where C was the posterior covariance of a Gaussian with the covariance of 16x16 images, at sigma 1.5 and with an error of
+0.1% of sigma^2, 20, 40 and 80 steps gave 0.69, 0.95 and 0.998 of what 160 did, at the floor that fits best.
+Densities with ten probes take a quarter more products for it."""
 
 BREAKDOWN = 50.0
 """A residual below so many roundings of C is taken for zero: the space is invariant.
