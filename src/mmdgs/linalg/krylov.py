@@ -38,7 +38,7 @@ FLOOR_PROBES = 2
 DENSITY_STEPS = 4
 """r' C^-1 r takes so many times the steps of a draw: 1 / x is largest where Ritz values come last.
 
-Where C was the posterior covariance of a Gaussian with the covariance of 16x16 images, at sigma 1.5 and with an error of
+Where C was the posterior covariance of a Gaussian with the covariance of 16x16 images, at sigma 1.5, with an error of
 0.1% of sigma^2, 20, 40 and 80 steps gave 0.69, 0.95 and 0.998 of what 160 did, at the floor that fits best.
 Densities with ten probes take a quarter more products for it."""
 
