@@ -7,8 +7,8 @@ A network's Jacobian does not know how wrong the network's mean is. Errors r = x
     Q = mean of r' C^-1 r / d      every eigenvector counts alike: what densities need
     P = mean of r' r / tr C        large eigenvalues count: what draws and intervals need
 
-Both are 1 for a right C. At strong noise most eigenvalues of a network's Jacobian are error, Q is about those, and
-a scale by Q alone leaves draws too narrow. So where C has correlations the scale at a floor is sqrt(Q P), and
+Both are 1 for a right C. Where most eigenvalues of a Jacobian are error, Q is about those, and a scale by Q alone
+leaves draws too narrow. So where C has correlations the scale at a floor is sqrt(Q P), and
 the floor is the likeliest of those at which Q and P agree. Of variances alone the likeliest floor and scale are taken:
 the scale is Q. With r' C_0^-1 r, log det C_0 and tr C_0 written in eigenvalues, a grid of floors takes no more products
 with the Jacobian than one. The reach is what is left: the 0.9 quantile of |r| / std over that of a Gaussian, for
