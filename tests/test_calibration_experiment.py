@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed
+from torch import Tensor
 from toy_models import many_level_model
 
 from mmdgs import metrics, save
+from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, calibration, calibration_cases, held_out
 from mmdgs.moments import FLOOR, CalibratedMoments
 from mmdgs.moments.calibrated import with_floor
-from mmdgs.noise import LevelTable
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.training import TrainingSettings
 
 SHAPE = (3, 8, 8)
@@ -72,3 +74,53 @@ def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Pat
     found = calibration.run(replace(context, workspace=Workspace(tmp_path / "again")))
     assert len(found.records["absent"]) == 3
     assert any("Left out" in line for line in found.sections[0].text)
+
+
+def test_columns_are_chosen_by_how_they_begin(prepared: Context) -> None:
+    chosen = replace(prepared, case=("digits", "exact"))
+    records, _ = performed("calibration", replace(chosen, only=("isotropic",)))
+    assert [one["case"] for one in records["cells"]] == ["exact mixture", "digits MLP"]
+    with pytest.raises(UsageError, match=r"--case must begin a column's name \(exact mixture; .*got 'faces'"):
+        calibration_cases.cases(replace(prepared, case=("faces",)), 8, 16, TINY.training)
+
+
+def test_a_diffusers_model_is_a_column_where_it_is_named(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+    full = replace(prepared, quick=False, case=("diffusers",))
+    with pytest.raises(UsageError, match="with --many"):
+        calibration_cases.cases(full, 8, 16, TINY.training)["diffusers 0.3"]()
+    save(many_level_model(SHAPE), tmp_path / "many")
+    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))})
+    records, _ = performed("calibration", replace(full, many=str(tmp_path / "many")))
+    assert {one["case"] for one in records["cells"]} == {"diffusers 0.3"}
+    # What takes thousands of products with a network is left out, whatever its size.
+    assert not {one["row"] for one in records["cells"]} & {calibration.EXACT, calibration.FULL_ROW}
+
+
+def test_means_are_computed_once_for_estimators_that_need_no_more(prepared: Context) -> None:
+    case = calibration_cases.cases(prepared, 8, 16, TINY.training)["digits MLP"]()
+    batches: list[Tensor] = []
+
+    def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        batches.append(x_t)
+        return exact(x_t, level)
+
+    exact, case = case.denoiser, replace(case, denoiser=denoiser)
+    calibration._measured(calibration.Cell("isotropic", "digits MLP", None, (0,)), case, TINY, prepared)
+    done = len(batches)
+    assert done > 0
+    calibration._measured(calibration.Cell("spectral", "digits MLP", None, (0,)), case, TINY, prepared)
+    assert len(batches) == done
+
+
+def test_few_images_are_of_all_classes(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+    """Images that are stored in order come shuffled, the same for every level."""
+    save(many_level_model(SHAPE), tmp_path / "many")
+    sorted_images = torch.arange(64).float().div(64).reshape(-1, 1, 1, 1).expand(-1, *SHAPE)
+    monkeypatch.setattr(
+        calibration_cases, "held_out_images", lambda context, model, split, count: sorted_images[:count]
+    )
+    made = calibration_cases.cases(replace(prepared, model=str(tmp_path / "many")), 16, 16, TINY.training)
+    one, other = (made[f"{tmp_path / 'many'} {sigma}"]() for sigma in (0.1, 1))
+    assert torch.equal(one.judge, other.judge)
+    assert one.judge[:16].amax() > 0.7
+    assert one.judge.flatten(1)[:, 0].sort().values.tolist() == sorted_images[:, 0, 0, 0].tolist()

@@ -99,7 +99,7 @@ EXPERIMENTS = {
             "Which uncertainty to trust",
             "Every estimator of the covariance on images, 2-D data and digits: likelihood, variance of standardised "
             "errors and coverage, with the paper's floor, by default, and after mmdgs.calibrate.",
-            options=("model", "head", "images", "minutes", "only"),
+            options=("model", "many", "head", "images", "minutes", "only", "case"),
         ),
         Experiment(
             "cifar10",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from mmdgs import losses
 from mmdgs.data import toy
 from mmdgs.denoisers import Denoiser, energy_denoiser, noise_denoiser
+from mmdgs.errors import UsageError
 from mmdgs.lab.experiment import Context
 from mmdgs.lab.held_out import held_out_images
 from mmdgs.lab.workspace import Part
@@ -27,6 +29,9 @@ DIGITS_SIGMA, DIGITS_TRAINING = 0.4, 1_500
 MORE = 4
 """Times as many images where no products are needed: of fitted variances, which vary much from image to image."""
 MIXTURE, DIMENSIONS = "exact mixture", 16
+BESIDE, BESIDE_SIGMA = "diffusers", 0.3
+"""The column of a model that --many names, a folder that diffusers wrote; it is large, so at one level."""
+Loaded = tuple[Model, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +47,32 @@ class Case:
     def dim(self) -> int:
         return self.fit[0].numel()
 
+    @cached_property
+    def remembered(self) -> Denoiser:
+        """The denoiser for estimators that need its means alone: each noisy batch is denoised once for all of them."""
+        kept: dict[bytes, Tensor] = {}
+
+        def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
+            key = hashlib.sha256(x_t.cpu().contiguous().numpy().tobytes()).digest()
+            if key not in kept:
+                kept[key] = self.denoiser(x_t, level)
+            return kept[key]
+
+        return denoiser
+
 
 def cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:
-    """Cases by name, each made when it is asked for; quick runs leave out the models that ship."""
+    """Cases by name, each made when it is asked for: those of --case, or all; quick runs leave out large models."""
+    found = _all_cases(context, images, points, training)
+    if context.case is None:
+        return found
+    for start in context.case:
+        if not any(name.startswith(start) for name in found):
+            raise UsageError(f"--case must begin a column's name ({'; '.join(found)}), got {start!r}")
+    return {name: made for name, made in found.items() if name.startswith(context.case)}
+
+
+def _all_cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:
     found: dict[str, Callable[[], Case]] = {
         MIXTURE: partial(_mixture, context, points),
         "2-D energy": partial(_rings, context, points, training),
@@ -54,11 +82,14 @@ def cases(context: Context, images: int, points: int, training: TrainingSettings
         return found
     named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS} if context.model is None else {context.model: SIGMAS}
     for name, sigmas in named.items():
-        loaded = lru_cache(maxsize=1)(partial(_loaded, context, name, MORE * images))
+        loaded = _once(partial(_loaded, context, name, MORE * images))
         if sigmas is None:
             found[name] = partial(_of_model, loaded, None)
         else:
             found |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in sigmas}
+    if context.model is None:
+        beside = _once(partial(_loaded, context, context.many, MORE * images))
+        found[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, beside, BESIDE_SIGMA)
     return found
 
 
@@ -113,14 +144,23 @@ def _trained(
     return network.requires_grad_(False).eval()
 
 
-def _loaded(context: Context, name: str, images: int) -> tuple[Model, Tensor, Tensor]:
+def _once(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
+    """What was loaded is kept for the next level."""
+    return lru_cache(maxsize=1)(load)
+
+
+def _loaded(context: Context, name: str | None, images: int) -> Loaded:
     """A model, training images and held-out ones."""
+    if name is None:
+        raise UsageError("name a folder of a diffusers model of images with --many")
     model = from_pretrained(name, device=context.device)
     fit, judge = (held_out_images(context, model, split, images) for split in ("train", "test"))
-    return model, fit, judge
+    # Some sets are sorted by class: the first few must be of all classes.
+    order = torch.randperm(images, generator=seeded(context.seed)).to(context.device)
+    return model, fit[order[order < len(fit)]], judge[order[order < len(judge)]]
 
 
-def _of_model(loaded: Callable[[], tuple[Model, Tensor, Tensor]], sigma: float | None) -> Case:
+def _of_model(loaded: Callable[[], Loaded], sigma: float | None) -> Case:
     model, fit, judge = loaded()
     width = model.interval[1] - model.interval[0]
     level = model.level if sigma is None else NoiseLevel(sigma=sigma * width)

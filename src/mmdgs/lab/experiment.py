@@ -48,6 +48,9 @@ class Context:
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )
     only: tuple[str, ...] | None = option(None, "Only this row of the table; may be given again.", metavar="ROW")
+    case: tuple[str, ...] | None = option(
+        None, "Only columns whose name begins so; may be given again.", metavar="NAME"
+    )
     started: float = field(default_factory=time.perf_counter)
 
     def sized(self, full: Settings, quick: Settings) -> Settings:

@@ -2,14 +2,22 @@
 
     C = a max(C_0, f)        f the floor of eigenvalues or variances, in units of (sigma / alpha)^2; a the scale
 
-A network's Jacobian does not know how wrong the network's mean is. Errors r = x - D(x_t) of clean data do: f and a are
-those that make them likeliest. With r' C_0^-1 r and log det C_0 written in eigenvalues, a grid of floors takes no more
-products with the Jacobian than one, and the best scale at a floor is the mean of r' C^-1 r / d. The reach is what is
-left: the 0.9 quantile of |r| / std over that of a Gaussian, for intervals that hold what they say.
+A network's Jacobian does not know how wrong the network's mean is. Errors r = x - D(x_t) of clean data do, in two ways:
+
+    Q = mean of r' C^-1 r / d      every eigenvector counts alike: what densities need
+    P = mean of r' r / tr C        large eigenvalues count: what draws and intervals need
+
+Both are 1 for a right C. Where most eigenvalues of a Jacobian are error, Q is about those, and a scale by Q alone
+leaves draws too narrow. So where C has correlations the scale at a floor is sqrt(Q P), and
+the floor is the likeliest of those at which Q and P agree. Of variances alone the likeliest floor and scale are taken:
+the scale is Q. With r' C_0^-1 r, log det C_0 and tr C_0 written in eigenvalues, a grid of floors takes no more products
+with the Jacobian than one. The reach is what is left: the 0.9 quantile of |r| / std over that of a Gaussian, for
+intervals that hold what they say.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -20,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
-from mmdgs.linalg.operators import raise_non_finite
+from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.moments.clipped import ClippedMoments
 from mmdgs.moments.contract import FLOOR, Moments
 from mmdgs.moments.diagonal import DiagonalMoments
@@ -35,6 +43,8 @@ FLOORED = (DiagonalMoments, FullMoments, KrylovMoments, OcmMoments)
 """Estimators whose small values are lifted to a floor; of others scale and reach are fitted."""
 FLOORS, HIGHEST = 76, 30.0
 """Floors that are tried, from 1e-6 to this many (sigma / alpha)^2: each a quarter above the last."""
+AGREEING = 1.1
+"""Q and P agree where under the scale sqrt(Q P) neither is off by more than this factor: half the way to 1.25."""
 COVERED = 0.9
 """The probability whose interval the reach makes right."""
 NUMBERS_AT_ONCE = {"cuda": 1 << 20, "cpu": 1 << 15}
@@ -116,13 +126,13 @@ def fit_floor_and_scale(
 def likeliest_lift(
     pairs: Iterable[tuple[Tensor, Gaussian]], unit: float, *, floors: int = FLOORS
 ) -> tuple[float, float]:
-    """The floor, in units of `unit`, and the scale under which x are likeliest, from batches of x and posteriors.
+    """The floor, in units of `unit`, and the scale, from batches of x and posteriors.
 
-    Minus twice the log-likelihood of N rows is  sum log det max(C_0, f) + N d log a + sum r' max(C_0, f)^-1 r / a,
-    whose best a is the last sum over N d. With one floor only the scale is fitted.
+    Minus twice the log-likelihood of N rows is  sum log det max(C_0, f) + N d log a + sum r' max(C_0, f)^-1 r / a.
+    With one floor only the scale is fitted.
     """
     grid = FLOOR * (HIGHEST / FLOOR) ** torch.linspace(0, 1, floors, dtype=torch.float64)
-    logdets, distances, numbers = torch.zeros_like(grid), torch.zeros_like(grid), 0
+    logdets, distances, spreads, numbers = (torch.zeros_like(grid) for _ in range(4))
     for clean, q in pairs:
         r = clean - q.mean
         raise_non_finite("error of the mean", r)
@@ -132,11 +142,18 @@ def likeliest_lift(
             continue
         values, counts = (one.double() for one in q.cov.spectrum())
         own, squares = (one.double() for one in q.cov.coordinates(r))
+        energy = r[0].numel() * r.double().flatten(1).square().sum(1)
         for i, floor in enumerate((grid * unit).tolist()):
-            logdets[i] += (counts * values.clamp(min=floor).log()).sum().cpu()
-            distances[i] += (squares / own.clamp(min=floor)).sum().cpu()
-    scales = distances / numbers
-    best = (logdets + numbers * scales.log()).argmin()
+            above, distance = values.clamp(min=floor), (squares / own.clamp(min=floor)).sum().cpu()
+            logdets[i] += (counts * above.log()).sum().cpu()
+            distances[i] += distance
+            alone = isinstance(q.cov, Diagonal)
+            spreads[i] += distance if alone else (energy / (counts * above).sum(1)).sum().cpu()
+    by_direction = distances / numbers
+    by_spread = by_direction if floors == 1 else spreads / numbers
+    scales, apart = (by_direction * by_spread).sqrt(), (by_direction / by_spread).log().abs()
+    nats = logdets / numbers + scales.log() + by_direction / scales
+    best = torch.where(apart <= max(2 * math.log(AGREEING), apart.min().item()), nats, math.inf).argmin()
     return grid[best].item(), scales[best].item()
 
 
