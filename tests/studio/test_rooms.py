@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from mmdgs.studio import plane
 
@@ -59,16 +60,17 @@ def test_a_region_is_chosen_by_two_clicks(visit) -> None:
     one.room("Image")
     page.locator("#image-part button").first.click()
     picture = page.locator("#image-region img")
-    box = picture.bounding_box()
-    side = min(box["width"], box["height"])
-    left, top = (box["width"] - side) / 2, (box["height"] - side) / 2
-    for share in (0.27, 0.73):
-        page.wait_for_timeout(500)  # a picture that is being replaced takes no click
+    for share, words in ((0.27, "One corner at 7, 7"), (0.73, "14 x 14 pixels from 7, 7")):
+        picture.wait_for()
+        page.wait_for_function("(one => one.complete && one.naturalWidth)(document.querySelector('#image-region img'))")
+        box, before = picture.bounding_box(), picture.get_attribute("src")
+        side = min(box["width"], box["height"])
+        left, top = (box["width"] - side) / 2, (box["height"] - side) / 2
         picture.click(position={"x": left + share * side, "y": top + share * side})
-        page.wait_for_function(
-            "document.querySelector('#image-where').innerText.includes('%s')" % ("corner" if share < 0.5 else "pixels")
-        )
-    assert "14 x 14 pixels from 7, 7" in page.locator("#image-where").inner_text()
+        expect(page.locator("#image-where")).to_contain_text(words)
+        expect(picture).not_to_have_attribute("src", before)
+    page.locator("#image-whole").click()
+    expect(page.locator("#image-where")).to_contain_text("The whole image.")
 
 
 def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Path) -> None:
@@ -119,6 +121,25 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     page.locator("#sampler-go").click()
     one.expect_status("sampler", "Done")
     assert "evaluations a sample" in page.locator("#sampler-pictures").inner_text()
+
+
+def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
+    one = visit()
+    page = one.page
+    one.room("Image")
+    one.choose("image-model", "cifar10")
+    expect(page.locator("#image-example input")).to_have_value("cifar10-1")
+    page.locator("#image-more button").first.click()
+    page.locator("#image-seed input").fill("1")  # no result is kept for it
+    page.locator("#image-go").click()
+    one.expect_status("image", "The mean is there")
+    page.locator("#image-stop").click()
+    one.expect_status("image", "Stopped")
+    assert page.locator("#image-pictures figure").count() == 4, "what was there stays"
+    one.set("image-draws", 0)
+    one.set("image-components", 0)
+    page.locator("#image-go").click()
+    one.expect_status("image", "Done")
 
 
 def test_two_people_at_once_see_their_own(visit) -> None:

@@ -12,6 +12,8 @@ TITLE = "mmdgs studio"
 ROOMS = {"Plane": room_plane, "Image": room_image, "Restore": room_restore, "Sampler": room_sampler}
 WAITING = 40
 """Requests that may wait in line; more are refused at once."""
+VISITORS = 64
+"""Open pages whose results and regions are remembered; Gradio would remember 10,000."""
 
 CSS = """
 .gradio-container { max-width: 1200px !important; }
@@ -53,6 +55,7 @@ def build(folder: Folder) -> gr.Blocks:
                     room.build(folder)
         page.unload(_left)
     page.queue(max_size=WAITING)
+    page.state_session_capacity = VISITORS
     return page
 
 
