@@ -14,6 +14,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from mmdgs.studio import plane
+from mmdgs.studio.streaming import JOBS
 
 
 def names_in(file: Path) -> set[str]:
@@ -128,7 +129,7 @@ def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
     page = one.page
     one.room("Image")
     one.choose("image-model", "cifar10")
-    expect(page.locator("#image-example input")).to_have_value("cifar10-1")
+    expect(page.locator("#image-example input")).to_have_value("cifar10-car")
     page.locator("#image-more button").first.click()
     page.locator("#image-seed input").fill("1")  # no result is kept for it
     page.locator("#image-go").click()
@@ -152,6 +153,21 @@ def test_two_people_at_once_see_their_own(visit) -> None:
         one.expect_status("plane", "Step 300 of 300")
         right = plane.chains("mog", "full", 0.3, count=300, steps=300, seed=seed)
         assert f"MMD {right.mmd:.4f}" in one.status("plane")
+
+
+def test_who_leaves_gives_their_place_to_others(visit) -> None:
+    for _ in range(JOBS):
+        one = visit()
+        one.room("Sampler")
+        one.set("sampler-count", 9)
+        one.set("sampler-steps", 100)  # minutes of work
+        one.page.locator("#sampler-go").click()
+        one.page.locator("#sampler-pictures figure").first.wait_for()
+        one.page.close()
+    one = visit()
+    one.set("plane-steps", 10)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "Step 10 of 10")
 
 
 def png_of(width: int, height: int) -> bytes:

@@ -38,16 +38,15 @@ def build(folder: Folder) -> None:
                 label="The image is",
                 elem_id="image-kind",
             )
-            with gr.Row():
-                sigma = gr.Slider(
-                    0.02,
-                    1.0,
-                    image.SIGMAS[names[0]],
-                    step=0.01,
-                    label="Noise (sigma, for 0 to 1)",
-                    elem_id="image-sigma",
-                )
-                estimate = gr.Checkbox(False, label="Estimate sigma", elem_id="image-estimate", min_width=120)
+            sigma = gr.Slider(
+                0.02,
+                1.0,
+                image.SIGMAS[names[0]],
+                step=0.01,
+                label="Noise (std, for values 0 to 1)",
+                elem_id="image-sigma",
+            )
+            estimate = gr.Checkbox(False, label="Estimate it from the image", elem_id="image-estimate")
             room.buttons("Show the posterior")
             with gr.Accordion("More settings", open=False, elem_id="image-more"):
                 draws = gr.Slider(0, image.MOST_DRAWS, image.DRAWS, step=1, label="Draws", elem_id="image-draws")
