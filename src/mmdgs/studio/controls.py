@@ -146,7 +146,7 @@ class Room:
 
     def told(self, request: gr.Request, work: Callable[[Tell[Any]], Any]) -> Iterator[Any]:
         """What the work tells, as it comes; it ends where the visitor stops it or leaves."""
-        return (found for found in streamed(work, STOPS.event(self.name, visitor_of(request))) if found is not None)
+        return streamed(work, STOPS.event(self.name, visitor_of(request)))
 
     def runs(self, show: Callable[..., Iterator[Changes]], inputs: list[Any], outputs: list[Any]) -> None:
         """Go shows what `show` yields; stop ends it, also while it waits in line. What was shown stays."""

@@ -141,6 +141,8 @@ def serve(host: str = HOST, port: int = PORT, *, tell: Callable[[str], object] =
     import uvicorn
 
     with contextlib.closing(held), application(host) as app:
+        from mmdgs.studio.controls import STOPS
+
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         # uvicorn's own handlers raise the signal again at the end, and the folder would stay.
@@ -149,6 +151,7 @@ def serve(host: str = HOST, port: int = PORT, *, tell: Callable[[str], object] =
         def leave(*_: object) -> None:
             server.force_exit = server.should_exit  # asked twice: at once
             server.should_exit = True
+            STOPS.end()  # pages that wait for work are let go
 
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, leave)
