@@ -28,6 +28,8 @@ LINE: dict[str, Any] = {"concurrency_limit": JOBS, "concurrency_id": "compute", 
 LIGHT: dict[str, Any] = {"concurrency_limit": 4, "concurrency_id": "light", "show_progress": "hidden"}
 """Work of a moment."""
 WAITING = "Waiting for a free place ..."
+WORDS = 180
+"""Pixels that a list of words needs; phones show one below another."""
 EXTENSIONS = [".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"]
 
 
@@ -181,10 +183,14 @@ def image_chooser(room: str, names: list[str]) -> tuple[gr.Dropdown, gr.Dropdown
     """Model, example, upload and how an upload is fitted."""
     with gr.Row():
         model = gr.Dropdown(
-            [(f"{name} ({OWN[name]})", name) for name in names], value=names[0], label="Model", elem_id=f"{room}-model"
+            [(f"{name} ({OWN[name]})", name) for name in names],
+            value=names[0],
+            label="Model",
+            elem_id=f"{room}-model",
+            min_width=WORDS,
         )
         choices = examples(names[0])
-        chosen = gr.Dropdown(choices, value=choices[0], label="Example", elem_id=f"{room}-example")
+        chosen = gr.Dropdown(choices, value=choices[0], label="Example", elem_id=f"{room}-example", min_width=WORDS)
     with gr.Accordion("Your own image", open=False, elem_id=f"{room}-own"):
         file = gr.File(
             label=f"An image of at most {MOST_BYTES // 1_000_000} MB and {MOST_PIXELS // 1_000_000} million pixels",

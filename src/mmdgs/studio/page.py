@@ -36,6 +36,9 @@ CSS = """
 .mm-bars td.mm-bar div { background: rgb(232, 119, 34); height: 14px; }
 .mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
 footer { display: none !important; }
+button.label-wrap { text-align: left; }
+input[type=range]::-webkit-slider-thumb { background: var(--slider-color) !important; }
+input[type=range]::-moz-range-thumb { background: var(--slider-color) !important; }
 """
 SANS, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.studio import plane
-from mmdgs.studio.controls import LIGHT, Changes, Room, plainly
+from mmdgs.studio.controls import LIGHT, WORDS, Changes, Room, plainly
 from mmdgs.studio.downloads import Folder, bundle
 from mmdgs.studio.pictures import bars, figures
 
@@ -43,6 +43,7 @@ def build(folder: Folder) -> None:
                     value=name,
                     label="Density",
                     elem_id="plane-density",
+                    min_width=WORDS,
                 )
                 noise = gr.Slider(
                     plane.LEAST_SIGMA, plane.MOST_SIGMA, sigma, step=0.05, label="Noise (sigma)", elem_id="plane-sigma"
@@ -60,6 +61,7 @@ def build(folder: Folder) -> None:
             value="full",
             label="Draw from",
             elem_id="plane-method",
+            min_width=WORDS,
         )
         count = gr.Slider(50, 900, 300, step=50, label="Chains", elem_id="plane-chains")
         steps = gr.Slider(10, 900, 200, step=10, label="Steps", elem_id="plane-steps")
