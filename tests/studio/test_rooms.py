@@ -143,6 +143,16 @@ def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
     one.expect_status("image", "Done")
 
 
+def test_another_click_on_go_ends_the_run_before(visit) -> None:
+    one = visit()
+    one.set("plane-steps", 900)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "of 900")
+    one.set("plane-steps", 20)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "Step 20 of 20")
+
+
 def test_two_people_at_once_see_their_own(visit) -> None:
     first, second = visit(), visit()
     for one, seed in ((first, 1), (second, 2)):

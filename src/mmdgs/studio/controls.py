@@ -151,18 +151,22 @@ class Room:
         return streamed(work, STOPS.event(self.name, visitor_of(request)))
 
     def runs(self, show: Callable[..., Iterator[Changes]], inputs: list[Any], outputs: list[Any]) -> None:
-        """Go shows what `show` yields; stop ends it, also while it waits in line. What was shown stays."""
+        """Go shows what `show` yields; stop ends it, also while it waits in line. What was shown stays.
+
+        Another click on go ends the run before, and its own begins once that has ended.
+        """
 
         @functools.wraps(show)
         def shown(*given: Any) -> Iterator[Changes]:
+            visitor = visitor_of(next(one for one in given if isinstance(one, gr.Request)))
+            stop = STOPS.event(self.name, visitor)
             try:
                 for changes in show(*given):
                     yield updates(changes)
             except Exception as error:
                 raise said(error) from None
-            request = next(one for one in given if isinstance(one, gr.Request))
-            if STOPS.event(self.name, visitor_of(request)).is_set():
-                yield updates({self.status: STOPPED})
+            if stop.is_set():
+                yield updates({self.status: STOPPED if stop is STOPS.event(self.name, visitor) else WAITING})
 
         def begin(request: gr.Request) -> Any:
             STOPS.begin(self.name, visitor_of(request))
@@ -174,7 +178,9 @@ class Room:
 
         own = [self.status, self.python, self.command, self.download]
         said_by = {"inputs": None, "outputs": self.status, "queue": False, "show_progress": "hidden"}
-        started = self.go.click(begin, **said_by).then(shown, inputs, [*own, *outputs], api_name=self.name, **LINE)
+        started = self.go.click(begin, **said_by).then(
+            shown, inputs, [*own, *outputs], api_name=self.name, trigger_mode="always_last", **LINE
+        )
         started.failure(lambda: gr.update(value=""), **said_by)
         self.stop.click(end, **said_by)
 
