@@ -109,6 +109,7 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     one = visit()
     page = one.page
     one.room("Sampler")
+    one.set("sampler-count", 1)
     one.set("sampler-steps", 100)
     page.locator("#sampler-go").click()
     page.locator("#sampler-pictures figure").first.wait_for()
@@ -118,7 +119,6 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     page.wait_for_timeout(1500)
     assert page.locator("#sampler-pictures").inner_text() == shown, "nothing moves after a stop"
     one.set("sampler-steps", 5)
-    one.set("sampler-count", 1)
     page.locator("#sampler-go").click()
     one.expect_status("sampler", "Done")
     assert "evaluations a sample" in page.locator("#sampler-pictures").inner_text()
@@ -156,12 +156,12 @@ def test_another_click_on_go_ends_the_run_before(visit) -> None:
 def test_two_people_at_once_see_their_own(visit) -> None:
     first, second = visit(), visit()
     for one, seed in ((first, 1), (second, 2)):
-        one.set("plane-steps", 300)
+        one.set("plane-steps", 100)
         one.page.locator("#plane-seed input").fill(str(seed))
         one.page.locator("#plane-go").click()
     for one, seed in ((first, 1), (second, 2)):
-        one.expect_status("plane", "Step 300 of 300")
-        right = plane.chains("mog", "full", 0.3, count=300, steps=300, seed=seed)
+        one.expect_status("plane", "Step 100 of 100")
+        right = plane.chains("mog", "full", 0.3, count=300, steps=100, seed=seed)
         assert f"MMD {right.mmd:.4f}" in one.status("plane")
 
 
@@ -169,7 +169,6 @@ def test_who_leaves_gives_their_place_to_others(visit) -> None:
     for _ in range(JOBS):
         one = visit()
         one.room("Sampler")
-        one.set("sampler-count", 9)
         one.set("sampler-steps", 100)  # minutes of work
         one.page.locator("#sampler-go").click()
         one.page.locator("#sampler-pictures figure").first.wait_for()
