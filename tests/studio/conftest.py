@@ -103,11 +103,10 @@ class Visitor:
         self.page.get_by_role("option", name=words).click()
 
     def error(self) -> str:
-        toast = self.page.locator("[data-testid=toast-body]").first
-        toast.wait_for()
-        said = self.page.locator("[data-testid=toast-text]").first.inner_text()
-        self.page.locator("[data-testid=toast-close]").first.click()
-        return said
+        """What the page says went wrong; it vanishes by itself."""
+        said = self.page.locator("[data-testid=toast-text]").first
+        said.wait_for()
+        return said.inner_text()
 
     def download(self, room: str, to: Path) -> Path:
         playwright.expect(self.page.locator(f"#{room}-download")).to_be_enabled(timeout=PATIENCE)
