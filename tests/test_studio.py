@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs.cli import app
+from mmdgs.cost import counting
 from mmdgs.errors import UsageError
-from mmdgs.runtime import stop_if_asked
+from mmdgs.runtime import Stopped, stop_if_asked, stoppable
 from mmdgs.studio import image, make_examples, plane, restoring, sampling, server, sources
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.streaming import Tell, streamed
@@ -115,6 +116,18 @@ def test_the_posterior_streams_and_its_lines_give_the_same(tiny, stored, tmp_pat
     assert "--region 1,2,4,3" in Path("again.txt").read_text()
 
 
+def test_a_posterior_stops_between_products(tiny, stored) -> None:
+    stop, spent = threading.Event(), []
+
+    def tell(_: object) -> None:
+        spent.append(cost.products)
+        stop.set()
+
+    with counting() as cost, stoppable(stop), pytest.raises(Stopped):
+        image.posterior_of(tiny, stored, image.Wanted("tiny", 0.3, seed=9), tell=tell)
+    assert spent == [cost.products], "no product after the first word"
+
+
 def test_restoration_tells_of_draws_and_its_lines_give_the_same(tiny, stored, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(type(tiny), "posterior", lambda self, name: mmdgs.DiagonalMoments(self))
     told: list[restoring.Drawn] = []
@@ -207,11 +220,14 @@ def test_uploads_are_bounded_and_fitted(tiny, tmp_path: Path) -> None:
 
 def test_the_folder_is_emptied_of_what_is_old() -> None:
     folder = Folder()
+    first = Path(folder.put("first.png", b"0"))
+    folder.keep()
     old, new = Path(folder.put("old.zip", b"1")), Path(folder.put("new.zip", b"2"))
-    for one in (old, old.parent):
+    for one in (first, first.parent, old, old.parent):
         os.utime(one, (0, 0))
     folder.empty(60)
     assert not old.parent.exists()
+    assert first.read_bytes() == b"0", "every page begins with it"
     assert new.read_bytes() == b"2"
     folder.close()
     assert not folder.path.exists()

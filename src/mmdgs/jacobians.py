@@ -27,6 +27,7 @@ from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, evaluated, has_sym
 from mmdgs.derivatives import SecondOrder
 from mmdgs.errors import UsageError
 from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.runtime import stop_if_asked
 
 logger = logging.getLogger("mmdgs")
 
@@ -112,6 +113,7 @@ class _Programs:
         return self.pull(v) if self._known else self._product("symmetric", v, products=2)
 
     def _product(self, kind: str, v: Tensor, products: int) -> Tensor:
+        stop_if_asked()
         found = compiled_products(self._pure, self._x, v, kind=kind)
         if found is None:
             return self._plain().symmetric(v) if kind == "symmetric" else self._plain().pull(v)
@@ -156,6 +158,7 @@ def _pullback(output: Tensor, x: Tensor, layout: torch.memory_format) -> Pullbac
 
     def pullback(v: Tensor) -> Tensor:
         nonlocal batchable
+        stop_if_asked()  # a draw takes dozens of products
         spend(products=len(v))
         if len(v) > 1 and batchable:
             try:

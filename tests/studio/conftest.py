@@ -85,13 +85,17 @@ class Visitor:
     def expect_status(self, room: str, words: str) -> None:
         playwright.expect(self.page.locator(f"#{room}-status")).to_contain_text(words, timeout=PATIENCE)
 
+    def settle(self) -> None:
+        """Gradio hands a section that opens for the first time its values once more, a frame after it appears."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def set(self, element: str, value: float) -> None:
         field = self.page.locator(f"#{element} input[type=number]")
         field.wait_for()
-        self.page.wait_for_timeout(300)  # a slider whose section has just opened may set its value back once
+        self.settle()
         field.fill(str(value))
         field.press("Enter")
-        self.page.wait_for_timeout(300)
+        self.settle()
         playwright.expect(field).to_have_value(str(value))
 
     def choose(self, element: str, words: str) -> None:
@@ -99,11 +103,10 @@ class Visitor:
         self.page.get_by_role("option", name=words).click()
 
     def error(self) -> str:
-        toast = self.page.locator("[data-testid=toast-body]").first
-        toast.wait_for()
-        said = self.page.locator("[data-testid=toast-text]").first.inner_text()
-        self.page.locator("[data-testid=toast-close]").first.click()
-        return said
+        """What the page says went wrong; it vanishes by itself."""
+        said = self.page.locator("[data-testid=toast-text]").first
+        said.wait_for()
+        return said.inner_text()
 
     def download(self, room: str, to: Path) -> Path:
         playwright.expect(self.page.locator(f"#{room}-download")).to_be_enabled(timeout=PATIENCE)

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from mmdgs.studio import plane
+from mmdgs.studio.streaming import JOBS
 
 
 def names_in(file: Path) -> set[str]:
@@ -59,16 +61,17 @@ def test_a_region_is_chosen_by_two_clicks(visit) -> None:
     one.room("Image")
     page.locator("#image-part button").first.click()
     picture = page.locator("#image-region img")
-    box = picture.bounding_box()
-    side = min(box["width"], box["height"])
-    left, top = (box["width"] - side) / 2, (box["height"] - side) / 2
-    for share in (0.27, 0.73):
-        page.wait_for_timeout(500)  # a picture that is being replaced takes no click
+    for share, words in ((0.27, "One corner at 7, 7"), (0.73, "14 x 14 pixels from 7, 7")):
+        picture.wait_for()
+        page.wait_for_function("(one => one.complete && one.naturalWidth)(document.querySelector('#image-region img'))")
+        box, before = picture.bounding_box(), picture.get_attribute("src")
+        side = min(box["width"], box["height"])
+        left, top = (box["width"] - side) / 2, (box["height"] - side) / 2
         picture.click(position={"x": left + share * side, "y": top + share * side})
-        page.wait_for_function(
-            "document.querySelector('#image-where').innerText.includes('%s')" % ("corner" if share < 0.5 else "pixels")
-        )
-    assert "14 x 14 pixels from 7, 7" in page.locator("#image-where").inner_text()
+        expect(page.locator("#image-where")).to_contain_text(words)
+        expect(picture).not_to_have_attribute("src", before)
+    page.locator("#image-whole").click()
+    expect(page.locator("#image-where")).to_contain_text("The whole image.")
 
 
 def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Path) -> None:
@@ -106,6 +109,7 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     one = visit()
     page = one.page
     one.room("Sampler")
+    one.set("sampler-count", 1)
     one.set("sampler-steps", 100)
     page.locator("#sampler-go").click()
     page.locator("#sampler-pictures figure").first.wait_for()
@@ -115,22 +119,64 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     page.wait_for_timeout(1500)
     assert page.locator("#sampler-pictures").inner_text() == shown, "nothing moves after a stop"
     one.set("sampler-steps", 5)
-    one.set("sampler-count", 1)
     page.locator("#sampler-go").click()
     one.expect_status("sampler", "Done")
     assert "evaluations a sample" in page.locator("#sampler-pictures").inner_text()
 
 
+def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
+    one = visit()
+    page = one.page
+    one.room("Image")
+    one.choose("image-model", "cifar10")
+    expect(page.locator("#image-example input")).to_have_value("cifar10-car")
+    page.locator("#image-more button").first.click()
+    page.locator("#image-seed input").fill("1")  # no result is kept for it
+    page.locator("#image-go").click()
+    one.expect_status("image", "The mean is there")
+    page.locator("#image-stop").click()
+    one.expect_status("image", "Stopped")
+    assert page.locator("#image-pictures figure").count() == 4, "what was there stays"
+    one.set("image-draws", 0)
+    one.set("image-components", 0)
+    page.locator("#image-go").click()
+    one.expect_status("image", "Done")
+
+
+def test_another_click_on_go_ends_the_run_before(visit) -> None:
+    one = visit()
+    one.set("plane-steps", 900)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "of 900")
+    one.set("plane-steps", 20)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "Step 20 of 20")
+
+
 def test_two_people_at_once_see_their_own(visit) -> None:
     first, second = visit(), visit()
     for one, seed in ((first, 1), (second, 2)):
-        one.set("plane-steps", 300)
+        one.set("plane-steps", 100)
         one.page.locator("#plane-seed input").fill(str(seed))
         one.page.locator("#plane-go").click()
     for one, seed in ((first, 1), (second, 2)):
-        one.expect_status("plane", "Step 300 of 300")
-        right = plane.chains("mog", "full", 0.3, count=300, steps=300, seed=seed)
+        one.expect_status("plane", "Step 100 of 100")
+        right = plane.chains("mog", "full", 0.3, count=300, steps=100, seed=seed)
         assert f"MMD {right.mmd:.4f}" in one.status("plane")
+
+
+def test_who_leaves_gives_their_place_to_others(visit) -> None:
+    for _ in range(JOBS):
+        one = visit()
+        one.room("Sampler")
+        one.set("sampler-steps", 100)  # minutes of work
+        one.page.locator("#sampler-go").click()
+        one.page.locator("#sampler-pictures figure").first.wait_for()
+        one.page.close()
+    one = visit()
+    one.set("plane-steps", 10)
+    one.page.locator("#plane-go").click()
+    one.expect_status("plane", "Step 10 of 10")
 
 
 def png_of(width: int, height: int) -> bytes:

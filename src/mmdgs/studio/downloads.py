@@ -55,6 +55,7 @@ class Folder:
         self._held = tempfile.TemporaryDirectory(prefix="mmdgs-studio-")
         self.path = Path(self._held.name).resolve()
         self._end = threading.Event()
+        self._stays: set[Path] = set()
 
     def put(self, name: str, content: bytes) -> str:
         """Write a file, and return its path."""
@@ -62,10 +63,14 @@ class Folder:
         place.write_bytes(content)
         return str(place)
 
+    def keep(self) -> None:
+        """What is there now stays: pictures that every visitor's page begins with."""
+        self._stays = set(self.path.iterdir())
+
     def empty(self, age: float = AGE) -> None:
         """Delete what was last written so many seconds ago."""
         before = time.time() - age
-        for one in self.path.iterdir():
+        for one in set(self.path.iterdir()) - self._stays:
             try:
                 if max(part.stat().st_mtime for part in (one, *one.rglob("*"))) < before:
                     shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)

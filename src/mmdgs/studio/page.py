@@ -12,6 +12,8 @@ TITLE = "mmdgs studio"
 ROOMS = {"Plane": room_plane, "Image": room_image, "Restore": room_restore, "Sampler": room_sampler}
 WAITING = 40
 """Requests that may wait in line; more are refused at once."""
+VISITORS = 64
+"""Open pages whose results and regions are remembered; Gradio would remember 10,000."""
 
 CSS = """
 .gradio-container { max-width: 1200px !important; }
@@ -34,6 +36,9 @@ CSS = """
 .mm-bars td.mm-bar div { background: rgb(232, 119, 34); height: 14px; }
 .mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
 footer { display: none !important; }
+button.label-wrap { text-align: left; }
+input[type=range]::-webkit-slider-thumb { background: var(--slider-color) !important; }
+input[type=range]::-moz-range-thumb { background: var(--slider-color) !important; }
 """
 SANS, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 
@@ -53,6 +58,7 @@ def build(folder: Folder) -> gr.Blocks:
                     room.build(folder)
         page.unload(_left)
     page.queue(max_size=WAITING)
+    page.state_session_capacity = VISITORS
     return page
 
 

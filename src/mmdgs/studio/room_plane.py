@@ -8,18 +8,7 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.studio import plane
-from mmdgs.studio.controls import (
-    LIGHT,
-    STOPPED,
-    buttons,
-    lines_boxes,
-    plainly,
-    ready,
-    runs,
-    status_line,
-    told,
-    was_stopped,
-)
+from mmdgs.studio.controls import LIGHT, WORDS, Changes, Room, plainly
 from mmdgs.studio.downloads import Folder, bundle
 from mmdgs.studio.pictures import bars, figures
 
@@ -31,6 +20,7 @@ FIRST = ("mog", 0.3, (0.2, 0.1))
 
 def build(folder: Folder) -> None:
     """Add the room to the page that is being built."""
+    room = Room("plane", folder)
     gr.Markdown(ABOUT)
     name, sigma, point = FIRST
     seen = plane.look(name, sigma, point)
@@ -53,6 +43,7 @@ def build(folder: Folder) -> None:
                     value=name,
                     label="Density",
                     elem_id="plane-density",
+                    min_width=WORDS,
                 )
                 noise = gr.Slider(
                     plane.LEAST_SIGMA, plane.MOST_SIGMA, sigma, step=0.05, label="Noise (sigma)", elem_id="plane-sigma"
@@ -70,36 +61,35 @@ def build(folder: Folder) -> None:
             value="full",
             label="Draw from",
             elem_id="plane-method",
+            min_width=WORDS,
         )
         count = gr.Slider(50, 900, 300, step=50, label="Chains", elem_id="plane-chains")
         steps = gr.Slider(10, 900, 200, step=10, label="Steps", elem_id="plane-steps")
         seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="plane-seed", min_width=80)
-    go, stop, download = buttons("plane", "Run chains")
-    status = status_line("plane")
+    room.buttons("Run chains")
+    room.status_line()
     weights = gr.HTML(elem_id="plane-weights")
-    python, command = lines_boxes("plane")
-    python.value, command.value = plane.look_lines(name, sigma, point)
+    room.lines_boxes(*plane.look_lines(name, sigma, point))
 
-    def shown(name: str, sigma: float, x: float, y: float) -> tuple[Any, ...]:
+    def shown(name: str, sigma: float, x: float, y: float) -> Changes:
         point = (round(float(x or 0), 4), round(float(y or 0), 4))
         found = plane.look(name, float(sigma), point)
-        return (
-            plane.main_picture(name, point),
-            figures(found.panels(), wide=True),
-            *plane.look_lines(name, float(sigma), point),
-            ready(folder, "plane.zip", bundle("plane", found.files())),
-        )
+        return {
+            picture: plane.main_picture(name, point),
+            panels: figures(found.panels(), wide=True),
+            **room.lines(plane.look_lines(name, float(sigma), point)),
+            **room.ready("plane.zip", bundle("plane", found.files())),
+        }
 
-    def click(name: str, sigma: float, event: gr.SelectData) -> tuple[Any, ...]:
-        x, y = plane.clicked(event.index)
-        return x, y, *shown(name, sigma, x, y)
+    def click(name: str, sigma: float, event: gr.SelectData) -> Changes:
+        at = plane.clicked(event.index)
+        return {x: at[0], y: at[1], **shown(name, sigma, *at)}
 
     def mix(
         name: str, sigma: float, method: str, count: int, steps: int, seed: int, request: gr.Request
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[Changes]:
         settings = (name, method, float(sigma), int(count), int(steps), int(seed or 0))
-        python, command = plane.chain_lines(*settings)
-        yield gr.skip(), "Starting ...", gr.skip(), python, command, gr.DownloadButton(interactive=False)
+        yield {**room.starting(), **room.lines(plane.chain_lines(*settings))}
 
         def work(tell: Any) -> None:
             tell(
@@ -108,20 +98,14 @@ def build(folder: Folder) -> None:
                 )
             )
 
-        for found in told("plane", request, work):
-            if found is None:
-                yield (gr.skip(),) * 6
-                continue
-            last = found.step == settings[4]
+        for found in room.told(request, work):
             words = f"Step {found.step} of {settings[4]}, MMD {found.mmd:.4f} (0: the chains are like fresh data)."
-            file: Any = gr.skip()
-            if last:
-                file = ready(folder, "chains.zip", bundle("chains", found.files()))
-            yield plane.main_picture(name, dots=found.x), words, bars(found.shares), gr.skip(), gr.skip(), file
-        if was_stopped("plane", request):
-            yield gr.skip(), STOPPED, *(gr.skip(),) * 4
+            changes = {room.status: words, picture: plane.main_picture(name, dots=found.x), weights: bars(found.shares)}
+            if found.step == settings[4]:
+                changes |= room.ready("chains.zip", bundle("chains", found.files()))
+            yield changes
 
-    looked = [picture, panels, python, command, download]
+    looked = [picture, panels, room.python, room.command, room.download]
     given = [density, noise, x, y]
     picture.select(plainly(click), [density, noise], [x, y, *looked], **LIGHT)
     for control in (density, noise):
@@ -129,5 +113,4 @@ def build(folder: Folder) -> None:
     for control in (x, y):
         control.submit(plainly(shown), given, looked, api_name="look", **LIGHT)
         control.blur(plainly(shown), given, looked, **LIGHT)
-    given = [density, noise, method, count, steps, seed]
-    runs("plane", go, stop, status, mix, given, [picture, status, weights, python, command, download])
+    room.runs(mix, [density, noise, method, count, steps, seed], [picture, weights])

@@ -11,19 +11,7 @@ import torch
 
 from mmdgs.generation.posterior_pictures import enlarged, pixels
 from mmdgs.studio import restoring
-from mmdgs.studio.controls import (
-    LIGHT,
-    STOPPED,
-    buttons,
-    image_chooser,
-    lines_boxes,
-    plainly,
-    ready,
-    runs,
-    status_line,
-    told,
-    was_stopped,
-)
+from mmdgs.studio.controls import LIGHT, Changes, Room, image_chooser, plainly
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.restoring import OPERATORS, PAINTED, STRENGTHS
@@ -37,6 +25,7 @@ CANVAS = 384
 
 def build(folder: Folder) -> None:
     """Add the room to the page that is being built."""
+    room = Room("restore", folder)
     names = models(many_levels=True)
     gr.Markdown(ABOUT)
     first = next(iter(OPERATORS))
@@ -44,7 +33,7 @@ def build(folder: Folder) -> None:
         with gr.Column(scale=2, min_width=300):
             model, chosen, file, fit = image_chooser("restore", names)
             kind = gr.Dropdown(list(OPERATORS), value=first, label="What happened to it", elem_id="restore-kind")
-            strength = _strength(OPERATORS[first])
+            strength = gr.Slider(**_strength(OPERATORS[first]), elem_id="restore-strength")
             with gr.Group(visible=False, elem_id="restore-painting") as painting:
                 painted = gr.ImageEditor(
                     label="Paint over what is to be restored",
@@ -65,7 +54,7 @@ def build(folder: Folder) -> None:
             noise = gr.Slider(
                 0.01, 0.3, restoring.NOISE, step=0.01, label="Noise (std, for values 0 to 1)", elem_id="restore-noise"
             )
-            go, stop, download = buttons("restore", "Restore")
+            room.buttons("Restore")
             with gr.Accordion("More settings", open=False, elem_id="restore-more"):
                 draws = gr.Slider(
                     1, restoring.MOST_DRAWS, restoring.DRAWS, step=1, label="Draws", elem_id="restore-draws"
@@ -75,45 +64,39 @@ def build(folder: Folder) -> None:
                 )
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="restore-seed", min_width=80)
         with gr.Column(scale=3, min_width=300):
-            status = status_line("restore", "Choose an image and what happened to it, then restore it.")
+            room.status_line("Choose an image and what happened to it, then restore it.")
             pictures = gr.HTML(elem_id="restore-pictures")
-            python, command = lines_boxes("restore")
+            room.lines_boxes()
 
-    def other_kind(kind: str, model: str, chosen: str, file: str | None, fit: str) -> tuple[Any, ...]:
-        short = OPERATORS[kind]
-        background = gr.skip()
+    def other_kind(kind: str, model: str, chosen: str, file: str | None, fit: str) -> Changes:
+        changes = {strength: gr.update(**_strength(OPERATORS[kind])), painting: gr.update(visible=kind == PAINTED)}
         if kind == PAINTED:
             now = torch.from_numpy(chosen_image(model, chosen, file, fit)).float() / 255
             picture = enlarged(pixels(now), CANVAS)
-            background = {"background": picture, "layers": [], "composite": None}
-        return _strength(short), gr.Group(visible=kind == PAINTED), background
+            changes[painted] = {"background": picture, "layers": [], "composite": None}
+        return changes
 
-    def other_model(model: str) -> Any:
+    def other_model(model: str) -> Changes:
         names = examples(model)
-        return gr.Dropdown(names, value=names[0])
+        return {chosen: gr.update(choices=names, value=names[0])}
 
     def show(
         model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
         noise: float, draws: int, steps: int, seed: int, request: gr.Request,
-    ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-        stored, wanted, mask = plainly(_asked)(
+    ) -> Iterator[Changes]:  # fmt: skip
+        stored, wanted, mask = _asked(
             model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
         )
-        yield "Starting ...", gr.skip(), *restoring.lines(wanted), gr.DownloadButton(interactive=False)
+        yield {**room.starting(), **room.lines(restoring.lines(wanted))}
 
         def work(tell: Any) -> None:
             tell(restoring.restored(model_of(model), stored, wanted, mask, tell=tell, due=tell.due))
 
-        for seen in told("restore", request, work):
-            if seen is None:
-                yield (gr.skip(),) * 5
-                continue
-            file_now: Any = gr.skip()
+        for seen in room.told(request, work):
+            changes = {room.status: _words(seen), pictures: figures(restoring.pictures(seen))}
             if len(seen.draws) and seen.under_way is None:
-                file_now = ready(folder, "restored.zip", restoring.download(seen, stored, wanted, mask))
-            yield _words(seen), figures(restoring.pictures(seen)), gr.skip(), gr.skip(), file_now
-        if was_stopped("restore", request):
-            yield STOPPED, *(gr.skip(),) * 4
+                changes |= room.ready("restored.zip", restoring.download(seen, stored, wanted, mask))
+            yield changes
 
     source = [model, chosen, file, fit]
     refreshed = [strength, painting, painted]
@@ -122,22 +105,14 @@ def build(folder: Folder) -> None:
     )
     for event in (kind.change, chosen.input, file.change, fit.input):
         event(plainly(other_kind), [kind, *source], refreshed, **LIGHT)
-    given = [*source, kind, strength, painted, damaged, noise, draws, steps, seed]
-    runs("restore", go, stop, status, show, given, [status, pictures, python, command, download])
+    room.runs(show, [*source, kind, strength, painted, damaged, noise, draws, steps, seed], [pictures])
 
 
-def _strength(short: str) -> gr.Slider:
+def _strength(short: str) -> dict[str, Any]:
     """The slider of an operator's number, hidden where it has none."""
     least, most, value, step = STRENGTHS.get(short, (0, 1, 0, 1))
-    return gr.Slider(
-        least,
-        most,
-        value,
-        step=step,
-        label=restoring.WORDS.get(short, ""),
-        visible=short in STRENGTHS,
-        elem_id="restore-strength",
-    )
+    found = {"minimum": least, "maximum": most, "value": value, "step": step}
+    return {**found, "label": restoring.WORDS.get(short, ""), "visible": short in STRENGTHS}
 
 
 def _asked(

@@ -8,18 +8,7 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.studio import sampling
-from mmdgs.studio.controls import (
-    LIGHT,
-    STOPPED,
-    buttons,
-    lines_boxes,
-    plainly,
-    ready,
-    runs,
-    status_line,
-    told,
-    was_stopped,
-)
+from mmdgs.studio.controls import LIGHT, Changes, Room, plainly
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.sources import MANY_LEVELS, OWN, model_of, models
@@ -30,6 +19,7 @@ network at each level of noise, and how often. A model of one noise level has Gi
 
 def build(folder: Folder) -> None:
     """Add the room to the page that is being built."""
+    room = Room("sampler", folder)
     names = sorted(models(), key=lambda name: name not in MANY_LEVELS)  # those with all samplers first
     gr.Markdown(ABOUT)
     with gr.Row():
@@ -40,7 +30,8 @@ def build(folder: Folder) -> None:
                 label="Model",
                 elem_id="sampler-model",
             )
-            chosen = _samplers(names[0])
+            choices = _samplers(names[0])
+            chosen = gr.CheckboxGroup(**choices, label="Samplers", elem_id="sampler-samplers")
             with gr.Row():
                 count = gr.Slider(
                     1, sampling.MOST_COUNT, sampling.COUNT, step=1, label="Samples", elem_id="sampler-count"
@@ -54,46 +45,38 @@ def build(folder: Folder) -> None:
                     elem_id="sampler-steps",
                 )
                 seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="sampler-seed", min_width=80)
-            go, stop, download = buttons("sampler", "Sample")
+            room.buttons("Sample")
         with gr.Column(scale=3, min_width=300):
-            status = status_line("sampler", "Choose samplers, then sample.")
+            room.status_line("Choose samplers, then sample.")
             pictures = gr.HTML(elem_id="sampler-pictures")
-            python, command = lines_boxes("sampler")
+            room.lines_boxes()
 
     def show(
         model: str, chosen: list[str], count: int, steps: int, seed: int, request: gr.Request
-    ) -> Iterator[tuple[Any, ...]]:
-        wanted = plainly(sampling.Wanted)(model, tuple(chosen), int(count), int(steps), int(seed or 0))
-        found = plainly(model_of)(model)
-        lines = plainly(sampling.lines)(wanted, found)
-        yield "Starting ...", gr.skip(), *lines, gr.DownloadButton(interactive=False)
+    ) -> Iterator[Changes]:
+        wanted = sampling.Wanted(model, tuple(chosen), int(count), int(steps), int(seed or 0))
+        found = model_of(model)
+        yield {**room.starting(), **room.lines(sampling.lines(wanted, found))}
 
         def work(tell: Any) -> None:
             sampling.sampled(found, wanted, tell=tell, due=tell.due)
 
-        for frames in told("sampler", request, work):
-            if frames is None:
-                yield (gr.skip(),) * 5
-                continue
-            done = [one for one in frames.values() if one.step == one.steps]
-            file: Any = gr.skip()
-            if len(done) == len(frames):  # one has just ended
-                file = ready(folder, "samples.zip", sampling.download(frames, wanted, found))
-            words = (
-                "Done."
-                if len(done) == len(wanted.samplers)
-                else f"{len(done)} of {len(wanted.samplers)} samplers done."
-            )
-            yield words, figures(sampling.pictures(frames), wide=True), gr.skip(), gr.skip(), file
-        if was_stopped("sampler", request):
-            yield STOPPED, *(gr.skip(),) * 4
+        for frames in room.told(request, work):
+            done, total = sum(one.step == one.steps for one in frames.values()), len(wanted.samplers)
+            words = "Done." if done == total else f"{done} of {total} samplers done."
+            changes = {room.status: words, pictures: figures(sampling.pictures(frames), wide=True)}
+            if done == len(frames):  # one has just ended
+                changes |= room.ready("samples.zip", sampling.download(frames, wanted, found))
+            yield changes
 
-    model.change(plainly(_samplers), model, chosen, **LIGHT)
-    given = [model, chosen, count, steps, seed]
-    runs("sampler", go, stop, status, show, given, [status, pictures, python, command, download])
+    def other_model(model: str) -> Changes:
+        return {chosen: gr.update(**_samplers(model))}
+
+    model.change(plainly(other_model), model, chosen, **LIGHT)
+    room.runs(show, [model, chosen, count, steps, seed], [pictures])
 
 
-def _samplers(model: str) -> gr.CheckboxGroup:
-    """The samplers that a model has."""
+def _samplers(model: str) -> dict[str, Any]:
+    """The samplers that a model has: what can be chosen, and that all are."""
     found = [(words, name) for name, words in sampling.WORDS.items() if sampling.takes(model_of(model), name)]
-    return gr.CheckboxGroup(found, value=[name for _, name in found], label="Samplers", elem_id="sampler-samplers")
+    return {"choices": found, "value": [name for _, name in found]}

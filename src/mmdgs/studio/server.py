@@ -8,6 +8,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -96,8 +97,10 @@ def _names_this_machine(host: str) -> bool:
 def application(host: str = HOST) -> Iterator[Any]:
     """The studio as an ASGI application; its folder goes at the end."""
     folder = Folder()
-    # Read when Gradio is imported or serves: everything it writes goes into the studio's own folder.
+    # Read when Gradio is imported or serves: everything it writes goes into the studio's own folder. It keeps a table
+    # of the last 10,000 requests, and sums it up after each one; nobody looks at it here.
     os.environ |= {"GRADIO_TEMP_DIR": str(folder.path), "GRADIO_ANALYTICS_ENABLED": "False"}
+    os.environ |= {"GRADIO_ANALYTICS_MAX_EVENTS": "1", "GRADIO_ANALYTICS_CACHE_FREQUENCY": str(sys.maxsize)}
     from fastapi import FastAPI
     from gradio import mount_gradio_app
     from PIL import Image
@@ -122,6 +125,7 @@ def application(host: str = HOST) -> Iterator[Any]:
             css=page.CSS,
             enable_monitoring=False,
         )
+        folder.keep()
         folder.watch()
         threading.Thread(target=controls.warm, daemon=True).start()
         yield Guard(mounted, is_local(host))
@@ -137,6 +141,8 @@ def serve(host: str = HOST, port: int = PORT, *, tell: Callable[[str], object] =
     import uvicorn
 
     with contextlib.closing(held), application(host) as app:
+        from mmdgs.studio.controls import STOPS
+
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         # uvicorn's own handlers raise the signal again at the end, and the folder would stay.
@@ -145,6 +151,7 @@ def serve(host: str = HOST, port: int = PORT, *, tell: Callable[[str], object] =
         def leave(*_: object) -> None:
             server.force_exit = server.should_exit  # asked twice: at once
             server.should_exit = True
+            STOPS.end()  # pages that wait for work are let go
 
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, leave)

@@ -15,7 +15,7 @@ from mmdgs.runtime import Stopped, stoppable, threads
 T = TypeVar("T")
 
 BEAT = 0.3
-"""Seconds after which a page hears something at the latest, so that a page that is gone is noticed."""
+"""Seconds between two frames that a page sees."""
 JOBS = 2
 """Computations at a time; more wait in line."""
 
@@ -55,16 +55,15 @@ class Tell(Generic[T]):
         return time.monotonic() - self.told_at >= every
 
     def take(self) -> T | None:
-        """What was told since the last look; waits a beat for it."""
+        """What was told since the last look; waits for it. None: the work has ended."""
         with self.changed:
-            if not self.latest and not self.finished:
-                self.changed.wait(BEAT)
+            self.changed.wait_for(lambda: self.latest or self.finished)
             found, self.latest = self.latest, []
         return found[0] if found else None
 
 
-def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None) -> Iterator[T | None]:
-    """What the work tells, as it comes; None where there is nothing new for a beat. Errors of the work are raised.
+def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None) -> Iterator[T]:
+    """What the work tells, as it comes. Errors of the work are raised.
 
     Where the event is set or the iterator is closed, the work ends at its next step.
     """
@@ -85,14 +84,8 @@ def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None
 
     _workers.submit(contextvars.copy_context().run, run)
     try:
-        while True:
-            found = tell.take()
-            if found is not None:
-                yield found
-            elif tell.finished:
-                break
-            else:
-                yield None
+        while (found := tell.take()) is not None:
+            yield found
         if tell.error is not None:
             raise tell.error
     except GeneratorExit:
