@@ -71,7 +71,7 @@ def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_act
         (["reproduce", "fig1", "--data", "mog"], "--data is for table1 and fig2"),
         (["reproduce", "theory", "--seeds", "3"], "--seeds is for table1, fig2, digs and table2, not for theory"),
         (["reproduce", "mnist", "--images", "9"], "calibration, cifar10, table2 and celeba, not for mnist"),
-        (["reproduce", "table2", "--many", "x"], "--many is for cifar10, not for table2"),
+        (["reproduce", "table2", "--many", "x"], "--many is for calibration and cifar10, not for table2"),
         (["reproduce", "table2", "--only", "nut"], "--only must be a row of the table (Langevin; Gibbs (paper);"),
         (
             ["reproduce", "cifar10", "--only", "Heun"],
