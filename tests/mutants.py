@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant("linalg/repair.py", "rows.clamp(max=0).square()", "rows.square()", "test_linalg.py"),
     Mutant("linalg/krylov.py", "self._estimated.double() + lift", "self._estimated.double()", "test_krylov.py -k diagonal"),
     Mutant(
-        "moments/calibrated.py", "scales = distances / numbers", "scales = numbers / distances", "test_calibrate.py"
+        "moments/calibrated.py", "by_direction = distances / numbers", "by_direction = numbers / distances", "test_calibrate.py"
     ),
     Mutant("moments/calibrated.py", "q.cov.affine(scale, 0.0)", "q.cov", "test_calibrate.py"),
     Mutant(
