@@ -80,9 +80,14 @@ MUTANTS = [
     Mutant("linalg/repair.py", "(values < least).flatten(1)", "(values > least).flatten(1)", "test_moments.py"),
     Mutant("linalg/repair.py", "(values < floor).flatten(1)", "(values > floor).flatten(1)", "test_linalg.py"),
     Mutant("linalg/repair.py", "rows.clamp(max=0).square()", "rows.square()", "test_linalg.py"),
-    Mutant("linalg/krylov.py", "self._estimated.double() + lift", "self._estimated.double()", "test_krylov.py -k diagonal"),
     Mutant(
-        "moments/calibrated.py", "by_direction = distances / numbers", "by_direction = numbers / distances", "test_calibrate.py"
+        "linalg/krylov.py", "self._estimated.double() + lift", "self._estimated.double()", "test_krylov.py -k diagonal"
+    ),
+    Mutant(
+        "moments/calibrated.py",
+        "by_direction = distances / numbers",
+        "by_direction = numbers / distances",
+        "test_calibrate.py",
     ),
     Mutant("moments/calibrated.py", "q.cov.affine(scale, 0.0)", "q.cov", "test_calibrate.py"),
     Mutant(
