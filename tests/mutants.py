@@ -89,6 +89,7 @@ MUTANTS = [
         "by_direction = numbers / distances",
         "test_calibrate.py",
     ),
+    Mutant("moments/calibrated.py", "(by_direction * by_spread).sqrt()", "by_direction", "test_calibrate.py -k alike"),
     Mutant("moments/calibrated.py", "q.cov.affine(scale, 0.0)", "q.cov", "test_calibrate.py"),
     Mutant(
         "generation/engine.py",
@@ -179,6 +180,8 @@ MUTANTS = [
         "state.x * (level.alpha / following.alpha)",
         "test_plans.py -k rescaled",
     ),
+    Mutant("samplers/mirrored.py", "(following.sigma / level.sigma)", "1.0", "test_given.py -k mirrored"),
+    Mutant("operators/images.py", "/ math.sqrt(factor)", "/ factor", "test_operators.py"),
     Mutant("samplers/ancestral.py", "(most / size).clamp(max=1)", "(most / size)", "test_plans.py -k bounded"),
     Mutant(
         "samplers/ancestral.py",

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs.linalg import repair
+from mmdgs.linalg.operators import Dense
 from mmdgs.metrics import CalibrationReport, calibration_report
 from mmdgs.models import FitData
 from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, contract
-from mmdgs.moments.calibrated import fit_reach
+from mmdgs.moments.calibrated import fit_reach, likeliest_lift
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.targets import GaussianMixture
@@ -329,3 +330,18 @@ def test_bad_input_takes_one_line(folder: Path, judge: str, data: Tensor, level:
 def test_levels_are_needed_without_a_model() -> None:
     with pytest.raises(ValueError, match="give the noise levels to calibrate at"):
         mmdgs.calibrate(mmdgs.FullMoments(target().denoiser()), draws(20))
+
+
+def test_a_covariance_whose_large_eigenvalues_are_too_small_is_fitted_for_densities_and_draws_alike() -> None:
+    """Four large eigenvalues are told four times too small: one scale cannot be right for them and for the others."""
+    g = torch.Generator().manual_seed(0)
+    true = torch.cat([torch.full((4,), 1.0), torch.full((36,), 0.01)]).double()
+    said = true.clone()
+    said[:4] = 0.25
+    x = true.sqrt() * torch.randn(2_000, 40, generator=g, dtype=torch.float64)
+    q = mmdgs.Gaussian(torch.zeros_like(x), Dense.from_matrix(torch.diag(said).expand(len(x), -1, -1), x.shape[1:]))
+    floor, scale = likeliest_lift([(x, q)], 1.0)
+    fitted = scale * said.clamp(min=floor)
+    by_direction, by_spread = (x.square() / fitted).mean().item(), (x.square().sum(1).mean() / fitted.sum()).item()
+    assert max(by_direction, by_spread) < 1.11
+    assert by_direction * by_spread == pytest.approx(1), "one is as much above as the other is below"
