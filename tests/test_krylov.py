@@ -209,6 +209,13 @@ def test_mahalanobis_grows_to_its_value_from_below(values: Tensor) -> None:
     torch.testing.assert_close(found[-1], expected, rtol=1e-8, atol=0)
 
 
+def test_a_distance_follows_a_vector_that_was_changed_in_place() -> None:
+    cov = operator(rotated(torch.linspace(0.1, 1, 200, dtype=torch.float64))[None], 10)
+    r = random(1, 200, seed=1)
+    before = cov.mahalanobis(r).clone()
+    torch.testing.assert_close(cov.mahalanobis(r.mul_(2)), 4 * before)
+
+
 def test_draws_have_the_covariance() -> None:
     # 8 steps of 12 leave a relative error of 1e-4, far below the statistical error of 5,000 draws.
     target, level = image_mixture(), SCALED

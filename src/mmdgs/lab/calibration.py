@@ -251,9 +251,8 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
     ]
     caption = (
         "Green: z variance, also that of single numbers, between 0.8 and 1.25 and coverage of 90% intervals between "
-        "0.85 and 0.94. Yellow: usable, "
-        "z variance below 3 and at most 0.1 nats a number worse than isotropic. Red: not to be trusted. Numbers: nats "
-        "a number above isotropic, and z variance."
+        "0.85 and 0.94. Yellow: usable, z variance below 3 and at most 0.1 nats a number worse than isotropic. Red: "
+        "not to be trusted. Numbers: nats a number above isotropic, and z variance."
     )
     return Section(
         "Which uncertainty to trust", text, tables, [Figure("calibration", caption, _draw(found))], _claims(found)

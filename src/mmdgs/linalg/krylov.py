@@ -294,8 +294,8 @@ class Krylov(Covariance):
         if last is None or last.shape != r.shape or not torch.equal(last, r):
             space = self._space(r.flatten(1)[None], DENSITY_STEPS * self.steps)
             values, weights = (one[0] for one in space.quadrature)
-            found = {"r": r, "values": values, "weights": weights, "squares": space.norm[0, :, None].square()}
-            self._last.update(found)
+            squares = space.norm[0, :, None].square()
+            self._last.update({"r": r.clone(), "values": values, "weights": weights, "squares": squares})
         values, weights = self._last["values"], self._last["weights"]
         if self.probes is not None or not self.share:
             floor = self._floor

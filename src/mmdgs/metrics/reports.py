@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.metrics.coverage import Reliability, reliability_of
+from mmdgs.metrics.coverage import Reliability, reliability_of, standardised
 from mmdgs.moments import Moments, require_batch
 from mmdgs.moments.calibrated import COVERED, posteriors
 from mmdgs.noise import SAME_LEVEL, NoiseLevel
@@ -105,22 +105,20 @@ def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, se
     reach, rows = 1.0, 0
     for clean, q in pairs:
         rows += len(clean)
-        reach, r = q.reach, clean - q.mean
-        error, variance = r.double(), q.cov.diagonal().double().expand_as(clean)
-        z, distance = error / variance.sqrt(), q.cov.mahalanobis(r).double()
+        z, reach = standardised(clean, q), q.reach
+        error = (clean - q.mean).double()
         sums["z"] += z.square().sum().item()
         sums["square"] += error.square().sum().item()
-        sums["distance"] += distance.sum().item()
-        sums["nats"] -= 0.5 * (distance + q.cov.logdet().double()).sum().item()
+        sums["distance"] += q.cov.mahalanobis(clean - q.mean).double().sum().item()
+        sums["nats"] += q.log_prob(clean).double().sum().item()
         repaired = q.repaired
         if repaired is None and isinstance(q.cov, Krylov):  # which knows it of a draw
             repaired = q.sample_with_info(generator=Streams(seed, len(clean), purpose="repair"))[1]["repaired"]
         sums["repaired"] += 0.0 if repaired is None else repaired.sum().item()
-        for name, one in {"z": z, "error": error.square(), "variance": variance}.items():
-            parts[name].append(one.flatten().float().cpu())
+        for name, one in {"z": z, "error": error.square(), "variance": q.cov.diagonal().double()}.items():
+            parts[name].append(one.expand_as(clean).flatten().float().cpu())
     z = torch.cat(parts["z"]).abs()
     numbers = len(z)
-    sums["nats"] -= 0.5 * numbers * math.log(2 * math.pi)
     isotropic = -0.5 * (math.log(2 * math.pi * sums["square"] / numbers) + 1)
     within = {p: _share_within(z, reach * _half(p)) for p in NOMINAL}
     return CalibrationReport(

@@ -8,11 +8,11 @@ A network's Jacobian does not know how wrong the network's mean is. Errors r = x
     P = mean of r' r / tr C        large eigenvalues count: what draws and intervals need
 
 Both are 1 for a right C. Where most eigenvalues of a Jacobian are error, Q is about those, and a scale by Q alone
-leaves draws too narrow. So where C has correlations the scale at a floor is sqrt(Q P), and
-the floor is the likeliest of those at which Q and P agree. Of variances alone the likeliest floor and scale are taken:
-the scale is Q. With r' C_0^-1 r, log det C_0 and tr C_0 written in eigenvalues, a grid of floors takes no more products
-with the Jacobian than one. The reach is what is left: the 0.9 quantile of |r| / std over that of a Gaussian, for
-intervals that hold what they say.
+leaves draws too narrow. So where C has correlations the scale at a floor is sqrt(Q P), and the floor is the likeliest
+of those at which Q and P agree. Of variances alone the likeliest floor and scale are taken: the scale is Q. With
+r' C_0^-1 r, log det C_0 and tr C_0 written in eigenvalues, a grid of floors takes no more products with the Jacobian
+than one. The reach is what is left: the 0.9 quantile of |r| / std over that of a Gaussian, for intervals that hold what
+they say.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def likeliest_lift(
     With one floor only the scale is fitted.
     """
     grid = FLOOR * (HIGHEST / FLOOR) ** torch.linspace(0, 1, floors, dtype=torch.float64)
-    logdets, distances, spreads, numbers = (torch.zeros_like(grid) for _ in range(4))
+    logdets, distances, spreads = (torch.zeros_like(grid) for _ in range(3))
+    numbers = 0
     for clean, q in pairs:
         r = clean - q.mean
         raise_non_finite("error of the mean", r)
@@ -142,12 +143,12 @@ def likeliest_lift(
             continue
         values, counts = (one.double() for one in q.cov.spectrum())
         own, squares = (one.double() for one in q.cov.coordinates(r))
+        alone = isinstance(q.cov, Diagonal)
         energy = r[0].numel() * r.double().flatten(1).square().sum(1)
         for i, floor in enumerate((grid * unit).tolist()):
             above, distance = values.clamp(min=floor), (squares / own.clamp(min=floor)).sum().cpu()
             logdets[i] += (counts * above.log()).sum().cpu()
             distances[i] += distance
-            alone = isinstance(q.cov, Diagonal)
             spreads[i] += distance if alone else (energy / (counts * above).sum(1)).sum().cpu()
     by_direction = distances / numbers
     by_spread = by_direction if floors == 1 else spreads / numbers
