@@ -106,10 +106,19 @@ def test_the_rule_makes_noisy_jacobians_sane() -> None:
         before = calibration_report(replace(ruled, floor=FLOOR), x, LEVELS[0])
         after = calibration_report(ruled, x, LEVELS[0])
         assert before.above_isotropic <= after.above_isotropic
-        # Ten signs on 16 numbers leave few negative values to tell their error by.
-        assert after.above_isotropic > (-0.2 if name == "probes" else -0.1), name
+        assert after.above_isotropic > -0.1, name
         assert after.z_variance < 3, name
     assert calibration_report(replace(estimators(corrupted())["full"], floor=FLOOR), x, LEVELS[0]).mahalanobis > 100
+
+
+@pytest.mark.parametrize("probes", [2, 3, 5])
+def test_few_probes_of_an_exact_denoiser_are_as_good_as_one_variance(probes: int) -> None:
+    """Their noise is known, and what is below it is lifted to it; before, 3 signs were 0.2 nats a number worse."""
+    x = draws(400)
+    for denoiser in (target().denoiser(), corrupted()):
+        found = calibration_report(mmdgs.DiagonalMoments(denoiser, probes=probes), x, LEVELS[0])
+        assert found.above_isotropic > -0.1
+        assert found.z_variance < 1.5
 
 
 def test_much_repair_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

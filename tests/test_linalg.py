@@ -118,6 +118,13 @@ def test_the_floor_by_the_rule_is_a_share_of_what_lies_below_zero() -> None:
         found, torch.tensor([[2.0, SHARE * s, SHARE * s, SHARE * s], [1.0, 1e-6, 0.5, 1e-6]], dtype=torch.float64)
     )
     assert fraction.tolist() == [0.75, 0.5]
+    # Standard errors count where they are larger, and up to the same limit.
+    errors = torch.tensor([[4.0, 0.0, 0.0, 0.1], [0.0, 0.4, 1.0, 0.0]], dtype=torch.float64)
+    found, fraction = lifted(values, 1e-6, SHARE, errors)
+    expected = [[2.0, SHARE * s, SHARE * s, SHARE * s], [1.0, 0.3, 0.75, 1e-6]]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert fraction.tolist() == [0.75, 0.75]
+    assert torch.equal(lifted(values, 1e-6, 0.0, errors)[0], values.clamp(min=1e-6))
     # An untrained network is no more uncertain than a flat prior.
     assert error_floor(-100 * values.abs(), 1e-6).flatten().tolist() == [1.0, 1.0]
     # A value of weight 2 counts as two values.

@@ -107,7 +107,8 @@ def test_probes_are_unbiased_and_vary_at_the_known_rate(
         jacobian = jacobian + jacobian.mT
     n = 40_000
     x_t = torch.zeros(n, 4, dtype=torch.float64)
-    post = mmdgs.DiagonalMoments(linear_denoiser(jacobian), probes=probes, floor=UNFLOORED)
+    design = mmdgs.Rademacher()
+    post = mmdgs.DiagonalMoments(linear_denoiser(jacobian), probes=probes, floor=UNFLOORED, design=design)
     estimates = post(x_t, level, generator=generator).cov.diagonal() / (level.sigma**2 / level.alpha)
     expected_variance = (jacobian.square().sum(0) - jacobian.diagonal().square()) / probes
     # Five standard errors. The variance's relative error is sqrt((kurtosis - 1) / n), and sums of signs have a

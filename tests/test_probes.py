@@ -137,23 +137,45 @@ def test_the_papers_probes_are_the_mean_over_signs() -> None:
     [
         (SHAPE, Lattice()),
         ((1, 2, 135), Lattice()),
-        ((3, 1, 90), Rademacher()),
-        ((3, 90, 1), Rademacher()),
-        ((270,), Rademacher()),
-        ((27, 10), Rademacher()),
+        ((3, 1, 90), Rademacher(smooth=True)),
+        ((3, 90, 1), Rademacher(smooth=True)),
+        ((270,), Rademacher(smooth=True)),
+        ((27, 10), Rademacher(smooth=True)),
     ],
     ids=str,
 )
-def test_by_itself_it_takes_lattices_for_images_and_the_papers_probes_for_all_else(
+def test_by_itself_it_takes_lattices_for_images_and_filtered_signs_for_all_else(
     shape: tuple[int, ...], design: probes.ProbeDesign
 ) -> None:
     x_t, denoiser = torch.zeros(2, *shape, dtype=torch.float64), linear(random_matrix())
     found = [
         mmdgs.DiagonalMoments(denoiser, probes=4, design=one)(x_t, LEVEL, generator=Streams(0, 2)).cov.diagonal()
-        for one in (None, design, Rademacher())
+        for one in (None, design)
     ]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2]) == isinstance(design, Rademacher)
+    assert torch.equal(*found)
+
+
+def test_filtered_signs_are_nearer_where_probes_disagree_and_the_papers_where_they_agree() -> None:
+    """Diagonals of spread 0.3, and couplings that give an estimate of S probes the variance 1 / S: the best linear
+    estimate of a deviation from the mean has the gain 0.09 / (0.09 + 1 / S)."""
+    size, count = 270, 4
+    spread = 0.3 * torch.randn(size, generator=seeded(5), dtype=torch.float64)
+    matrix = random_matrix()
+    matrix = matrix * (1 / (matrix.square().sum(0) - matrix.diagonal().square()).sqrt())
+    matrix = matrix - torch.diag(matrix.diagonal()) + torch.diag(2 + spread)
+    plain, found = (diagonal(matrix, Rademacher(smooth=smooth), count, rows=400) for smooth in (False, True))
+    errors = [(one - matrix.diagonal()).square().mean().item() for one in (plain, found)]
+    gain = 0.09 / (0.09 + 1 / count)
+    assert errors[0] == pytest.approx(1 / count, rel=0.1)
+    assert errors[1] == pytest.approx(gain / count, rel=0.15)
+    assert torch.allclose(found.mean(1), plain.mean(1), atol=1e-12)
+    x_t = torch.zeros(400, *SHAPE, dtype=torch.float64)
+    ours = mmdgs.DiagonalMoments(linear(matrix), probes=count, design=Rademacher(smooth=True))
+    said = ours(x_t, LEVEL, generator=Streams(0, 400)).cov.errors / LEVEL.tweedie
+    assert said.square().mean().item() == pytest.approx(errors[1], rel=0.15)
+    alone = torch.diag(matrix.diagonal())  # nothing is coupled: every probe has the diagonal itself
+    assert torch.allclose(diagonal(alone, Rademacher(smooth=True), count)[0], alone.diagonal(), atol=1e-12)
+    assert torch.equal(*(diagonal(matrix, Rademacher(smooth=smooth), 1, rows=3) for smooth in (False, True)))
 
 
 def test_filtering_brings_a_smooth_diagonal_nearer_and_leaves_a_sharp_one() -> None:
@@ -181,9 +203,12 @@ def test_wieners_filter_with_known_noise() -> None:
     """Of a constant with noise it gives the mean; of no noise the image itself."""
     clean = torch.full((200, 1, 12, 12), 3.0, dtype=torch.float64)
     noisy = clean + 0.5 * torch.randn(clean.shape, generator=seeded(0), dtype=torch.float64)
-    found = probes.filtered(noisy, torch.full_like(noisy, 0.25))
+    found, _ = probes.filtered(noisy, torch.full_like(noisy, 0.25))
     assert (found - clean).square().mean() < 0.3 * (noisy - clean).square().mean()
-    assert torch.allclose(probes.filtered(noisy, torch.zeros_like(noisy)), noisy, atol=1e-12)
+    rough = torch.randn(clean.shape, generator=seeded(1), dtype=torch.float64)
+    found, error = probes.filtered(rough + noisy, torch.full_like(noisy, 0.25))
+    assert error.square().mean().item() == pytest.approx((found - rough - clean).square().mean().item(), rel=0.1)
+    assert torch.allclose(probes.filtered(noisy, torch.zeros_like(noisy))[0], noisy, atol=1e-12)
 
 
 def test_a_rows_probes_are_its_own() -> None:

@@ -211,7 +211,7 @@ def _relifted(cov: Covariance, least: float, share: float) -> dict[str, Any]:
         values, repaired = lifted(cov.values, least, share)
         return {"cov": replace(cov, values=values), "repaired": repaired}
     assert isinstance(cov, Diagonal)
-    values, repaired = lifted(cov.variances, least, share)
+    values, repaired = lifted(cov.variances, least, share, cov.errors)
     return {"cov": Diagonal(values), "repaired": repaired}
 
 

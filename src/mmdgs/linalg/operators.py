@@ -93,9 +93,13 @@ class Covariance(ABC):
 
 @dataclass(frozen=True)
 class Diagonal(Covariance):
-    """diag(variances), variances (B, ...). An expanded tensor serves for isotropic covariances."""
+    """diag(variances), variances (B, ...). An expanded tensor serves for isotropic covariances.
+
+    `errors` are the standard errors of variances that are estimates, where they are known; they broadcast to these.
+    """
 
     variances: Tensor
+    errors: Tensor | None = None
 
     def diagonal(self) -> Tensor:
         return self.variances
@@ -121,7 +125,7 @@ class Diagonal(Covariance):
         return self.variances.flatten(1), r.square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Diagonal:
-        return Diagonal(scaled(self.variances, scale, shift))
+        return Diagonal(scaled(self.variances, scale, shift), None if self.errors is None else scale * self.errors)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ values. A value below some share of s says nothing but that it is small. Without
 
 (1e-6 and 1 in units of (sigma / alpha)^2: an error above what a flat prior would leave says no more than that) for the
 values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
-exact denoiser has no negative values beyond rounding, and its covariance stays as it is. With data there is a better
-floor: `mmdgs.calibrate`.
+exact denoiser has no negative values beyond rounding, and its covariance stays as it is. Variances by probes have an
+error of their own, which is another at every number: there the floor is at least SHARE times that. With data there is
+a better floor: `mmdgs.calibrate`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ def error_floor(values: Tensor, least: float, share: float = SHARE, weights: Ten
     return (share * s).clamp(least, SPAN * least).reshape(-1, *[1] * (values.ndim - 1))
 
 
-def lifted(values: Tensor, least: float, share: float = 0.0) -> tuple[Tensor, Tensor]:
+def lifted(values: Tensor, least: float, share: float = 0.0, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Finite values (B, ...) lifted to a floor, and the fraction (B,) of each row that was lifted.
 
-    The floor is `least`; with a share it is that of `error_floor`.
+    The floor is `least`; with a share it is that of `error_floor`, or the same share of the values' standard errors
+    where these are larger.
     """
     if share == 0:
         return values.clamp(min=least), (values < least).flatten(1).to(values.dtype).mean(1)
     floor = error_floor(values, least, share)
+    if errors is not None:
+        floor = torch.maximum(floor, (share * errors).clamp(max=SPAN * least))
     repaired = (values < floor).flatten(1).to(values.dtype).mean(1)
     watch(repaired)
     return torch.maximum(values, floor), repaired

@@ -140,12 +140,12 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         if moments.probes is None:
             return "diagonal-exact"
         design = moments.design or design_for(torch.empty(1, *model.shape))
-        known = {Lattice(): "lattice", Rademacher(): "rademacher"}
+        known = {Lattice(): "lattice", Rademacher(): "rademacher", Rademacher(smooth=True): "signs"}
         return f"{known[design]}-{moments.probes}" if design in known else None
     if isinstance(moments, KrylovMoments):
         return f"krylov-{moments.steps}"
     if isinstance(moments, LowRankMoments) and isinstance(moments.rest, SpectralMoments):
-        return f"low-rank-{moments.products}"
+        return f"low-rank-{moments.products}" + ("" if moments.below is None else f"-below-{moments.below:g}")
     if isinstance(moments, OcmMoments | ModulatedMoments):
         network = getattr(moments.head, "network", None)
         kind = "ocm" if isinstance(moments, OcmMoments) else "modulated"

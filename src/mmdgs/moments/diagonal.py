@@ -24,9 +24,11 @@ class DiagonalMoments:
     """The diagonal of the covariance by S products with probes v (eq. diag:approx; Bekas et al., 2007).
 
     `design` says which probes (probes.py): `Rademacher()` are the paper's, the mean of v * (v' J). None takes
-    `Lattice()` for images (B, C, H, W), where it comes nearer with fewer products, and the paper's for all else.
+    `Lattice()` for images (B, C, H, W), where it comes nearer with fewer products, and `Rademacher(smooth=True)` for
+    all else: the paper's, filtered by their own noise.
     `probes=None` takes the exact diagonal, by d products, and so do d probes or more. Variances below
-    floor (sigma / alpha)^2 are lifted to it; None takes the floor from the network's own error (linalg/repair.py).
+    floor (sigma / alpha)^2 are lifted to it; None takes the floor from the network's own error and that of the probes
+    (linalg/repair.py).
     """
 
     denoiser: Denoiser
@@ -44,16 +46,17 @@ class DiagonalMoments:
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
         if self.probes is None or self.probes >= math.prod(x_t.shape[1:]):
-            mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
+            (mean, diagonal), errors = mean_and_diagonal(self.denoiser, x_t, level), None
         elif generator is None:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             at = linearised(self.denoiser, x_t, level)
-            diagonal = probed_diagonal(at, self.design or design_for(x_t), self.probes, x_t, generator)
+            diagonal, errors = probed_diagonal(at, self.design or design_for(x_t), self.probes, x_t, generator)
             mean = at.mean
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
         variances = level.tweedie * diagonal
         watch_rounding(self.denoiser, variances, level)
-        values, repaired = lifted(variances, *floor_at(level, self.floor))
-        return Gaussian(mean, Diagonal(values), repaired)
+        errors = None if errors is None else level.tweedie * errors
+        values, repaired = lifted(variances, *floor_at(level, self.floor), errors)
+        return Gaussian(mean, Diagonal(values, errors), repaired)

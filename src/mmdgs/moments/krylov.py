@@ -68,7 +68,7 @@ class KrylovMoments:
         def estimate() -> Tensor:
             assert seeds is not None
             streams = Streams(seeds.tolist(), len(x_t), purpose="diagonal")
-            return level.tweedie * probed_diagonal(at, design_for(mean), self.probes, mean, streams)
+            return level.tweedie * probed_diagonal(at, design_for(mean), self.probes, mean, streams)[0]
 
         least, share = floor_at(level, self.floor)
         cov = Krylov(product, mean, self.steps, least, share=share)

@@ -74,7 +74,7 @@ def ratio_target(
     design = unbiased_design(x_t) if design is None else design
     with torch.autocast(x_t.device.type, enabled=False):
         at = linearised(denoiser, x_t, level)
-        diagonal = probed_diagonal(at, design, probes, x_t, generator)  # which may make the mean on its way
+        diagonal, _ = probed_diagonal(at, design, probes, x_t, generator)  # which may make the mean on its way
         return at.mean, level.alpha * diagonal
 
 

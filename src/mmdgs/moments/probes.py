@@ -8,7 +8,8 @@ All are unbiased (Bekas et al., 2007). Images couple near pixels most, and the c
 far apart, so that what is left is small where J is local: with 5 probes no two of a pixel's neighbours share its
 class. Where J is not local (high noise) the diagonal is smooth instead, and the products say how noisy they are: a
 probe that misses a pixel shows there the size of a sum of off-diagonal entries. So Lattice filters its estimate by
-default, which is then not unbiased any more, and nearer (docs/probes.md).
+default, which is then not unbiased any more, and nearer (docs/probes.md). Of data that are no images nothing is known
+to be smooth but the whole row: there signs are filtered towards its mean, by how far the probes disagree.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class DiagonalSums(Protocol):
     def add(self, v: Tensor, products: Tensor) -> None:
         """Take in some probes v (n, B, ...) and their products v' J, of the same shape."""
 
-    def estimate(self) -> Tensor:
-        """diag J, (B, ...)."""
+    def estimate(self) -> tuple[Tensor, Tensor | None]:
+        """diag J, (B, ...), and its standard error, which broadcasts to it; None where that is not known."""
 
 
 @runtime_checkable
@@ -56,26 +57,41 @@ class ProbeDesign(Protocol):
 
 
 class _Mean:
-    def __init__(self, count: int, like: Tensor) -> None:
-        self.count, self.total = count, torch.zeros_like(like)
+    def __init__(self, count: int, like: Tensor, smooth: bool = False) -> None:
+        self.count, self.smooth = count, smooth and count > 1
+        self.total, self.squares = torch.zeros_like(like), torch.zeros_like(like)
 
     def add(self, v: Tensor, products: Tensor) -> None:
         self.total += (v * products).sum(0)
+        if self.smooth:
+            self.squares += products.square().sum(0)
 
-    def estimate(self) -> Tensor:
-        return self.total / self.count
+    def estimate(self) -> tuple[Tensor, Tensor | None]:
+        found = self.total / self.count
+        if not self.smooth:
+            return found, None
+        axes = tuple(range(1, found.ndim))
+        noise = (self.squares / self.count - found.square()).mean(axes, keepdim=True) / (self.count - 1)
+        mean = found.mean(axes, keepdim=True)
+        return _towards(mean, found, (found - mean).square().mean(axes, keepdim=True), noise, found[0].numel())
 
 
 @dataclass(frozen=True)
 class Rademacher:
-    """Signs everywhere: the paper's probes (its eq. diag:approx)."""
+    """Signs everywhere: the paper's probes (its eq. diag:approx).
+
+    `smooth` filters the estimate by its own noise, towards the mean of the row; the noise is how far the products of
+    one number are apart.
+    """
+
+    smooth: bool = False
 
     def draw(self, count: int, like: Tensor, generator: Generator) -> Tensor:
         # Rows first, so that each chain's probes come from its own stream.
         return signs((len(like), count, *like.shape[1:]), like, generator).transpose(0, 1)
 
     def diagonal(self, count: int, like: Tensor) -> DiagonalSums:
-        return _Mean(count, like)
+        return _Mean(count, like, self.smooth)
 
 
 @dataclass(frozen=True)
@@ -115,10 +131,10 @@ class _LatticeSums:
             self.looks += far.sum(0)
         self.taken += len(v)
 
-    def estimate(self) -> Tensor:
+    def estimate(self) -> tuple[Tensor, Tensor | None]:
         found = self.total / self.hits
         if not self.smooth:
-            return found
+            return found, None
         return filtered(found, NOISE_SHARE * self.squares / (self.looks * self.hits))
 
 
@@ -156,12 +172,15 @@ def _hadamard(order: int) -> Tensor:
 
 
 def design_for(x: Tensor) -> ProbeDesign:
-    """The design that is taken where none is named: `Lattice` for images (B, C, H, W), `Rademacher` for all else."""
-    return Lattice() if x.ndim == 4 and min(x.shape[2:]) > 1 else Rademacher()
+    """The design that is taken where none is named: `Lattice` for images (B, C, H, W), filtered signs for all else."""
+    return Lattice() if x.ndim == 4 and min(x.shape[2:]) > 1 else Rademacher(smooth=True)
 
 
-def probed_diagonal(at: Linearised, design: ProbeDesign, count: int, like: Tensor, generator: Generator) -> Tensor:
-    """diag J (B, ...) of a linearised denoiser, by products with `count` probes; `like` is its input's like."""
+def probed_diagonal(
+    at: Linearised, design: ProbeDesign, count: int, like: Tensor, generator: Generator
+) -> tuple[Tensor, Tensor | None]:
+    """diag J (B, ...) of a linearised denoiser by products with `count` probes, and its standard error if that is
+    known; `like` is the denoiser's input's like."""
     v = design.draw(count, like, generator)
     sums = design.diagonal(count, like)
     for start, stop in chunks(count, like):
@@ -169,12 +188,23 @@ def probed_diagonal(at: Linearised, design: ProbeDesign, count: int, like: Tenso
     return sums.estimate()
 
 
-def filtered(x: Tensor, noise: Tensor) -> Tensor:
-    """Wiener's filter of images x (B, C, H, W) with noise of known variance (B, C, H, W), over windows and channels."""
+def filtered(x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Wiener's filter of images x (B, C, H, W) with noise of known variance (B, C, H, W), over windows and channels.
+
+    With the standard error of what comes out.
+    """
     mean = _window_mean(x, WINDOW)
-    variance = _window_mean((x - mean).square(), GAIN_WINDOW)
-    gain = (variance - _window_mean(noise, GAIN_WINDOW)).clamp(min=0) / variance.clamp(min=torch.finfo(x.dtype).tiny)
-    return mean + gain * (x - mean)
+    variance, noise = _window_mean((x - mean).square(), GAIN_WINDOW), _window_mean(noise, GAIN_WINDOW)
+    return _towards(mean, x, variance, noise, WINDOW**2 * x.shape[1])
+
+
+def _towards(mean: Tensor, x: Tensor, variance: Tensor, noise: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """x, of whose deviations from the mean of `count` numbers as much is left as their variance exceeds the noise's.
+
+    What is left of the noise, gain * noise of the deviation and noise / count of the mean, is the error.
+    """
+    gain = (variance - noise).clamp(min=0) / variance.clamp(min=torch.finfo(x.dtype).tiny)
+    return mean + gain * (x - mean), ((gain + 1 / count) * noise.clamp(min=0)).sqrt()
 
 
 def _window_mean(x: Tensor, side: int) -> Tensor:
