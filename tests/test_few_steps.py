@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_every_row_is_measured_and_a_head_adds_its_own_to_a_finished_run(
     assert made == [f"{few_steps.LEARNED}, 3", f"{few_steps.LEARNED}, 5"]
     assert [r for r in more if r["row"] != few_steps.LEARNED] == records["samplers"]
     assert [r["products"] for r in more if r["row"] == few_steps.LEARNED] == [0, 0]
+
+
+def test_single_cells_can_be_asked_for(prepared: Context) -> None:
+    chosen = replace(prepared, only=("DDIM", "low rank, one-sided, below 2"), case=("5",), images=4)
+    found = few_steps.run(chosen).records["samplers"]
+    assert [(one["row"], one["steps"]) for one in found] == [("low rank, one-sided, below 2", 5), ("DDIM", 5)]
+    assert found[1]["evaluations"] == 5 < found[0]["evaluations"] < 5 + 2 * 4
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 10])

@@ -263,6 +263,23 @@ def test_rows_do_not_depend_on_their_batch_and_products_are_counted() -> None:
         assert (whole.cost.forwards, whole.cost.products) == (3, 3 * 2 if given else 2 * 2)  # the last step is a mean
 
 
+def test_products_are_made_only_below_the_level_asked_for() -> None:
+    """Above it the rest is all: its own chains, at one evaluation a level."""
+    target, shape = image_mixture(), (3, 2, 2)
+    rest, x0 = spectral(target.denoiser(), shape), 4 * numbers(4, *shape)
+    levels = mmdgs.schedules.geometric(4, 4.0, 0.2)
+    found = {
+        below: run(ancestral_plan(LowRankMoments(target.denoiser(), rest, 2, below=below), levels), x0, progress=None)
+        for below in (None, levels[1].ratio, 0.01)
+    }
+    assert [(one.cost.forwards, one.cost.products) for one in found.values()] == [(4, 6), (4, 2), (4, 0)]
+    alone = run(ancestral_plan(rest, levels), x0, progress=None)
+    assert torch.equal(found[0.01].x, alone.x)
+    x_t = points(target, shape, levels[2], 3)
+    some, every = (LowRankMoments(target.denoiser(), rest, 2, below=b)(x_t, levels[2]) for b in (1.0, None))
+    assert torch.equal(some.log_prob(x_t), every.log_prob(x_t))
+
+
 def test_what_is_refused() -> None:
     denoiser = linear_denoiser(torch.eye(4, dtype=torch.float64))
     rest = IsotropicMoments(denoiser, LevelTable([1.0], [0.5]))
@@ -270,6 +287,8 @@ def test_what_is_refused() -> None:
         LowRankMoments(denoiser, FullMoments(denoiser))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="products must be a positive whole number, got 0"):
         LowRankMoments(denoiser, rest, products=0)
+    with pytest.raises(ValueError, match=r"below must be a positive sigma / alpha, or None .* got 0"):
+        LowRankMoments(denoiser, rest, below=0)
     large = torch.ones(1, 1, 40, 40)
     q = LowRankMoments(lambda x_t, level: 0.5 * x_t, rest)(large, NoiseLevel(1.0))
     with pytest.raises(UsageError, match=r"the limit is 1024: use logdet"):

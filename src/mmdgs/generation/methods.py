@@ -144,7 +144,8 @@ SAMPLERS: dict[str, Sampler] = {
 }
 """Samplers by the names they have on the command line."""
 OF_GIBBS = (
-    "covariance", "sweeps", "probes", "products", "krylov_steps", "most_products", "symmetric", "floor", "head",
+    "covariance", "sweeps", "probes", "products", "products_below", "krylov_steps", "most_products", "symmetric",
+    "floor", "head",
 )  # fmt: skip
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 

@@ -44,6 +44,9 @@ class Method:
     sweeps: int | None = option(None, "Steps at each level (gibbs, langevin).", min=1)
     probes: int | None = option(None, "Jacobian products for the diagonal [3].", min=1)
     products: int | None = option(None, "Jacobian products of --covariance low-rank [2].", min=1)
+    products_below: float | None = option(
+        None, "Of low-rank: products only below this sigma / alpha.", min=0, show_default="at all levels"
+    )
     krylov_steps: int | None = option(None, "Steps of a Krylov draw [20].", min=1)
     most_products: int | None = option(None, "Jacobian products that a full covariance may cost [10000].", min=1)
     symmetric: bool | None = option(

@@ -64,7 +64,7 @@ EXPERIMENTS = {
             "Few-step sampling of a pretrained diffusion model",
             "Ancestral sampling with fixed, isotropic, spectral, diagonal and full covariances, DDIM and Heun: FID "
             "against steps.",
-            options=("model", "head"),
+            options=("model", "head", "images", "minutes", "only", "case"),
         ),
         Experiment(
             "probes",

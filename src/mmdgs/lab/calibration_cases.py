@@ -64,12 +64,7 @@ class Case:
 def cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:
     """Cases by name, each made when it is asked for: those of --case, or all; quick runs leave out large models."""
     found = _all_cases(context, images, points, training)
-    if context.case is None:
-        return found
-    for start in context.case:
-        if not any(name.startswith(start) for name in found):
-            raise UsageError(f"--case must begin a column's name ({'; '.join(found)}), got {start!r}")
-    return {name: made for name, made in found.items() if name.startswith(context.case)}
+    return {name: found[name] for name in context.columns(found)}
 
 
 def _all_cases(context: Context, images: int, points: int, training: TrainingSettings) -> dict[str, Callable[[], Case]]:

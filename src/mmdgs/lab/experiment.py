@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -63,6 +63,14 @@ class Context:
         for name in self.only or ():
             if name not in rows:
                 raise UsageError(f"--only must be a row of the table ({'; '.join(rows)}), got {name!r}")
+
+    def columns(self, names: Iterable[str]) -> list[str]:
+        """Those of some columns that --case names by how they begin, or all; UsageError where one begins none."""
+        every = list(names)
+        for start in self.case or ():
+            if not any(name.startswith(start) for name in every):
+                raise UsageError(f"--case must begin a column's name ({'; '.join(every)}), got {start!r}")
+        return [name for name in every if self.case is None or name.startswith(self.case)]
 
     def check_time(self) -> None:
         """Raise TimeIsUp where the minutes are over."""

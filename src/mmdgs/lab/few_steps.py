@@ -39,12 +39,18 @@ ROWS = {
     MODULATED: Method("ancestral", covariance="modulated"),
     "low rank": Method("ancestral", covariance="low-rank", products=1),
     "low rank, one-sided": Method("ancestral", covariance="low-rank", products=1, symmetric=True),
+    "low rank, one-sided, below 2": Method(
+        "ancestral", covariance="low-rank", products=1, products_below=2.0, symmetric=True
+    ),
     "Krylov, one-sided": Method("ancestral", covariance="krylov", krylov_steps=2, symmetric=True),
     "Krylov": Method("ancestral", covariance="krylov", krylov_steps=5),
     "DDIM": Method("ddim"),
     "Heun": Method("heun"),
 }
-AT_EDM = ("spectral", MODULATED, "low rank", "low rank, one-sided", "Krylov, one-sided", "DDIM")
+AT_EDM = (
+    "spectral", MODULATED, "low rank", "low rank, one-sided", "low rank, one-sided, below 2", "Krylov, one-sided",
+    "DDIM",
+)  # fmt: skip
 """Rows that models with noise that is only added (alpha = 1) have twice: along their own levels, and along EDM's, which
 Heun's method goes down in any case."""
 EDM = ", EDM levels"
@@ -73,7 +79,8 @@ QUICK = FewStepSettings(steps=(4, 8), images=6, fit_images=8, precision="float32
 
 def run(context: Context) -> Outcome:
     """Sample by every row and number of steps, and measure."""
-    settings = QUICK if context.quick else FULL
+    settings = context.sized(FULL, QUICK)
+    chosen = [int(name) for name in context.columns(map(str, settings.steps))]
     model = from_pretrained(context.model or MODEL, device=context.device)
     rows = dict(ROWS)
     if head_beside(model, COVARIANCE) is None:
@@ -89,6 +96,7 @@ def run(context: Context) -> Outcome:
         (row, steps): at(row, method, steps, model)
         for row, method in rows.items()
         for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
+        if steps in chosen
     }
     sampling = Sampling(
         context, model, Judge.of(context, settings.metrics, References(DATA, context.data_dir)), settings

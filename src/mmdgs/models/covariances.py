@@ -68,9 +68,14 @@ COVARIANCES: dict[str, tuple[dict[str, Any], Callable[[Model, Mapping[str, Any]]
         lambda model, given: KrylovMoments(model, given["krylov_steps"], given["floor"], symmetric=given["symmetric"]),
     ),
     "low-rank": (
-        {"products": 2, "floor": None, "symmetric": None},
+        {"products": 2, "products_below": None, "floor": None, "symmetric": None},
         lambda model, given: LowRankMoments(
-            model, spectral_moments(model, given.get("data")), given["products"], given["floor"], given["symmetric"]
+            model,
+            spectral_moments(model, given.get("data")),
+            given["products"],
+            given["floor"],
+            given["symmetric"],
+            below=given["products_below"],
         ),
     ),
     "full": (

@@ -140,6 +140,7 @@ class Model:
         *,
         probes: int | None = None,
         products: int | None = None,
+        products_below: float | None = None,
         krylov_steps: int | None = None,
         most_products: int | None = None,
         symmetric: bool | None = None,
@@ -154,13 +155,17 @@ class Model:
         Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
         and "modulated" take the `head` that was trained for this model, "full" the `most_products` that a batch may
         cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or
-        in the cache; isotropic variances are fitted at `levels`. "low-rank" takes so many `products`, and its rest is
-        "spectral"; with `symmetric` it and "krylov" take a network's Jacobian as symmetric, for half the work. Where a
-        calibration is kept for the estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless
-        `calibrated` is False or a `floor` is given.
+        in the cache; isotropic variances are fitted at `levels`. "low-rank" takes so many `products`, where sigma /
+        alpha is less than `products_below` (None: everywhere), and its rest is "spectral"; with `symmetric` it and
+        "krylov" take a network's Jacobian as symmetric, for half the work. Where a calibration is kept for the
+        estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless `calibrated` is False or a `floor`
+        is given.
         """
-        settings: dict[str, Any] = {"probes": probes, "products": products, "krylov_steps": krylov_steps}
-        settings |= {
+        settings: dict[str, Any] = {
+            "probes": probes,
+            "products": products,
+            "products_below": products_below,
+            "krylov_steps": krylov_steps,
             "most_products": most_products,
             "symmetric": symmetric,
             "head": head,

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, require_denoiser
+from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.lowrank import LowRank, Rest
 from mmdgs.linalg.operators import raise_non_finite
@@ -41,7 +41,8 @@ class LowRankMoments:
     (docs/covariances.md). A direction along which the variance is below floor (sigma / alpha)^2 is dropped, and left to
     the rest; None takes the floor from the network's own error (linalg/repair.py). A run's info says how many
     ("dropped"). `symmetric` says whether the Jacobian is symmetric, which halves the work; None asks the denoiser:
-    energies' are.
+    energies' are. At levels whose sigma / alpha is `below` or more no products are made, and the rest is all: under
+    much noise images differ little in what is left uncertain.
     """
 
     denoiser: Denoiser
@@ -50,6 +51,7 @@ class LowRankMoments:
     floor: float | None = None
     symmetric: bool | None = None
     along_draws: bool = True
+    below: float | None = None
 
     def __post_init__(self) -> None:
         require_denoiser(self.denoiser)
@@ -61,12 +63,18 @@ class LowRankMoments:
             )
         if not isinstance(self.products, int) or isinstance(self.products, bool) or self.products < 1:
             raise ValueError(f"products must be a positive whole number, got {self.products!r}")
+        if self.below is not None and not self.below > 0:
+            raise ValueError(f"below must be a positive sigma / alpha, or None for all levels, got {self.below}")
 
     def __call__(
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
         rest = self.rest.covariance(x_t, level)
+        if self.below is not None and level.ratio >= self.below:
+            mean = denoise(self.denoiser, x_t, level)
+            raise_non_finite("denoising mean", mean)
+            return Gaussian(mean, rest)
         at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
         mean = at.mean
         raise_non_finite("denoising mean", mean)
