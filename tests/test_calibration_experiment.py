@@ -82,6 +82,8 @@ def test_columns_are_chosen_by_how_they_begin(prepared: Context) -> None:
     assert [one["case"] for one in records["cells"]] == ["exact mixture", "digits MLP"]
     with pytest.raises(UsageError, match=r"--case must begin a column's name \(exact mixture; .*got 'faces'"):
         calibration_cases.cases(replace(prepared, case=("faces",)), 8, 16, TINY.training)
+    one_level = calibration_cases.cases(replace(prepared, model="mnist"), 8, 16, TINY.training)
+    assert [name for name in one_level if name.startswith("mnist")] == ["mnist"]  # its own level, not others
 
 
 def test_a_diffusers_model_is_a_column_where_it_is_named(prepared: Context, tmp_path: Path, monkeypatch) -> None:

@@ -75,7 +75,9 @@ def _all_cases(context: Context, images: int, points: int, training: TrainingSet
     }
     if context.quick and context.model is None:
         return found
-    named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS} if context.model is None else {context.model: SIGMAS}
+    named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS}
+    if context.model is not None:
+        named = {context.model: SIGMAS if len(from_pretrained(context.model).levels) > 1 else None}
     for name, sigmas in named.items():
         loaded = _once(partial(_loaded, context, name, MORE * images))
         if sigmas is None:
