@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from mmdgs import losses
 from mmdgs.cost import counting
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import compare_diagonals, relative_error
-from mmdgs.moments.ocm import OcmMoments, RatioHead, RatioScale, ratio_target, unbiased_design
+from mmdgs.moments.ocm import START, OcmMoments, RatioHead, RatioScale, fitted_floors, ratio_target, unbiased_design
 from mmdgs.moments.probes import Lattice, Rademacher
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
@@ -279,6 +281,31 @@ def test_the_scale_is_measured() -> None:
     assert again == scale == RatioScale(**scale.to_json())
 
 
+def constant(value: float, inputs: Tensor) -> Tensor:
+    return torch.full_like(inputs[:, :4], value)
+
+
+def test_a_finished_head_is_lifted_to_the_errors_of_its_denoiser() -> None:
+    """Errors of variance 0.5 at sigma 1 and 0.1 at 1/3, where heads say less or more: less is lifted."""
+    target = GaussianMixture(torch.ones(1).double(), torch.zeros(1, 4).double(), torch.eye(4).double()[None])
+    x = target.sample((4_000,), generator=seeded(0))
+    scale = RatioScale((1 / 3, 1.0), (0.5, 0.5), (1.0, 1.0))
+    for said, expected in ((1e-4, (0.9, 0.5)), (0.3, (0.9, 0.5)), (0.95, (1e-6, 1e-6))):
+        out = math.log(math.expm1(2 * said)) - START  # twice the mean of 0.5
+        head = RatioHead(functools.partial(constant, out), scale)
+        found = fitted_floors(OcmMoments(target.denoiser(), head), x, scale, seed=0)
+        assert found.floors == pytest.approx(expected, rel=0.13)  # ten floors a decade
+        assert RatioScale(**found.to_json()) == found
+        own = OcmMoments(target.denoiser(), RatioHead(head.network, found))
+        for level in (NoiseLevel(sigma=1.0), NoiseLevel(alpha=0.5, sigma=0.5 / 3)):
+            q = own(x[:3], level)
+            wanted = max(said, found.floor(level)) * level.variance
+            torch.testing.assert_close(q.cov.diagonal(), torch.full_like(x[:3], wanted))
+            assert (q.repaired == float(found.floor(level) > said)).all()
+            given = replace(own, floor=1e-6)(x[:3], level).cov.diagonal()
+            torch.testing.assert_close(given, torch.full_like(given, said * level.variance))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -286,9 +313,10 @@ def test_the_scale_is_measured() -> None:
         (((1.0, 2.0), (1.0,), (1.0, 1.0)), "means must be positive numbers, one for each of 2 levels"),
         (((1.0,), (-1.0,), (1.0,)), "means must be positive"),
         (((2.0, 1.0), (1.0, 1.0), (1.0, 1.0)), "rise from one to the next"),
+        (((1.0,), (1.0,), (1.0,), 1.0, (1.0, 2.0)), "floors must be positive numbers, one for each of 1 levels"),
         (((1.0,), (1.0,), (1.0,), 0.0), "data_std must be positive and finite, got 0.0"),
     ],
-    ids=["none", "too few", "negative", "order", "no spread"],
+    ids=["none", "too few", "negative", "order", "floors", "no spread"],
 )
 def test_scales_that_cannot_be(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -61,6 +61,8 @@ def test_a_head_is_a_model_that_knows_its_denoiser(pictures: Path, denoiser: Pat
     assert again.config.head["denoiser"] == known.digest
     assert again.levels == known.levels
     assert len(trained.losses) == 4
+    for one in (again, mmdgs.load(tmp_path / "head" / "best")):
+        assert len(one.config.ratio_scale.floors) == len(one.config.ratio_scale.ratios)
     assert len(trained.validations) == 2
     assert known.digest in (tmp_path / "head" / "README.md").read_text()
     x_t = torch.rand(2, 1, 8, 8, generator=seeded(0))

@@ -62,7 +62,7 @@ class CalibrationSettings:
 
     images: int = 16
     points: int = 256
-    expensive: int = 8  # images for exact diagonals, Krylov and full covariances of images
+    expensive: int = 6  # images for exact diagonals, Krylov and full covariances of images
     exact_up_to: int = axis(800)  # numbers, for exact diagonals and full covariances
     krylov_up_to: int = axis(800)
     krylov_steps: int = 20
@@ -133,6 +133,8 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
         fit, judge = _pairs(moments, case, few, cell.seed)
     floored = isinstance(moments, FLOORED)
     stages = {BEFORE: (FLOOR, 0.0), DEFAULT: (FLOOR, SHARE)} if floored else {DEFAULT: (0.0, 0.0)}
+    if isinstance(moments, OcmMoments) and (own := moments.own_floor(case.level)) is not None:
+        stages[DEFAULT] = (own, 0.0)
     reports = {
         stage: report_of(_lifted(judge, least * case.level.variance, share), case.level, seed=cell.seed)
         for stage, (least, share) in stages.items()

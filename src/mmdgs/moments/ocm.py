@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,8 @@ FITTED_LEVELS = 24
 """Levels at which the scale of the ratios is measured; between them it is interpolated."""
 FIT_ROWS = 16
 """Rows of data at a time where it is measured: with their graph they fit in memory for any network that does."""
+FLOORED_LEVELS, FLOORS = 8, 61
+"""Levels at which a head's floors are fitted, and floors that are tried: ten a decade, from 1e-6 to 1."""
 
 
 @runtime_checkable
@@ -80,15 +82,20 @@ def ratio_target(
 
 @dataclass(frozen=True)
 class RatioScale:
-    """How large ratios and their targets are at each level: what brings a head's outputs and losses to size 1."""
+    """How large ratios and their targets are at each level: what brings a head's outputs and losses to size 1.
+
+    `floors` are what a finished head's ratios are lifted to: the likeliest for the errors of its denoiser. A Jacobian
+    does not know those, and a head has no negative values that would tell (linalg/repair.py).
+    """
 
     ratios: tuple[float, ...]  # sigma / alpha, rising
     means: tuple[float, ...]  # of r there
     spreads: tuple[float, ...]  # root mean squares of the targets y
     data_std: float = 1.0
+    floors: tuple[float, ...] = ()  # of r there; none: not fitted
 
     def __post_init__(self) -> None:
-        for name in ("ratios", "means", "spreads"):
+        for name in ("ratios", "means", "spreads", *["floors"] * bool(self.floors)):
             values = tuple(float(value) for value in getattr(self, name))
             object.__setattr__(self, name, values)
             if not values or len(values) != len(self.ratios) or not all(0 < v < math.inf for v in values):
@@ -137,6 +144,10 @@ class RatioScale:
         """b, the mean of r at a level."""
         return self._means[level]
 
+    def floor(self, level: NoiseLevel) -> float | None:
+        """The floor of r at a level, where one was fitted."""
+        return self._floors[level] if self.floors else None
+
     def weight(self, level: NoiseLevel | NoiseLevels) -> float | Tensor:
         """One over the mean square of a target: levels count alike in a loss."""
         return self._spreads[level] ** -2
@@ -148,6 +159,10 @@ class RatioScale:
     @cached_property
     def _spreads(self) -> LevelTable:
         return LevelTable(self.ratios, self.spreads)
+
+    @cached_property
+    def _floors(self) -> LevelTable:
+        return LevelTable(self.ratios, self.floors)
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,8 @@ class RatioHead:
 class OcmMoments:
     """The diagonal of the covariance by a head: one pass of the denoiser and one of the head, which counts as much.
 
-    Variances below floor (sigma / alpha)^2 are lifted to it, as in DiagonalMoments.
+    Variances below floor (sigma / alpha)^2 are lifted to it, as in DiagonalMoments. None takes the floor that was
+    fitted when the head was trained (`RatioScale.floors`), or the rule of linalg/repair.py where there is none.
     """
 
     denoiser: Denoiser
@@ -197,5 +213,29 @@ class OcmMoments:
         if ratio.shape != x_t.shape:
             raise ValueError(f"the head must return its input's shape {tuple(x_t.shape)}, got {tuple(ratio.shape)}")
         raise_non_finite("denoising covariance", ratio)
-        values, repaired = lifted(level.variance * ratio, *floor_at(level, self.floor))
+        values, repaired = lifted(level.variance * ratio, *floor_at(level, self.own_floor(level)))
         return Gaussian(mean, Diagonal(values), repaired)
+
+    def own_floor(self, level: NoiseLevel) -> float | None:
+        """The floor at a level: the one that was given, or the head's."""
+        return self.head.scale.floor(level) if self.floor is None and isinstance(self.head, RatioHead) else self.floor
+
+
+def fitted_floors(moments: OcmMoments, x: Float[Tensor, "data ..."], scale: RatioScale, *, seed: int) -> RatioScale:
+    """A finished head's scale with the floors under which clean x are likeliest, fitted at some of its levels."""
+    last = len(scale.ratios) - 1
+    raw, found = replace(moments, floor=FLOOR), {}
+    for place in sorted({round(i * last / (FLOORED_LEVELS - 1)) for i in range(FLOORED_LEVELS)}):
+        level, grid = NoiseLevel(sigma=scale.ratios[place]), torch.logspace(-6, 0, FLOORS, dtype=torch.float64)
+        cost = torch.zeros_like(grid)
+        for first in range(0, len(x), FIT_ROWS):
+            part = x[first : first + FIT_ROWS]
+            streams = Streams(seed, len(part), first, purpose="floors")
+            q = raw(add_noise(part, level, generator=streams), level)
+            errors, values = ((part - q.mean).double().square(), q.cov.diagonal().double())
+            for i, floor in enumerate((grid * level.variance).tolist()):
+                above = values.clamp(min=floor)
+                cost[i] += (above.log() + errors / above).sum().cpu()
+        found[level] = grid[cost.argmin()].item()
+    table = LevelTable.of(found)
+    return replace(scale, floors=tuple(table[NoiseLevel(sigma=ratio)] for ratio in scale.ratios))

@@ -19,7 +19,8 @@ import yaml
 
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
-from mmdgs.models import CLASSES, DENOISERS, Model, ModelConfig, load, load_weights, weights_digest
+from mmdgs.models import CLASSES, DENOISERS, VARIANCE_RATIO, Model, ModelConfig, load, load_weights, weights_digest
+from mmdgs.moments.ocm import OcmMoments, fitted_floors
 from mmdgs.reading import reading
 from mmdgs.runtime import device_name
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
@@ -38,6 +39,8 @@ Report = Callable[[str], None]
 
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
 """Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+HEAD_EXAMPLES = {"cuda": 128, "cpu": 32}
+"""Examples for the floors of a head's variances."""
 FEW_EXAMPLES = 2_000
 """For that of a model that is kept as the best so far, which may be kept often."""
 FREE_TO_CHANGE = {
@@ -104,7 +107,7 @@ def train_model(
             trained = trainer.run(progress)
         finally:
             folder.close()
-        model = finished(run.after(len(trained.losses), trained.seconds), run.sets.train, recipe.training.seed, out)
+        model = run.finished(len(trained.losses), trained.seconds)
         if main:
             model.save_pretrained(out, card=model.describe(_numbers(recipe, trained, device)))
         if accelerator:
@@ -200,11 +203,19 @@ class RecipeRun:
 
     def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
         """Write the model as it is now as the best so far."""
-        model = finished(
-            self.after(step, seconds), self.sets.train, self.recipe.training.seed, self.folder.path, FEW_EXAMPLES
-        )
+        model = self.finished(step, seconds, FEW_EXAMPLES)
         note = {"command": self.recipe.published().command(), "step": step, what: value}
         model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
+
+    def finished(self, steps: int, seconds: float, most: int | None = None) -> Model:
+        """The model after so many steps, with what is fitted to a trained network (on at most so many examples)."""
+        model, seed = self.after(steps, seconds), self.recipe.training.seed
+        if self.denoiser is not None and model.config.param == VARIANCE_RATIO:
+            x = self.denoiser.scaled(some(self.sets.train, HEAD_EXAMPLES, seed))
+            moments = OcmMoments(self.denoiser, model.head_of(model.network))
+            scale = fitted_floors(moments, x, model.config.ratio_scale, seed=seed)
+            return _changed(model, head=model.config.head | {"scale": scale.to_json()})
+        return with_variance(model, self.sets.train, seed, self.folder.path, most)
 
     def after(self, steps: int, seconds: float) -> Model:
         """The model with the record of all its runs and images, this one after so many steps and seconds."""
@@ -270,7 +281,7 @@ def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
     return None
 
 
-def finished(model: Model, examples: Examples, seed: int, where: Path, most: int | None = None) -> Model:
+def with_variance(model: Model, examples: Examples, seed: int, where: Path, most: int | None = None) -> Model:
     """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
     if model.config.param not in DENOISERS or len(model.levels) != 1:
         return model
