@@ -23,6 +23,7 @@ from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, contract
 from mmdgs.moments.calibrated import fit_reach, likeliest_lift
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.randomness import seeded
 from mmdgs.targets import GaussianMixture
 
 D = 16
@@ -109,6 +110,22 @@ def test_the_rule_makes_noisy_jacobians_sane() -> None:
         assert after.above_isotropic > -0.1, name
         assert after.z_variance < 3, name
     assert calibration_report(replace(estimators(corrupted())["full"], floor=FLOOR), x, LEVELS[0]).mahalanobis > 100
+
+
+def test_exact_variances_of_few_numbers_take_their_error_from_the_eigenvalues() -> None:
+    """diag J is about (0.05, 0.15), and J has the eigenvalue -0.1: what is below 0.75 of its size is lifted."""
+    angle = 0.9
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+    jacobian = turn @ torch.diag(torch.tensor([0.3, -0.1], dtype=torch.float64)) @ turn.mT
+    assert 0 < jacobian[0, 0] < 0.075 < jacobian[1, 1]
+    x_t = torch.zeros(3, 2, dtype=torch.float64)
+    for probes in (None, 2, 5):
+        q = mmdgs.DiagonalMoments(linear_denoiser(jacobian), probes=probes)(x_t, PLAIN, generator=seeded(0))
+        expected = torch.stack([torch.tensor(0.075, dtype=torch.float64), jacobian[1, 1]]) * PLAIN.tweedie
+        torch.testing.assert_close(q.cov.diagonal(), expected.expand(3, 2))
+        assert (q.repaired == 0.5).all()
+    given = mmdgs.DiagonalMoments(linear_denoiser(jacobian), None, FLOOR)(x_t, PLAIN)
+    torch.testing.assert_close(given.cov.diagonal(), (PLAIN.tweedie * jacobian.diagonal()).expand(3, 2))
 
 
 @pytest.mark.parametrize("probes", [2, 3, 5])

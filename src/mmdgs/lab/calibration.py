@@ -24,7 +24,7 @@ from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.linalg import Dense, Diagonal, Krylov
 from mmdgs.linalg.operators import Covariance
-from mmdgs.linalg.repair import SHARE, lifted
+from mmdgs.linalg.repair import FEW, SHARE, error_size, lifted
 from mmdgs.metrics.coverage import standardised
 from mmdgs.metrics.reports import CalibrationReport, report_of
 from mmdgs.models import Model, load_head
@@ -125,10 +125,11 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
         few = settings.expensive if cell.row in (EXACT, FULL_ROW, KRYLOV) else settings.images
         few = MORE * few if cell.row == PROBED and case.dim < SMALL else few
     moments = _estimator(cell.row, case, settings, context)
-    if cell.row in (EXACT, FULL_ROW):
+    exact = cell.row == EXACT or (cell.row == PROBED and case.dim <= PROBES)
+    if exact or cell.row == FULL_ROW:
         fit, judge = _dense_pairs(case, few, cell.seed)
-        if cell.row == EXACT:
-            fit, judge = ([(x, replace(q, cov=Diagonal(q.cov.diagonal()))) for x, q in one] for one in (fit, judge))
+        if exact:
+            fit, judge = ([(x, replace(q, cov=_variances(q.cov))) for x, q in one] for one in (fit, judge))
     else:
         fit, judge = _pairs(moments, case, few, cell.seed)
     floored = isinstance(moments, FLOORED)
@@ -157,8 +158,16 @@ def _dense_pairs(case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
     return _pairs(FullMoments(case.denoiser), case, few, seed)
 
 
-DENSE_POINTS, SMALL = 100, 1_000
-"""Numbers of an example up to which nothing is expensive, and up to which three probes are cheap."""
+def _variances(cov: Covariance) -> Diagonal:
+    """The exact diagonal of a covariance before any floor, as DiagonalMoments has it."""
+    assert isinstance(cov, Dense)
+    few = cov.values.shape[1] <= FEW
+    errors = error_size(cov.values).reshape(-1, *[1] * len(cov.event_shape)) if few else None
+    return Diagonal(cov.diagonal(), errors)
+
+
+PROBES, DENSE_POINTS, SMALL = 3, 100, 1_000
+"""Probes, and the numbers of an example up to which nothing is expensive, and up to which three probes are cheap."""
 
 
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:
@@ -175,7 +184,7 @@ def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Con
     if row == HEAD:
         return OcmMoments(case.denoiser, load_head(context.head, case.denoiser))  # type: ignore[arg-type]
     found: dict[str, Moments] = {
-        PROBED: DiagonalMoments(case.denoiser, probes=3),
+        PROBED: DiagonalMoments(case.denoiser, probes=PROBES),
         EXACT: DiagonalMoments(case.denoiser, probes=None),
         KRYLOV: KrylovMoments(case.denoiser, settings.krylov_steps, probes=settings.krylov_probes),
         FULL_ROW: FullMoments(case.denoiser),

@@ -9,8 +9,9 @@ values. A value below some share of s says nothing but that it is small. Without
 (1e-6 and 1 in units of (sigma / alpha)^2: an error above what a flat prior would leave says no more than that) for the
 values v of one covariance: eigenvalues or variances (w = 1), or Ritz values with their quadrature weights. An
 exact denoiser has no negative values beyond rounding, and its covariance stays as it is. Variances by probes have an
-error of their own, which is another at every number: there the floor is at least SHARE times that. With data there is
-a better floor: `mmdgs.calibrate`.
+error of their own, which is another at every number: there the floor is at least SHARE times that. The variances of
+few numbers hardly ever have negative ones among them; there the eigenvalues of the whole Jacobian, which exact
+variances take anyway, tell its error. With data there is a better floor: `mmdgs.calibrate`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,26 @@ SPAN = 1e6
 WATCHED, MUCH = 10, 0.05
 """So many posteriors of a process are looked at, and a warning is due where more than this share was lifted."""
 
+FEW = 16
+"""Numbers of an example up to which exact variances ask the eigenvalues for their error."""
+
 _seen = 0
 
 
 def error_floor(values: Tensor, least: float, share: float = SHARE, weights: Tensor | None = None) -> Tensor:
     """The floor of each row of values (B, ...), (B, 1, ...): share * s, within `least` and SPAN `least`."""
+    return (share * error_size(values, weights)).clamp(least, SPAN * least).reshape(-1, *[1] * (values.ndim - 1))
+
+
+def error_size(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """s, the root mean square of the negative ones of each row of values (B, ...): (B,)."""
     rows = values.flatten(1)
     negative = rows < 0
     squares, counts = rows.clamp(max=0).square(), negative.to(rows.dtype)
     if weights is not None:
         squares, counts = weights.flatten(1) * squares, weights.flatten(1) * counts
     # Without a negative value both sums are zero, and so is s.
-    s = (squares.sum(1) / counts.sum(1).clamp(min=torch.finfo(rows.dtype).tiny)).sqrt()
-    return (share * s).clamp(least, SPAN * least).reshape(-1, *[1] * (values.ndim - 1))
+    return (squares.sum(1) / counts.sum(1).clamp(min=torch.finfo(rows.dtype).tiny)).sqrt()
 
 
 def lifted(values: Tensor, least: float, share: float = 0.0, errors: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
-from mmdgs.jacobians import linearised, mean_and_diagonal
-from mmdgs.linalg.operators import Diagonal, raise_non_finite
-from mmdgs.linalg.repair import lifted
+from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
+from mmdgs.linalg.operators import Diagonal, eigen, raise_non_finite
+from mmdgs.linalg.repair import FEW, error_size, lifted
 from mmdgs.moments.contract import floor_at, require_input, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
@@ -45,13 +45,21 @@ class DiagonalMoments:
         self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
-        if self.probes is None or self.probes >= math.prod(x_t.shape[1:]):
-            (mean, diagonal), errors = mean_and_diagonal(self.denoiser, x_t, level), None
+        d, errors = math.prod(x_t.shape[1:]), None
+        probes = self.probes if self.probes is not None and self.probes < d else None
+        if probes is None and self.floor is None and d <= FEW:
+            mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
+            diagonal = jacobian.diagonal(dim1=1, dim2=2).reshape(x_t.shape)
+            raise_non_finite("denoising covariance", jacobian)
+            values, _ = eigen(0.5 * (jacobian + jacobian.mT))
+            errors = error_size(values).reshape(-1, *[1] * (x_t.ndim - 1))
+        elif probes is None:
+            mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
         elif generator is None:
             raise TypeError("DiagonalMoments draws probes and needs generator=; or use probes=None")
         else:
             at = linearised(self.denoiser, x_t, level)
-            diagonal, errors = probed_diagonal(at, self.design or design_for(x_t), self.probes, x_t, generator)
+            diagonal, errors = probed_diagonal(at, self.design or design_for(x_t), probes, x_t, generator)
             mean = at.mean
         raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
