@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
-from mmdgs.linalg.operators import Diagonal, eigen, raise_non_finite
+from mmdgs.linalg.operators import Dense, Diagonal, raise_non_finite
 from mmdgs.linalg.repair import FEW, error_size, lifted
 from mmdgs.moments.contract import floor_at, require_input, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
@@ -50,9 +50,8 @@ class DiagonalMoments:
         if probes is None and self.floor is None and d <= FEW:
             mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
             diagonal = jacobian.diagonal(dim1=1, dim2=2).reshape(x_t.shape)
-            raise_non_finite("denoising covariance", jacobian)
-            values, _ = eigen(0.5 * (jacobian + jacobian.mT))
-            errors = error_size(values).reshape(-1, *[1] * (x_t.ndim - 1))
+            whole = Dense.from_matrix(0.5 * (jacobian + jacobian.mT), x_t.shape[1:])
+            errors = error_size(whole.values).reshape(-1, *[1] * (x_t.ndim - 1))
         elif probes is None:
             mean, diagonal = mean_and_diagonal(self.denoiser, x_t, level)
         elif generator is None:
