@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mmdgs.cli import app
 from mmdgs.errors import UsageError
-from mmdgs.lab.documents import MARK, markdown, pages, rewritten, write_tables
+from mmdgs.lab.documents import MARK, dumped, markdown, pages, rewritten, write_tables
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
@@ -26,6 +26,11 @@ def test_text_and_records_agree(page: Path):
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: page.name)
 def test_every_table_of_numbers_has_a_record(page: Path):
     assert [table for table in TABLE.findall(MARK.sub("", page.read_text())) if MEASURED.search(table)] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
+def test_a_record_has_a_line_for_every_cell(path: Path):
+    assert path.read_text() == dumped(json.loads(path.read_text())) + "\n"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
@@ -111,6 +116,43 @@ def test_marks_that_lead_nowhere_are_refused_and_no_page_is_written(tmp_path: Pa
     with pytest.raises(UsageError, match=message):
         write_tables(tmp_path)
     assert [one.read_text() for one in pages(tmp_path)] == before
+
+
+def test_several_numbers_stand_side_by_side():
+    paths = [["cells", {"row": "full"}, key] for key in ("nats", "z", "share")]
+    lines = shown(
+        [{"title": "a"}], [[{"all": paths}]], cells=[{"row": "full", "nats": 0.951, "z": 1817.6, "share": 0.9}]
+    )
+    assert lines[2] == "| +0.95 / 1,818 / 0.90 |"
+
+
+def test_cells_of_a_run_are_taken_into_a_record(tmp_path: Path):
+    page = tree(tmp_path) / "docs" / "page.md"
+    path = tmp_path / "docs" / "records" / "r.json"
+    record = json.loads(path.read_text())
+    record["cells"] = [{"row": "x", "steps": 5, "fid": 9.0}, {"row": "x", "steps": 9, "fid": 8.0}]
+    record["tables"]["t"]["rows"] = [["x", {"at": ["cells", {"row": "x", "steps": 9}, "fid"]}]]
+    path.write_text(json.dumps(record))
+    run = tmp_path / "run"
+    run.mkdir()
+    made = {"cells": [{"row": "x", "steps": 9, "fid": 2.5}, {"row": "y", "steps": 9, "fid": 7.0}], "claims": [1]}
+    (run / "records.json").write_text(json.dumps(made | {"environment": {"device": "cuda"}}))
+
+    def command(*given: str) -> str:
+        return " ".join(CliRunner().invoke(app, ["reproduce", "tables", "--out", str(tmp_path), *given]).output.split())
+
+    assert "2 cells of" in command("--from", f"r={run}")
+    assert "| x | 2.5 |" in page.read_text()
+    after = json.loads(path.read_text())
+    assert [one["fid"] for one in after["cells"]] == [9.0, 2.5, 7.0]
+    assert after["source"]["environment"] == {"device": "cuda"}
+    assert path.read_text().count('\n  {"row": ') == 3  # a line each
+    before = path.read_bytes()
+    assert "--from must be NAME=RUN, such as table2=runs/table2, got 'r'" in command("--from", "r")
+    assert "a record of the docs; say --from NAME=RUN" in command("--from", f"q={run}")
+    (run / "records.json").write_text(json.dumps({"other": [{"row": "x"}]}))
+    assert "has no cells for" in command("--from", f"r={run}")
+    assert path.read_bytes() == before
 
 
 def test_a_cell_that_is_not_in_the_record_is_named():

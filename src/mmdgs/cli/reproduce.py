@@ -59,6 +59,10 @@ def reproduce(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: shorter training and chains.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where image files are.", envvar="MMDGS_DATA")] = None,
+    taken: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="NAME=RUN", help=f"Of {TABLES}: first take a run's cells into a record."),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -69,8 +73,10 @@ def reproduce(
 ) -> None:
     with plain_errors(debug):
         if name == TABLES:
-            _write_tables(out or Path())
+            _write_tables(out or Path(), taken or [])
             return
+        if taken:
+            raise UsageError(f"--from is for {TABLES}, not for {name}")
         from mmdgs.lab.workspace import Workspace
 
         chosen = experiment(name)
@@ -86,10 +92,15 @@ def reproduce(
         _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
 
 
-def _write_tables(root: Path) -> None:
+def _write_tables(root: Path, runs: list[str]) -> None:
     with needs_lab():
-        from mmdgs.lab.documents import write_tables
+        from mmdgs.lab.documents import take, write_tables
 
+        for one in runs:
+            record, _, run = one.partition("=")
+            if not run:
+                raise UsageError(f"--from must be NAME=RUN, such as table2=runs/table2, got {one!r}")
+            output.print(f"{take(root, record, Path(run)):,} cells of {escape(run)} into {escape(record)}")
         changed = write_tables(root)
     output.print("\n".join(f"written: {escape(str(page))}" for page in changed) or "every table is as its record says")
 

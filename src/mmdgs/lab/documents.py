@@ -7,8 +7,12 @@ A page marks where a table stands, and which one it is:
     <!-- end of table -->
 
 `table1` is docs/records/table1.json, and `rings` one of its "tables": columns, and rows of cells. A cell is a text, a
-number, a pair (value, half its 95% interval), nothing, or {"at": path}: where in the record its number stands. A path's
-step is a key, or {"row": "full"}: the first entry of a list with these values.
+number, a pair (value, half its 95% interval), nothing, {"at": path}: where in the record its number stands, or
+{"all": [path, ...]}: several numbers side by side. A path's step is a key, or {"row": "full"}: the first entry of a
+list with these values.
+
+`mmdgs reproduce tables --from table1=runs/table1` first takes the cells of a run into a record: those that it has are
+replaced, new ones added. So every table of a network is refreshed by one command.
 """
 
 from __future__ import annotations
@@ -25,9 +29,13 @@ from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
 from mmdgs.lab.grid import Measure, Number
 
-RECORDS = Path("docs", "records")
+RECORDS, RUN_RECORDS = Path("docs", "records"), "records.json"
 MARK = re.compile(r"^<!-- table: (\S+) (\S+) -->\n(.*?)^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 OPENED = "<!-- table:"
+IDENTITY = ("model", "row", "case", "task", "steps", "levels")
+"""Keys that say which cell of an experiment an entry is."""
+LINES = 3
+"""Depth down to which a record has a line for every key."""
 ARROWS = {"less": " ↓", "more": " ↑", "zero": " (→ 0)", "one": " (→ 1)", None: ""}
 """What is better, behind a column's title."""
 
@@ -82,6 +90,48 @@ def write_tables(root: Path) -> list[Path]:
     return changed
 
 
+def take(root: Path, name: str, run: Path) -> int:
+    """Take the cells of a run's records into docs/records/NAME.json; returns how many."""
+    path, found = root / RECORDS / f"{name}.json", run / RUN_RECORDS
+    for file, what in ((path, "a record of the docs"), (found, "the records of a finished run")):
+        if not file.is_file():
+            raise UsageError(f"there is no {file}, {what}; say --from NAME=RUN, such as --from table2=runs/table2")
+    record, made = (json.loads(file.read_text(encoding="utf-8")) for file in (path, found))
+    shared = [key for key, cells in made.items() if _are_cells(cells) and _are_cells(record.get(key))]
+    if not shared:
+        have = ", ".join(key for key, cells in record.items() if _are_cells(cells)) or "none"
+        raise UsageError(f"{found} has no cells for {path}: that has {have}")
+    for key in shared:
+        cells = {_identity(cell): cell for cell in record[key]}
+        for cell in made[key]:
+            if "model" in record[key][0] and "model" not in cell:
+                cell = {"model": made.get("settings", {}).get("model"), **cell}
+            cells[_identity(cell)] = cell
+        record[key] = list(cells.values())
+    record.setdefault("source", {})["environment"] = made.get("environment", {})
+    write_atomically(path, (dumped(record) + "\n").encode())
+    return sum(len(made[key]) for key in shared)
+
+
+def dumped(found: Any, depth: int = 0) -> str:
+    """JSON with a line for every cell and every row of a table, so that a change of one is a change of a line."""
+    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if isinstance(found, dict) and found and depth < LINES:
+        lines = (f"{json.dumps(key, ensure_ascii=False)}: {dumped(one, depth + 1)}" for key, one in found.items())
+        return "{" + inner + f",{inner}".join(lines) + outer + "}"
+    if isinstance(found, list) and any(isinstance(one, dict | list) for one in found):
+        return "[" + inner + f",{inner}".join(json.dumps(one, ensure_ascii=False) for one in found) + outer + "]"
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _are_cells(found: Any) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(one, dict) and "row" in one for one in found)
+
+
+def _identity(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(cell.get(key) for key in IDENTITY)
+
+
 def rewritten(text: str, page: Path, root: Path) -> str:
     """The text of a page with its tables as their records say."""
     if text.count(OPENED) != len(MARK.findall(text)):
@@ -132,9 +182,18 @@ def _set_apart(first: Number | str) -> bool:
 def _cell(cell: Any, record: Mapping[str, Any], path: Path) -> Number | str:
     if cell is None or isinstance(cell, str):
         return cell or ""
+    if isinstance(cell, Mapping) and "all" in cell:
+        values = [_looked_up(one, record, path).value for one in cell["all"]]
+        return " / ".join(_short(value, "+" if i == 0 else "") for i, value in enumerate(values))
     if isinstance(cell, Mapping):
         return _looked_up(cell["at"], record, path)
     return Number(*cell) if isinstance(cell, Sequence) else Number(cell)
+
+
+def _short(value: float, sign: str) -> str:
+    """A number among several in a cell: the first of them has a sign."""
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 and not sign else 0
+    return f"{value:{sign},.{digits}f}"
 
 
 def _looked_up(steps: Sequence[Any], record: Any, path: Path) -> Number:
