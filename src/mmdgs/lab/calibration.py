@@ -123,7 +123,7 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
     few = None
     if case.dim > DENSE_POINTS and cell.row not in (ISOTROPIC, SPECTRAL):
         few = settings.expensive if cell.row in (EXACT, FULL_ROW, KRYLOV) else settings.images
-        few = MORE * few if cell.row == PROBED and case.dim < SMALL else few
+        few = MORE * few if cell.row in (PROBED, HEAD) and case.dim < SMALL else few
     moments = _estimator(cell.row, case, settings, context)
     exact = cell.row == EXACT or (cell.row == PROBED and case.dim <= PROBES)
     if exact or cell.row == FULL_ROW:
@@ -167,7 +167,7 @@ def _variances(cov: Covariance) -> Diagonal:
 
 
 PROBES, DENSE_POINTS, SMALL = 3, 100, 1_000
-"""Probes, and the numbers of an example up to which nothing is expensive, and up to which three probes are cheap."""
+"""Probes, and the numbers of an example up to which nothing is expensive, and up to which three probes and heads are cheap."""
 
 
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:

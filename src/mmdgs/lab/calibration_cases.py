@@ -26,7 +26,7 @@ from mmdgs.training import TrainingSettings, train
 
 SIGMAS = (0.1, 0.3, 1.0)
 DIGITS_SIGMA, DIGITS_TRAINING = 0.4, 1_500
-MORE = 4
+MORE = 3
 """Times as many images where no products are needed: of fitted variances, which vary much from image to image."""
 MIXTURE, DIMENSIONS = "exact mixture", 16
 BESIDE, BESIDE_SIGMA = "diffusers", 0.3
