@@ -117,7 +117,9 @@ def test_means_are_computed_once_for_estimators_that_need_no_more(prepared: Cont
 def test_few_images_are_of_all_classes(prepared: Context, tmp_path: Path, monkeypatch) -> None:
     """Images that are stored in order come shuffled, the same for every level."""
     save(many_level_model(SHAPE), tmp_path / "many")
-    sorted_images = torch.arange(64).float().div(64).reshape(-1, 1, 1, 1).expand(-1, *SHAPE)
+    sorted_images = (
+        torch.arange(count := 16 * calibration_cases.MORE).float().div(count).reshape(-1, 1, 1, 1).expand(-1, *SHAPE)
+    )
     monkeypatch.setattr(
         calibration_cases, "held_out_images", lambda context, model, split, count: sorted_images[:count]
     )
