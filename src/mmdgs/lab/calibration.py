@@ -167,7 +167,7 @@ def _variances(cov: Covariance) -> Diagonal:
 
 
 PROBES, DENSE_POINTS, SMALL = 3, 100, 1_000
-"""Probes, and the numbers of an example up to which nothing is expensive, and up to which probes and heads are cheap."""
+"""Probes; numbers of an example up to which nothing is expensive, and up to which probes and heads are cheap."""
 
 
 def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Context) -> Moments:
