@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from dataclasses import replace
 
@@ -279,6 +280,12 @@ def test_the_scale_is_measured() -> None:
     assert scale.data_std == pytest.approx(x.std().item())
     again = RatioScale.fit(mixture.denoiser(), x, levels, seed=1)
     assert again == scale == RatioScale(**scale.to_json())
+
+
+def test_a_scale_comes_back_from_json() -> None:
+    for floors in ((), (1e-3, 1e-2)):
+        scale = RatioScale((0.1, 1.0), (0.9, 0.4), (1.0, 2.0), 0.5, floors)
+        assert RatioScale(**json.loads(json.dumps(scale.to_json()))) == scale
 
 
 def constant(value: float, inputs: Tensor) -> Tensor:

@@ -95,9 +95,11 @@ class RatioScale:
     floors: tuple[float, ...] = ()  # of r there; none: not fitted
 
     def __post_init__(self) -> None:
-        for name in ("ratios", "means", "spreads", *["floors"] * bool(self.floors)):
+        for name in ("ratios", "means", "spreads", "floors"):
             values = tuple(float(value) for value in getattr(self, name))
             object.__setattr__(self, name, values)
+            if name == "floors" and not values:
+                continue
             if not values or len(values) != len(self.ratios) or not all(0 < v < math.inf for v in values):
                 raise ValueError(f"{name} must be positive numbers, one for each of {len(self.ratios)} levels")
         self._means  # noqa: B018  made to be checked: ratios must rise
