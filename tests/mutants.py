@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant("moments/probes.py", "self.hits += (v != 0).sum(0)", "self.hits += 1", "test_probes.py"),
     Mutant("moments/probes.py", "keepdim=True) / (self.count - 1)", "keepdim=True)", "test_probes.py -k signs"),
     Mutant("moments/probes.py", "(gain + 1 / count) * noise", "gain * gain * noise", "test_probes.py"),
-    Mutant("moments/ocm.py", "cost.argmin()", "cost.argmax()", "test_ocm.py -k finished"),
+    Mutant("moments/calibrated.py", "if scaled else torch.ones_like(grid)", "", "test_ocm.py -k finished"),
     Mutant("moments/lowrank.py", "level.ratio >= self.below", "level.ratio <= self.below", "test_lowrank.py -k below"),
     Mutant(
         "linalg/repair.py",

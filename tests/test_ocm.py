@@ -17,7 +17,8 @@ from mmdgs import losses
 from mmdgs.cost import counting
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import compare_diagonals, relative_error
-from mmdgs.moments.ocm import START, OcmMoments, RatioHead, RatioScale, fitted_floors, ratio_target, unbiased_design
+from mmdgs.moments.calibrated import fitted_floors
+from mmdgs.moments.ocm import START, OcmMoments, RatioHead, RatioScale, ratio_target, unbiased_design
 from mmdgs.moments.probes import Lattice, Rademacher
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ MIXTURE, DIMENSIONS = "exact mixture", 16
 BESIDE, BESIDE_SIGMA = "diffusers", 0.3
 """The column of a model that --many names, a folder that diffusers wrote; it is large, so at one level."""
 Loaded = tuple[Model, Tensor, Tensor]
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +77,16 @@ def _all_cases(context: Context, images: int, points: int, training: TrainingSet
     }
     if context.quick and context.model is None:
         return found
-    named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS}
-    if context.model is not None:
-        named = {context.model: SIGMAS if len(from_pretrained(context.model).levels) > 1 else None}
+    named = {"mnist": None, "cifar10": SIGMAS, "celeba": SIGMAS} if context.model is None else {context.model: SIGMAS}
     for name, sigmas in named.items():
-        loaded = _once(partial(_loaded, context, name, MORE * images))
-        if sigmas is None:
+        model = _once(partial(from_pretrained, name, device=context.device))
+        loaded = _once(partial(_loaded, context, model, MORE * images))
+        if sigmas is None or (context.model is not None and len(model().levels) == 1):
             found[name] = partial(_of_model, loaded, None)
         else:
             found |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in sigmas}
     if context.model is None:
-        beside = _once(partial(_loaded, context, context.many, MORE * images))
+        beside = _once(partial(_loaded, context, partial(_beside, context), MORE * images))
         found[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, beside, BESIDE_SIGMA)
     return found
 
@@ -141,16 +142,20 @@ def _trained(
     return network.requires_grad_(False).eval()
 
 
-def _once(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
+def _once(load: Callable[[], Kept]) -> Callable[[], Kept]:
     """What was loaded is kept for the next level."""
     return lru_cache(maxsize=1)(load)
 
 
-def _loaded(context: Context, name: str | None, images: int) -> Loaded:
-    """A model, training images and held-out ones."""
-    if name is None:
+def _beside(context: Context) -> Model:
+    if context.many is None:
         raise UsageError("name a folder of a diffusers model of images with --many")
-    model = from_pretrained(name, device=context.device)
+    return from_pretrained(context.many, device=context.device)
+
+
+def _loaded(context: Context, load: Callable[[], Model], images: int) -> Loaded:
+    """A model, training images and held-out ones."""
+    model = load()
     fit, judge = (held_out_images(context, model, split, images) for split in ("train", "test"))
     # Some sets are sorted by class: the first few must be of all classes.
     order = torch.randperm(images, generator=seeded(context.seed)).to(context.device)

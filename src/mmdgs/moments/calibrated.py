@@ -34,7 +34,7 @@ from mmdgs.moments.contract import FLOOR, Moments
 from mmdgs.moments.diagonal import DiagonalMoments
 from mmdgs.moments.full import FullMoments
 from mmdgs.moments.krylov import KrylovMoments
-from mmdgs.moments.ocm import OcmMoments
+from mmdgs.moments.ocm import OcmMoments, RatioScale, spread_places
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams
@@ -45,6 +45,8 @@ FLOORS, HIGHEST = 76, 30.0
 """Floors that are tried, from 1e-6 to this many (sigma / alpha)^2: each a quarter above the last."""
 AGREEING = 1.1
 """Q and P agree where under the scale sqrt(Q P) neither is off by more than this factor: half the way to 1.25."""
+HEAD_LEVELS = 8
+"""Levels at which the floors of a head of variances are fitted."""
 COVERED = 0.9
 """The probability whose interval the reach makes right."""
 NUMBERS_AT_ONCE = {"cuda": 1 << 20, "cpu": 1 << 15}
@@ -124,12 +126,12 @@ def fit_floor_and_scale(
 
 
 def likeliest_lift(
-    pairs: Iterable[tuple[Tensor, Gaussian]], unit: float, *, floors: int = FLOORS
+    pairs: Iterable[tuple[Tensor, Gaussian]], unit: float, *, floors: int = FLOORS, scaled: bool = True
 ) -> tuple[float, float]:
     """The floor, in units of `unit`, and the scale, from batches of x and posteriors.
 
     Minus twice the log-likelihood of N rows is  sum log det max(C_0, f) + N d log a + sum r' max(C_0, f)^-1 r / a.
-    With one floor only the scale is fitted.
+    With one floor only the scale is fitted; where not `scaled`, only the floor, under a scale of 1.
     """
     grid = FLOOR * (HIGHEST / FLOOR) ** torch.linspace(0, 1, floors, dtype=torch.float64)
     logdets, distances, spreads = (torch.zeros_like(grid) for _ in range(3))
@@ -152,10 +154,22 @@ def likeliest_lift(
             spreads[i] += distance if alone else (energy / (counts * above).sum(1)).sum().cpu()
     by_direction = distances / numbers
     by_spread = by_direction if floors == 1 else spreads / numbers
-    scales, apart = (by_direction * by_spread).sqrt(), (by_direction / by_spread).log().abs()
+    scales = (by_direction * by_spread).sqrt() if scaled else torch.ones_like(grid)
+    apart = (by_direction / by_spread).log().abs()
     nats = logdets / numbers + scales.log() + by_direction / scales
     best = torch.where(apart <= max(2 * math.log(AGREEING), apart.min().item()), nats, math.inf).argmin()
     return grid[best].item(), scales[best].item()
+
+
+def fitted_floors(moments: OcmMoments, x: Float[Tensor, "data ..."], scale: RatioScale, *, seed: int) -> RatioScale:
+    """A finished head's scale with the floors under which clean x are likeliest, at most 1, fitted at some levels."""
+    found = {}
+    for place in spread_places(len(scale.ratios), HEAD_LEVELS):
+        level = NoiseLevel(sigma=scale.ratios[place])
+        pairs = posteriors(with_floor(moments, FLOOR), x, level, seed=seed, purpose="floors")
+        found[level] = min(1.0, likeliest_lift(pairs, level.variance, scaled=False)[0])
+    table = LevelTable.of(found)
+    return replace(scale, floors=tuple(table[NoiseLevel(sigma=ratio)] for ratio in scale.ratios))
 
 
 def fit_reach(standardised: Float[Tensor, "..."]) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,8 +44,6 @@ FITTED_LEVELS = 24
 """Levels at which the scale of the ratios is measured; between them it is interpolated."""
 FIT_ROWS = 16
 """Rows of data at a time where it is measured: with their graph they fit in memory for any network that does."""
-FLOORED_LEVELS, FLOORS = 8, 61
-"""Levels at which a head's floors are fitted, and floors that are tried: ten a decade, from 1e-6 to 1."""
 
 
 @runtime_checkable
@@ -78,6 +76,11 @@ def ratio_target(
         at = linearised(denoiser, x_t, level)
         diagonal, _ = probed_diagonal(at, design, probes, x_t, generator)  # which may make the mean on its way
         return at.mean, level.alpha * diagonal
+
+
+def spread_places(count: int, most: int) -> set[int]:
+    """At most so many of `count` places in a row, evenly spread, both ends among them."""
+    return {round(i * (count - 1) / (most - 1)) for i in range(most)}
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,7 @@ class RatioScale:
     ) -> RatioScale:
         """Measured on clean data x with probes, at some of the levels (the noisiest first)."""
         require_batch(x)
-        last = len(levels) - 1
-        places = sorted({round(i * last / (FITTED_LEVELS - 1)) for i in range(FITTED_LEVELS)}, reverse=True)
+        places = sorted(spread_places(len(levels), FITTED_LEVELS), reverse=True)
         means, spreads = [], []
         for place in places:
             found = []
@@ -221,23 +223,3 @@ class OcmMoments:
     def own_floor(self, level: NoiseLevel) -> float | None:
         """The floor at a level: the one that was given, or the head's."""
         return self.head.scale.floor(level) if self.floor is None and isinstance(self.head, RatioHead) else self.floor
-
-
-def fitted_floors(moments: OcmMoments, x: Float[Tensor, "data ..."], scale: RatioScale, *, seed: int) -> RatioScale:
-    """A finished head's scale with the floors under which clean x are likeliest, fitted at some of its levels."""
-    last = len(scale.ratios) - 1
-    raw, found = replace(moments, floor=FLOOR), {}
-    for place in sorted({round(i * last / (FLOORED_LEVELS - 1)) for i in range(FLOORED_LEVELS)}):
-        level, grid = NoiseLevel(sigma=scale.ratios[place]), torch.logspace(-6, 0, FLOORS, dtype=torch.float64)
-        cost = torch.zeros_like(grid)
-        for first in range(0, len(x), FIT_ROWS):
-            part = x[first : first + FIT_ROWS]
-            streams = Streams(seed, len(part), first, purpose="floors")
-            q = raw(add_noise(part, level, generator=streams), level)
-            errors, values = ((part - q.mean).double().square(), q.cov.diagonal().double())
-            for i, floor in enumerate((grid * level.variance).tolist()):
-                above = values.clamp(min=floor)
-                cost[i] += (above.log() + errors / above).sum().cpu()
-        found[level] = grid[cost.argmin()].item()
-    table = LevelTable.of(found)
-    return replace(scale, floors=tuple(table[NoiseLevel(sigma=ratio)] for ratio in scale.ratios))

@@ -20,7 +20,8 @@ import yaml
 from mmdgs.errors import UsageError
 from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, VARIANCE_RATIO, Model, ModelConfig, load, load_weights, weights_digest
-from mmdgs.moments.ocm import OcmMoments, fitted_floors
+from mmdgs.moments import OcmMoments
+from mmdgs.moments.calibrated import fitted_floors
 from mmdgs.reading import reading
 from mmdgs.runtime import device_name
 from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
