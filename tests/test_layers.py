@@ -26,7 +26,7 @@ LAYERS = [
     ["posterior"],
     ["networks"],
     ["denoisers"],
-    ["jacobians", "targets"],
+    ["jacobians", "targets", "guidance"],
     ["moments"],
     ["samplers"],
     ["losses"],

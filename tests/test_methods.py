@@ -290,7 +290,7 @@ REFUSED: dict[str, tuple[Model, dict[str, object], str]] = {
     "probes": (MANY, {"covariance": "full", "probes": 3}, "the covariance 'full' takes no probes"),
     "krylov steps": (MANY, {"krylov_steps": 3}, "the covariance 'diagonal' takes no krylov-steps"),
     "rate": (MANY, {"rate": 0.1}, "takes no rate"),
-    "eta": (MANY, {"sampler": "heun", "eta": 0.1}, "'heun' takes no eta; it takes churn, clip, levels, steps"),
+    "eta": (MANY, {"sampler": "heun", "eta": 0.1}, "'heun' takes no eta; it takes churn, clip, guidance, guide"),
     "churn": (MANY, {"sampler": "ddim", "churn": 0.1}, "takes no churn"),
     "last noise": (MANY, {"sampler": "ancestral", "last_noise": 1.0}, "'small' takes no last-noise"),
     "negative": (

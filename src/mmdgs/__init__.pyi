@@ -41,6 +41,9 @@ from mmdgs.generation import (
     image_posterior as image_posterior,
     restore as restore,
 )
+from mmdgs.guidance import (
+    GuidedDenoiser as GuidedDenoiser,
+)
 from mmdgs.linalg.components import (
     Components as Components,
 )

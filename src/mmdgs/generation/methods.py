@@ -23,6 +23,7 @@ from mmdgs import samplers
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError, nearest
 from mmdgs.generation.settings import FIXED, Method
+from mmdgs.guidance import GuidedDenoiser
 from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
 from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
@@ -42,8 +43,10 @@ CLIPPED_INTERVAL = (-1.0, 1.0)
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What a plan is made of: the denoiser (clipped or not), the estimator where the sampler has one, the settings."""
+    """What a plan is made of: the denoiser, plain and as it was asked for (clipped, or the same), the estimator where
+    the sampler has one, the settings."""
 
+    plain: Denoiser
     denoiser: Denoiser
     moments: Moments | None
     levels: Levels
@@ -120,24 +123,29 @@ def _langevin(found: Ingredients) -> Plan:
 def _ddim(found: Ingredients) -> Plan:
     # The kernel clamps by itself, for as in diffusers it wants the noise by the mean that was not clamped.
     interval = found.model.interval if found.settings["clip"] else None
-    return samplers.ddim_plan(found.model, found.levels, eta=found.settings["eta"], interval=interval)
+    return samplers.ddim_plan(found.plain, found.levels, eta=found.settings["eta"], interval=interval)
 
 
 GIBBS = {"covariance": None, "sweeps": 3, "clip": None}
+GUIDED = {"guide": None, "guidance": None}
+"""What samplers without a covariance take."""
+GUIDANCE = 2.0
+GUIDE = "guide"
+"""The folder inside a model's folder where its guide may be."""
 
 SAMPLERS: dict[str, Sampler] = {
     "gibbs": Sampler(GIBBS, exploding_levels, _gibbs),
     "gibbs-down": Sampler(GIBBS, exploding_levels, lambda found: _gibbs(found, noise_first=False)),
-    "langevin": Sampler({"sweeps": 5, "rate": None}, exploding_levels, _langevin),
+    "langevin": Sampler({"sweeps": 5, "rate": None, **GUIDED}, exploding_levels, _langevin),
     "consistent": Sampler(
-        {"eta": None, "clip": None},
+        {"eta": None, "clip": None, **GUIDED},
         exploding_levels,
         lambda found: samplers.consistent_plan(found.denoiser, found.levels, eta=found.settings["eta"]),
     ),
     "ancestral": Sampler({"covariance": "small", "clip": None}, trained_levels, _ancestral, clips=True),
-    "ddim": Sampler({"eta": 0.0, "clip": None}, trained_levels, _ddim, clips=True),
+    "ddim": Sampler({"eta": 0.0, "clip": None, **GUIDED}, trained_levels, _ddim, clips=True),
     "heun": Sampler(
-        {"churn": 0.0, "clip": None},
+        {"churn": 0.0, "clip": None, **GUIDED},
         edm_levels,
         lambda found: samplers.heun_plan(found.denoiser, found.levels, churn=found.settings["churn"]),
     ),
@@ -188,6 +196,8 @@ def resolved(method: Method, model: Model) -> Method:
         values["levels"] = chosen if method.levels is None else _fewer(chosen, method.steps, "even")
     except ValueError as error:
         raise UsageError(f"the levels of {name} cannot be made: {error}") from error
+    if values.get("guide") is not None and values["guidance"] is None:
+        values["guidance"] = GUIDANCE
     if "rate" in values and values["rate"] is None:
         values["rate"] = suggested_rate(values["levels"], values["sweeps"])
     if method.steps is None:
@@ -231,14 +241,14 @@ def make_plan(method: Method, model: Model, *, data: FitData | None = None) -> P
     """The plan of a method for a model; a covariance that is fitted is fitted on `data`, or taken from what is kept."""
     method = resolved(method, model)
     levels = method.levels or ()
-    denoiser: Denoiser = model
+    plain = denoiser = _denoiser(method, model)
     moments = _moments(method, model, data)
     if method.clip:
-        denoiser = ClippedDenoiser(denoiser, model.interval)
+        denoiser = ClippedDenoiser(plain, model.interval)
         moments = None if moments is None else ClippedMoments(moments, model.interval)
     try:
         assert method.sampler is not None, "it was resolved"
-        return _sampler(method.sampler, model).plan(Ingredients(denoiser, moments, levels, vars(method), model))
+        return _sampler(method.sampler, model).plan(Ingredients(plain, denoiser, moments, levels, vars(method), model))
     except ValueError as error:
         raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error
 
@@ -252,6 +262,26 @@ def _moments(method: Method, model: Model, data: FitData | None) -> Moments | No
     given |= {key: fitting[key] for key in FITTED.get(method.covariance, ())}
     # Variances that were fitted are right as they are: a calibration only adds the reach of their intervals.
     return model.posterior(method.covariance, calibrated=method.covariance not in FITTED, **given)
+
+
+def _denoiser(method: Method, model: Model) -> Denoiser:
+    """The model, led away from its guide where that is asked for: the guide that is named, or that came with it."""
+    if method.guidance is None:
+        return model
+    beside = model.folder and model.folder / GUIDE
+    if method.guide is None and not (beside and beside.is_dir()):
+        raise UsageError(
+            f"--guidance {method.guidance:g} leads samples away from a worse model, and none came with {model.source}: "
+            "say --guide MODEL, the same network trained for less time, or a smaller one"
+        )
+    guide = load(method.guide or str(beside), device=model.device)
+    guide.require_denoiser()
+    if (guide.shape, guide.interval) != (model.shape, model.interval):
+        raise UsageError(
+            f"the guide {guide.source} has data of shape {guide.shape} in {guide.interval}, and the model "
+            f"{model.source} of {model.shape} in {model.interval}: take a worse model of the same data"
+        )
+    return GuidedDenoiser(model, guide, method.guidance)
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:

@@ -61,6 +61,12 @@ class Method:
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")
+    guide: str | None = option(
+        None, "A worse model of the same data, less trained or smaller: samples are led away from its errors."
+    )
+    guidance: float | None = option(
+        None, "How far to go from the guide, 1 being as far as the model.", min=1, show_default="1; with --guide 2"
+    )
     clip: bool | None = option(None, "Keep means in the data's interval.", flag="--clip/--no-clip", show_default="auto")
     last_noise: float | None = option(None, "Of ancestral: grey levels of noise that may stay in samples [2].")
     mean: bool | None = option(
