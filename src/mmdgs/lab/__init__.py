@@ -113,7 +113,7 @@ EXPERIMENTS = {
             "Langevin against Gibbs on one network, and all other samplers",
             "The paper's Table 2: FID, precision, recall and diversity of samplers of one network with intervals over "
             "seeds, at the paper's settings and at equal cost; FID against network evaluations.",
-            options=("model", "seeds", "images", "minutes", "only"),
+            options=("model", "seeds", "images", "most_images", "skip_seeds", "minutes", "only"),
         ),
         Experiment(
             "celeba",
