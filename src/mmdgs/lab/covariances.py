@@ -72,7 +72,8 @@ def run(context: Context) -> Outcome:
     cells = {(row, ratio): level for ratio, level in levels.items() for row in rows}
     found = Grid("covariances", cells, lambda cell: at(cell.what).measure(cell), (settings, model), ACROSS).run(context)
     named = asdict(settings) | {"model": model.source, "data": data}
-    return Outcome({"settings": named, "levels": found.records()}, [_section(found, settings, named, context.quick)])
+    records = {"settings": named, "levels": found.records()}
+    return Outcome(records, [_section(found, settings, named, context.quick)], left=found.open())
 
 
 @dataclass(eq=False)
@@ -144,6 +145,7 @@ def _section(found: Results, settings: CovarianceSettings, named: dict[str, obje
         f"({settings.probes} probes). Krylov is the full covariance of the network's Jacobian by "
         f"{settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of the isotropic variance.",
         *(["This is the quick version: so few images say nothing."] if quick else []),
+        *found.unfinished(),
     ]
     note = (
         f"{settings.images} held-out images of {named['data']} (Krylov: the first {settings.krylov_images}), "

@@ -101,9 +101,9 @@ def take(root: Path, name: str, run: Path) -> int:
         if not file.is_file():
             raise UsageError(f"there is no {file}, {what}; say --from NAME=RUN, such as --from table2=runs/table2")
     record, made = (json.loads(file.read_text(encoding="utf-8")) for file in (path, found))
-    shared = [key for key, cells in made.items() if _are_cells(cells) and _are_cells(record.get(key))]
+    shared = [key for key, cells in made.items() if are_cells(cells) and are_cells(record.get(key))]
     if not shared:
-        have = ", ".join(key for key, cells in record.items() if _are_cells(cells)) or "none"
+        have = ", ".join(key for key, cells in record.items() if are_cells(cells)) or "none"
         raise UsageError(f"{found} has no cells for {path}: that has {have}")
     for key in shared:
         cells = {_identity(cell): cell for cell in record[key]}
@@ -128,7 +128,8 @@ def dumped(found: Any, depth: int = 0) -> str:
     return json.dumps(found, ensure_ascii=False)
 
 
-def _are_cells(found: Any) -> bool:
+def are_cells(found: Any) -> bool:
+    """Whether a value of a record is a list of cells."""
     return isinstance(found, list) and bool(found) and all(isinstance(one, dict) and "row" in one for one in found)
 
 

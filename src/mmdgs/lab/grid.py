@@ -162,7 +162,8 @@ class Grid:
             for key in wanted:
                 self._measured(context, key, found)
         if len(found) < least:
-            raise TimeIsUp(f"the {context.minutes} minutes were over before the first cell; --resume goes on")
+            first = "cell" if least == 1 else f"{least} cells"
+            raise TimeIsUp(f"the {context.minutes} minutes were over before the first {first}; --resume goes on")
         return Results(self, {key: found[key] for key in wanted if key in found}, [k for k in wanted if k not in found])
 
     def _measured(self, context: Context, key: Key, found: dict[Key, Part]) -> None:

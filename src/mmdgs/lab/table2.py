@@ -119,7 +119,8 @@ def run(context: Context) -> Outcome:
         "table2", cells, lambda cell: measured(sampling, many if (cell.row, cell.column) in with_more else None, cell),
         sampling.depends, "levels or steps", settings.seeds,
     ).run(context)  # fmt: skip
-    papers = many.run({row: cells[row, n] for row, n in with_more}, most) if with_more else None
+    methods = {row: cells[row, n] for row, n in with_more}
+    papers = many.run(methods, evaluations(settings), most) if methods else None
     sections = [_section(found, papers, settings, model.source, context.quick)]
     if papers is not None:
         sections.append(many.section(papers))
@@ -143,7 +144,7 @@ def of_seeds(settings: Table2Settings, seeds: int) -> Table2Settings:
 
 
 def more_seeds(settings: Table2Settings, only: Sequence[str] | None) -> list[tuple[str, int]]:
-    """The rows that have more seeds, the cheapest first, with their levels or steps; none without FIDs."""
+    """The rows that have more seeds, with their levels or steps; none without FIDs."""
     rows = [("Heun", settings.heun[-1]), *((row, settings.levels) for row in PAPER)]
     return [one for one in rows if settings.measure is FID and (only is None or one[0] in only)]
 
@@ -174,6 +175,12 @@ def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
 def langevin_evaluations(levels: int, settings: Table2Settings) -> float:
     """What Algorithm 1 costs: every step at every level, and the last mean."""
     return settings.langevin_steps * levels + 1
+
+
+def evaluations(settings: Table2Settings) -> dict[str, float]:
+    """What an image of the rows that have more seeds costs."""
+    both = {LANGEVIN: langevin_evaluations, GIBBS: gibbs_evaluations}
+    return {"Heun": 2 * settings.heun[-1] - 1} | {row: of(settings.levels, settings) for row, of in both.items()}
 
 
 def equal_cost_levels(settings: Table2Settings) -> int:
@@ -227,7 +234,7 @@ def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[
 def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
     """Few images at multiples of the suggested rate: a column for each factor, with its `rate` and its `badness`."""
     few = replace(settings, images=settings.tuning_images, seeds=1, metrics=(settings.measure.key,))
-    context = replace(sampling.context, minutes=None, only=None)
+    context = replace(sampling.context, only=None)
     judge = replace(sampling.judge, metrics=few.metrics)
     tuning = Sampling(context, sampling.model, judge, few)
 
@@ -241,7 +248,7 @@ def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
 
     def tried(factors: Sequence[float]) -> Results:
         every = {(LANGEVIN, f): langevin(levels, f, settings) for f in sorted(factors)}
-        return Grid("tuning", every, measure, tuning.depends, "times the suggested rate").run(context)
+        return Grid("tuning", every, measure, tuning.depends, "times the suggested rate").run(context, len(every))
 
     largest = LARGEST / suggested_rate(levels, settings.langevin_steps)
     return searched(tried, settings.rate_factors, largest)

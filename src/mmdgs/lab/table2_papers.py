@@ -60,10 +60,10 @@ class ManySeeds:
             )
         return sorted({n for one in STOPS if (n := one * self.sampling.settings.images) < most} | {most})
 
-    def run(self, methods: Mapping[str, Method], most: int) -> Results:
-        """FIDs of the rows at every stop, until the time is up: the first row alone, the others in turn."""
-        stops, (first, *others) = self.stops(most), methods
-        keys = [(first, n) for n in stops] + [(row, n) for n in stops for row in others]
+    def run(self, methods: Mapping[str, Method], costs: Mapping[str, float], most: int) -> Results:
+        """FIDs of the rows at every stop, until the time is up; the cheapest first, by the costs of an image."""
+        keys = [(row, n) for row in methods for n in self.stops(most)]
+        keys.sort(key=lambda key: costs[key[0]] * key[1])
         return Grid(
             "papers", {(row, n): methods[row] for row, n in keys}, self, self.sampling.depends, ACROSS,
             more_seeds={(row, n): n // self.a_seed for row, n in keys},
