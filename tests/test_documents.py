@@ -223,6 +223,15 @@ def test_cells_are_told_apart_by_where_they_stand_and_long_lists_are_taken_by_th
     first, second = json.loads(path.read_text())["levels"]
     assert (first["model"], first["sigma / alpha"], second["sigma / alpha"]) == ("small", 1.0, 2.0)
     # The variance of 0 to 100 is 858.5; t with 100 degrees of freedom is 1.98397.
+    record["tables"] = {"t": {"columns": [], "cells": {"of": "levels", "across": "sigma / alpha", "rows": {"x": "x"}}}}
+    record["levels"] += [
+        {"model": other, "row": row, "sigma / alpha": 7.0}
+        for other, row in (("small", "x"), ("small", "y"), ("large", "x"))
+    ]
+    path.write_text(json.dumps(record))
+    take(tmp_path, "r", tmp_path / "run", anew=True)
+    kept = [(one["model"], one["row"], one["sigma / alpha"]) for one in json.loads(path.read_text())["levels"]]
+    assert kept == [("small", "y", 7.0), ("large", "x", 7.0), ("small", "x", 1.0), ("small", "x", 2.0)]
     assert (first["gain"], first["gain_half"]) == (50.0, pytest.approx(1.98397 * (858.5 / 101) ** 0.5, rel=1e-5))
 
 

@@ -146,6 +146,7 @@ def test_the_tables_of_the_docs_take_a_run(prepared: Context, tmp_path: Path) ->
         return page.read_text().splitlines()
 
     before = tables()
+    assert "| FID of images | 5,000 | 7,000 | 10,000 |" in before
     after = tables("--from", f"table2={prepared.workspace.out}")
     others = [line for line in before if line.startswith(("| ancestral", "| DDIM", "| *paper", "| consistent"))]
     assert len(others) == 10
@@ -158,3 +159,4 @@ def test_the_tables_of_the_docs_take_a_run(prepared: Context, tmp_path: Path) ->
     assert any(line.startswith("| difference") and f"{gap:+.2f} ±" in line for line in after)
     cells = json.loads((docs / "records" / "table2.json").read_text())["samplers"]
     assert [one["levels or steps"] for one in cells if one["row"] == "Langevin"] == [56, 232, 2, 3]
+    assert "| FID of images | 4 | 6 |" in tables("--from", f"table2={prepared.workspace.out}", "--anew")

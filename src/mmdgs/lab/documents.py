@@ -13,7 +13,8 @@ list with these values. A table with "cells" is made of all cells of its record 
 if any, below them.
 
 `mmdgs reproduce tables --from table1=runs/table1` first takes the cells of a run into a record: those that it has are
-replaced, new ones added. So every table of a network is refreshed by one command.
+replaced, new ones added. So every table of a network is refreshed by one command. With --anew, as for a new network,
+rows that the run has lose what a table of cells shows of them at other places.
 """
 
 from __future__ import annotations
@@ -94,8 +95,11 @@ def write_tables(root: Path) -> list[Path]:
     return changed
 
 
-def take(root: Path, name: str, run: Path) -> int:
-    """Take the cells of a run's records into docs/records/NAME.json; returns how many."""
+def take(root: Path, name: str, run: Path, *, anew: bool = False) -> int:
+    """Take the cells of a run's records into docs/records/NAME.json; returns how many.
+
+    With `anew`, of a row in a table of cells nothing is kept besides.
+    """
     path, found = root / RECORDS / f"{name}.json", run / RUN_RECORDS
     for file, what in ((path, "a record of the docs"), (found, "the records of a finished run")):
         if not file.is_file():
@@ -105,13 +109,17 @@ def take(root: Path, name: str, run: Path) -> int:
     if not shared:
         have = ", ".join(key for key, cells in record.items() if are_cells(cells)) or "none"
         raise UsageError(f"{found} has no cells for {path}: that has {have}")
+    spread_out = [table["cells"]["of"] for table in record.get("tables", {}).values() if "cells" in table]
     for key in shared:
         cells = {_identity(cell): cell for cell in record[key]}
-        for cell in made[key]:
-            if "model" in record[key][0] and "model" not in cell:
-                cell = {"model": Path(made["settings"]["model"]).name, **cell}
-            cells[_identity(cell)] = shortened(cell)
-        record[key] = list(cells.values())
+        taken = [shortened(cell) for cell in made[key]]
+        if "model" in record[key][0]:
+            named = made.get("settings", {}).get("model") or ""
+            taken = [{"model": Path(named).name, **cell} for cell in taken]
+        if anew and key in spread_out:
+            rows = [(cell.get("model"), cell["row"]) for cell in taken]
+            cells = {place: cell for place, cell in cells.items() if (cell.get("model"), cell["row"]) not in rows}
+        record[key] = list((cells | {_identity(cell): cell for cell in taken}).values())
     record.setdefault("source", {})["environment"] = made.get("environment", {})
     write_atomically(path, (dumped(record) + "\n").encode())
     return sum(len(made[key]) for key in shared)

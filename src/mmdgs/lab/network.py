@@ -67,7 +67,9 @@ def run(context: Context) -> Outcome:
     unfinished = [one["row"] for one in found if one["open"]]
     takeaway = f"Open, for --resume: {', '.join(unfinished)}." if unfinished else "Every experiment is finished."
     places = " ".join(f"--from {one['row']}={context.workspace.out / one['row']}" for one in found if one["cells"])
-    steps = [Step(f"reproduce tables --out . {places}", "takes what is finished into the docs")] if places else []
+    steps = (
+        [Step(f"reproduce tables --out . --anew {places}", "takes what is finished into the docs")] if places else []
+    )
     left = [f"{one['row']}: {name}" for one in found for name in one["open"]]
     records = {"settings": {"model": context.model or MODEL}, "experiments": found}
     return Outcome(records, [Section("What is finished", tables=[table])], takeaway, steps, left)
