@@ -208,6 +208,7 @@ def test_without_places_every_cell_is_a_line():
     columns = [{"title": "sampler"}, {"title": "steps", "key": "steps", "digits": 0}, {"title": "FID", "key": "fid"}]
     lines = of_cells(columns, cells, across="steps", rows={"a": "first", "b": "second"})
     assert lines[2:] == ["| first | 4 | 2.5 |", "| | 25 | |", "| second | 9 | 1.5 |"]
+    assert of_cells(columns[1:], cells, across="steps", rows={"b": "second"})[2:] == ["| 9 | 1.5 |"]
 
 
 def test_cells_are_told_apart_by_where_they_stand_and_long_lists_are_taken_by_their_mean(tmp_path: Path):

@@ -35,11 +35,12 @@ class Job:
     given: Mapping[str, Any] = field(default_factory=dict)
     case: str | None = None  # columns whose name begins with the model's and this
     seed: int = 0  # more than the context's
+    others: tuple[str, ...] = ()  # further records that take its cells
     accelerator: bool = False  # left out on a CPU
 
 
 JOBS = (
-    Job("covariances", "covariances"),
+    Job("covariances", "covariances", others=("modulated",)),
     Job(
         "calibration", "calibration", {"only": (calibration.ISOTROPIC, calibration.SPECTRAL, calibration.PROBED)},
         case="", seed=1,
@@ -66,7 +67,9 @@ def run(context: Context) -> Outcome:
     )
     unfinished = [one["row"] for one in found if one["open"]]
     takeaway = f"Open, for --resume: {', '.join(unfinished)}." if unfinished else "Every experiment is finished."
-    places = " ".join(f"--from {one['row']}={context.workspace.out / one['row']}" for one in found if one["cells"])
+    taken = {name: one.record for one in jobs for name in (one.record, *one.others)}
+    ready = [one["row"] for one in found if one["cells"]]
+    places = " ".join(f"--from {name}={context.workspace.out / job}" for name, job in taken.items() if job in ready)
     steps = (
         [Step(f"reproduce tables --out . --anew {places}", "takes what is finished into the docs")] if places else []
     )

@@ -10,7 +10,7 @@ those without a cell are left out. A column with `each` stands for one column at
 some, `descending` turns them round); one with `key` has the row's number, or several where they differ. `reference` is
 a row and a key: the row that others are shown above, as 0 with that number in brackets. `differences` are further
 lines: the first of two rows minus the second, by leaving out the same seed of both. Where no column has `each`, every
-cell is a line, and a row's title stands in its first.
+cell is a line; a row's title stands in its first, unless the first column has a `key`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def _lines(wanted: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], ever
     for row, title in wanted["rows"].items():
         own = sorted((one for one in every if one["row"] == row), key=lambda one: one[wanted["across"]])
         for i, one in enumerate(own):
-            numbers = [number(one, column["key"]) if _has(one, column["key"]) else "" for column in columns[1:]]
-            lines.append(["" if i else title, *numbers])
+            keys = [column["key"] for column in columns if "key" in column]
+            numbers = [number(one, key) if _has(one, key) else "" for key in keys]
+            lines.append(numbers if "key" in columns[0] else ["" if i else title, *numbers])
     return lines
 
 
