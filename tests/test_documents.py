@@ -216,13 +216,15 @@ def test_cells_are_told_apart_by_where_they_stand_and_long_lists_are_taken_by_th
     record = json.loads(path.read_text())
     record["levels"] = [{"model": "small", "row": "x", "sigma / alpha": 1.0, "gain": 5.0, "gain_half": 1.0}]
     path.write_text(json.dumps(record))
-    made = [{"row": "x", "sigma / alpha": one, "gain": [float(i) for i in range(101)]} for one in (1.0, 2.0)]
+    long = [float(i) for i in range(101)]
+    made = [{"row": "x", "sigma / alpha": one, "gain": long, "fid_left_out": long} for one in (1.0, 2.0)]
     (tmp_path / "run").mkdir()
     records = {"levels": made, "settings": {"model": "runs/small"}, "environment": {}}
     (tmp_path / "run" / "records.json").write_text(json.dumps(records))
     assert take(tmp_path, "r", tmp_path / "run") == 2
     first, second = json.loads(path.read_text())["levels"]
     assert (first["model"], first["sigma / alpha"], second["sigma / alpha"]) == ("small", 1.0, 2.0)
+    assert first["fid_left_out"] == long
     # The variance of 0 to 100 is 858.5; t with 100 degrees of freedom is 1.98397.
     record["tables"] = {"t": {"columns": [], "cells": {"of": "levels", "across": "sigma / alpha", "rows": {"x": "x"}}}}
     record["levels"] += [

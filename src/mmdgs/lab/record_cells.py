@@ -42,7 +42,8 @@ def shortened(cell: Cell) -> dict[str, Any]:
     """A cell as a record keeps it: long lists, such as one number for each image, by their mean and its interval."""
     kept: dict[str, Any] = {}
     for key, value in cell.items():
-        if isinstance(value, list) and len(value) > LONGEST and all(isinstance(one, float) for one in value):
+        long = isinstance(value, list) and len(value) > LONGEST and all(isinstance(one, float) for one in value)
+        if long and not key.endswith("_left_out"):  # which differences of rows need
             kept[key], kept[f"{key}{HALF}"] = interval(value)
         else:
             kept[key] = value
