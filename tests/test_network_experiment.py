@@ -110,6 +110,8 @@ def test_a_run_in_parts_measures_every_cell_once_and_the_docs_take_all_of_it(
 
     records, report = performed("network", resumed(prepared))
     assert report.takeaway == "Every experiment is finished."
+    assert [row[2] for row in report.sections[0].tables[0].rows] == ["nothing"] * 5
+    assert network._few(["a", "b", "c", "d", "e"]) == "a; b; c and 2 more"
     assert all(one["open"] == [] and one["cells"] > 0 for one in records["experiments"])
     assert len(measured) == len(set(measured))  # none of them twice
     cases = json.loads((tmp_path / "out" / "calibration" / "records.json").read_text())["cells"]

@@ -10,7 +10,7 @@ that takes its cells. They share one clock: after --minutes none begins a cell, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,9 @@ from mmdgs.tables import Table
 MODEL = "cifar10"
 MOST_IMAGES = 50_000
 """Of the rows of Table 2 that have more seeds: the paper's number."""
+
+NAMED = 3
+"""Open cells that the table names."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def run(context: Context) -> Outcome:
     table = Table(
         "Experiments of one network",
         ["record", "finished cells", "open"],
-        [[one["row"], f"{one['cells']:,}", "; ".join(one["open"]) or "nothing"] for one in found],
+        [[one["row"], f"{one['cells']:,}", _few(one["open"])] for one in found],
     )
     unfinished = [one["row"] for one in found if one["open"]]
     takeaway = f"Open, for --resume: {', '.join(unfinished)}." if unfinished else "Every experiment is finished."
@@ -76,6 +79,12 @@ def run(context: Context) -> Outcome:
     left = [f"{one['row']}: {name}" for one in found for name in one["open"]]
     records = {"settings": {"model": context.model or MODEL}, "experiments": found}
     return Outcome(records, [Section("What is finished", tables=[table])], takeaway, steps, left)
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of the open cells, and how many more there are; all of them are in records.json."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return "; ".join(names[:NAMED]) + more or "nothing"
 
 
 def _performed(job: Job, context: Context) -> dict[str, Any]:
