@@ -75,7 +75,7 @@ def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_act
         (["reproduce", "table2", "--only", "nut"], "--only must be a row of the table (Langevin; Gibbs (paper);"),
         (
             ["reproduce", "cifar10", "--only", "Heun"],
-            "--only is for inverse, digs, few-steps, components, calibration and table2, not for cifar10",
+            "--only is for inverse, digs, few-steps, covariances, components, calibration and table2, not for cifar10",
         ),
         (["reproduce", "celeba", "--classifier", "x"], "--classifier is for cifar10, not for celeba"),
         (["reproduce", "fig1", "--seed", "-1"], "--seed"),

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, covariances, held_out
+from mmdgs.lab.grid import Cell
 from mmdgs.moments import DiagonalMoments, FullMoments, IsotropicMoments, KrylovMoments
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.targets import GaussianMixture
 
 SHAPE = (3, 8, 8)
@@ -89,6 +90,24 @@ def test_it_measures_every_covariance_at_every_level(prepared: Context, monkeypa
     assert len(section.claims) == 3
     monkeypatch.setattr(covariances, "likelihoods", None)  # nothing is run again
     assert covariances.run(resumed(prepared)).records["levels"] == records["levels"]
+
+
+def test_the_modulated_row_is_judged_beside_the_spectral_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that doubles every standard deviation: z^2 is a quarter, and the likelihood changes in closed form."""
+    model, x = many_level_model(SHAPE), torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    own = covariances.Estimators(model, model.levels[1], covariances.QUICK, 0, lambda split: x)
+    wide = replace(
+        own.spectral, variances=LevelTable.of({model.levels[1]: 4 * own.spectral.variances[model.levels[1]]})
+    )
+    monkeypatch.setattr(covariances.Estimators, "moments", lambda self, row: wide)
+    own.isotropic = torch.zeros(4).double()
+    found = own.measure(Cell(covariances.MODULATED, 1.0, None, (0,))).values
+    pairs = list(covariances.judged(own.spectral, x, model.levels[1], seed=0))
+    squares = torch.cat([q.cov.mahalanobis(clean - q.mean) for clean, q in pairs]) / x[0].numel()
+    assert found["above_spectral"] == pytest.approx((3 / 8 * squares - math.log(2)).tolist(), abs=1e-4)
+    z = torch.cat([(clean - q.mean).square() / q.cov.diagonal() for clean, q in pairs])
+    assert found["z_variance"] == pytest.approx(z.mean().item() / 4, rel=1e-4)
+    assert found["interval_coverage"] == pytest.approx((z < 4 * 1.6448536**2).float().mean().item(), abs=1e-6)
 
 
 def test_a_model_of_one_level_has_bars(prepared: Context, tmp_path: Path) -> None:

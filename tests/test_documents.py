@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mmdgs.cli import app
 from mmdgs.errors import UsageError
-from mmdgs.lab.documents import MARK, dumped, markdown, pages, rewritten, write_tables
+from mmdgs.lab.documents import MARK, dumped, markdown, pages, rewritten, take, write_tables
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
@@ -153,6 +153,89 @@ def test_cells_of_a_run_are_taken_into_a_record(tmp_path: Path):
     (run / "records.json").write_text(json.dumps({"other": [{"row": "x"}]}))
     assert "has no cells for" in command("--from", f"r={run}")
     assert path.read_bytes() == before
+
+
+EACH = {"title": "{:,}", "each": "fid", "digits": 2, "better": "less"}
+
+
+def cell(row, images, fid, *left_out, **more):
+    return {"row": row, "first images": images, "fid": fid, "fid_left_out": list(left_out), "evaluations": 35, **more}
+
+
+def of_cells(columns, cells, *fixed, **wanted):
+    table = {"columns": columns, "rows": fixed, "cells": {"of": "found", **wanted}, "record": {"found": cells}}
+    return markdown(table, Path("r.json")).splitlines()
+
+
+def test_a_table_of_cells_has_a_column_for_every_place_and_leaves_out_rows_without_cells():
+    cells = [
+        cell("Gibbs", 10_000, 4.5, 4.0, 5.0), cell("Langevin", 10_000, 4.0, 3.5, 4.5, evaluations=9),
+        cell("Langevin", 5_000, 9.0, 8.0, 10.0), cell("other", 7_000, 1.0, 1.0, 1.0),
+    ]  # fmt: skip
+    columns = [{"title": "FID of"}, EACH, {"title": "evaluations", "key": "evaluations", "digits": 0}]
+    rows = {"Heun": "Heun", "Langevin": "Langevin's", "Gibbs": "Gibbs"}
+    known = {"across": "first images", "rows": rows, "differences": {"difference": ["Gibbs", "Langevin"]}}
+    lines = of_cells(columns, cells, ["*paper*", 1, None, None], **known)
+    # Two groups: Student's t with one degree of freedom, 12.7062, times half of what leaving out either changes.
+    assert lines == [
+        "| FID of | 5,000 ↓ | 10,000 ↓ | evaluations |",
+        "| --- | --- | --- | --- |",
+        "| Langevin's | **9.00 ± 12.71** | 4.00 ± 6.35 | 35 / 9 |",
+        "| Gibbs | | 4.50 ± 6.35 | 35 |",
+        "| difference | | +0.50 ± 0.00 | |",
+        "| *paper* | 1.00 | | |",
+    ]
+    turned = of_cells(columns, cells, **known, descending=True, only=[10_000, 20_000])
+    assert turned[0] == "| FID of | 10,000 ↓ | evaluations |"
+    assert of_cells(columns, cells, across="first images", rows={"Heun": "Heun"})[2:] == []
+
+
+def test_the_row_that_others_are_shown_above_is_zero_with_its_number_in_brackets():
+    cells = [
+        {"row": "isotropic", "sigma / alpha": 0.2973, "nats": [1.0, 3.0], "gain": [0.0, 0.0]},
+        {"row": "spectral", "sigma / alpha": 0.2973, "gain": 1.07, "gain_half": 0.12},
+        {"row": "Krylov", "sigma / alpha": 0.2973, "gain": None},
+    ]
+    columns = [{"title": "at"}, {"title": "{:.2g}", "each": "gain", "digits": 2, "sign": "+", "better": "more"}]
+    rows = dict.fromkeys(("isotropic", "spectral", "Krylov"), "row")
+    lines = of_cells(columns, cells, across="sigma / alpha", rows=rows, reference={"row": "isotropic", "key": "nats"})
+    assert lines[0] == "| at | 0.3 ↑ |"
+    assert lines[2:] == ["| row | 0 (2.00 ± 12.71) |", "| row | **+1.07 ± 0.12** |", "| row | |"]
+
+
+def test_without_places_every_cell_is_a_line():
+    cells = [{"row": "b", "steps": 9, "fid": 1.5}, {"row": "a", "steps": 25}, {"row": "a", "steps": 4, "fid": 2.5}]
+    columns = [{"title": "sampler"}, {"title": "steps", "key": "steps", "digits": 0}, {"title": "FID", "key": "fid"}]
+    lines = of_cells(columns, cells, across="steps", rows={"a": "first", "b": "second"})
+    assert lines[2:] == ["| first | 4 | 2.5 |", "| | 25 | |", "| second | 9 | 1.5 |"]
+    assert of_cells(columns[1:], cells, across="steps", rows={"b": "second"})[2:] == ["| 9 | 1.5 |"]
+
+
+def test_cells_are_told_apart_by_where_they_stand_and_long_lists_are_taken_by_their_mean(tmp_path: Path):
+    path = tree(tmp_path) / "docs" / "records" / "r.json"
+    record = json.loads(path.read_text())
+    record["levels"] = [{"model": "small", "row": "x", "sigma / alpha": 1.0, "gain": 5.0, "gain_half": 1.0}]
+    path.write_text(json.dumps(record))
+    long = [float(i) for i in range(101)]
+    made = [{"row": "x", "sigma / alpha": one, "gain": long, "fid_left_out": long} for one in (1.0, 2.0)]
+    (tmp_path / "run").mkdir()
+    records = {"levels": made, "settings": {"model": "runs/small"}, "environment": {}}
+    (tmp_path / "run" / "records.json").write_text(json.dumps(records))
+    assert take(tmp_path, "r", tmp_path / "run") == 2
+    first, second = json.loads(path.read_text())["levels"]
+    assert (first["model"], first["sigma / alpha"], second["sigma / alpha"]) == ("small", 1.0, 2.0)
+    assert first["fid_left_out"] == long
+    # The variance of 0 to 100 is 858.5; t with 100 degrees of freedom is 1.98397.
+    record["tables"] = {"t": {"columns": [], "cells": {"of": "levels", "across": "sigma / alpha", "rows": {"x": "x"}}}}
+    record["levels"] += [
+        {"model": other, "row": row, "sigma / alpha": 7.0}
+        for other, row in (("small", "x"), ("small", "y"), ("large", "x"))
+    ]
+    path.write_text(json.dumps(record))
+    take(tmp_path, "r", tmp_path / "run", anew=True)
+    kept = [(one["model"], one["row"], one["sigma / alpha"]) for one in json.loads(path.read_text())["levels"]]
+    assert kept == [("small", "y", 7.0), ("large", "x", 7.0), ("small", "x", 1.0), ("small", "x", 2.0)]
+    assert (first["gain"], first["gain_half"]) == (50.0, pytest.approx(1.98397 * (858.5 / 101) ** 0.5, rel=1e-5))
 
 
 def test_a_cell_that_is_not_in_the_record_is_named():

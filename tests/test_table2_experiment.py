@@ -31,7 +31,7 @@ from mmdgs.schedules import geometric
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 TINY = replace(
-    table2.QUICK, images=10, seeds=2, papers_seeds=3, levels=4, langevin_steps=2, tuning_images=2, fit_images=4,
+    table2.QUICK, images=10, seeds=2, levels=4, langevin_steps=2, tuning_images=2, fit_images=4,
     reference_limit=None, metrics=("fid", "is", "precision-recall", "diversity"), rate_factors=(0.5, 1.0), probes=1,
     krylov=(2,), steps=(2, 3), probed_steps=(2,), heun=(2,),
 )  # fmt: skip
@@ -54,19 +54,24 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = replace(prepared, most_images=15)
     records, report = performed("table2", prepared)
     by = {(r["row"], r["levels or steps"]): r for r in records["samplers"]}
     assert {row for row, _ in by} == set(table2.ROWS)
-    papers = [(table2.LANGEVIN, 4), (table2.GIBBS, 4)]
-    for key, one in by.items():
+    for one in by.values():
         assert len(set(one["fid_left_out"])) == 2
-        assert one["images"] == (15 if key in papers else 10)
-        assert ("all" in one) == (key in papers)
+        assert one["images"] == 10
         assert "is" in one["open"]  # the fake has no head
-    for key in papers:  # which have more seeds, and their numbers of the table from the first two alone
-        assert len(by[key]["all"]["fid_left_out"]) == 3
-        assert by[key]["all"]["fid_left_out"][-1] == pytest.approx(by[key]["fid"], rel=1e-6)
-        assert by[key]["all"]["fid"] != by[key]["fid"]
+    more = {(r["row"], r["first images"]): r for r in records["papers"]}
+    assert list(more) == [(row, n) for row in ("Heun", *table2.PAPER) for n in (10, 15)]  # the cheapest first
+    for row in ("Heun", *table2.PAPER):
+        assert more[row, 10]["evaluations"] == table2.evaluations(TINY)[row]
+    for row, n in (("Heun", 2), (table2.LANGEVIN, 4), (table2.GIBBS, 4)):  # features are kept in 16 bits
+        assert more[row, 10]["fid"] == pytest.approx(by[row, n]["fid"], rel=3e-3)
+        assert more[row, 15]["fid_left_out"][-1] == pytest.approx(more[row, 10]["fid"], rel=1e-9)
+        assert len(more[row, 15]["fid_left_out"]) == 3
+        assert more[row, 15]["fid"] != more[row, 10]["fid"]
+        assert more[row, 15]["evaluations"] == by[row, n]["evaluations"]
     equal = table2.equal_cost_levels(TINY)
     for row, count in ((table2.GIBBS, equal), (table2.GIBBS, 4), (table2.DOWN, equal)):
         assert by[row, count]["evaluations"] == table2.gibbs_evaluations(count, TINY)
@@ -78,7 +83,7 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     assert not list((prepared.workspace.out / "parts").glob("*.npz"))
     claims = report.sections[0].claims
     assert "15 images" in claims[0].numbers  # the paper's rows, by all their seeds
-    assert f"at {table2.gibbs_evaluations(equal, TINY):,.0f} evaluations" in claims[1].numbers
+    assert f"at {table2.gibbs_evaluations(equal, TINY):,.0f} evaluations" in claims[2].numbers
     table = report.sections[0].tables[0]
     assert ["paper: Gibbs (paper), NCSNv2, 50,000 images", "232", "4,852", "10.75"] in [row[:4] for row in table.rows]
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
@@ -89,7 +94,9 @@ def test_only_the_rows_that_are_asked_for_are_run(prepared: Context) -> None:
     records, report = performed("table2", replace(prepared, only=("Heun", "DDIM")))
     assert {r["row"] for r in records["samplers"]} == {"Heun", "DDIM"}
     assert records["tuning"] is None  # there is no Langevin to tune
-    assert len(report.sections) == 1
+    assert {r["row"] for r in records["papers"]} == {"Heun"}
+    assert [section.title for section in report.sections] == ["The table", "More seeds"]
+    assert "papers" not in table2.run(resumed(prepared, only=("DDIM",))).records
     both = table2.run(resumed(prepared, only=("Heun", "Langevin"))).records
     assert {r["row"] for r in both["samplers"]} == {"Heun", "Langevin"}
     assert all(one["rate"] > 0 for one in both["tuning"])
@@ -128,7 +135,7 @@ def test_no_seed_is_begun_after_its_minutes_and_finished_rows_are_shown(
     monkeypatch.setattr(sampler_cells, "generate", watched)
     whole, report = performed("table2", resumed(few))
     assert seen[0] == (begun.name, written)  # which is not made again
-    assert len(seen) == 4
+    assert [name.split(",")[0] for name, _ in seen] == ["DDIM"] * 4 + ["Heun"] * 2  # its third and fourth seed
     assert whole["samplers"][:1] == records["samplers"]
     assert {r["row"] for r in whole["samplers"]} == {"Heun", "DDIM"}
     assert not any("Not finished" in text for text in report.sections[0].text)
@@ -241,8 +248,8 @@ def test_tuning_goes_on_while_the_last_is_best(
 # --- what the report says -------------------------------------------------------------------------------------------
 
 
-def fid(value: float, *left_out: float, evaluations: float = 100, **more: Any) -> dict[str, Any]:
-    return {"fid": value, "fid_left_out": list(left_out), "evaluations": evaluations, "images": 20, **more}
+def fid(value: float, *left_out: float) -> dict[str, Any]:
+    return {"fid": value, "fid_left_out": list(left_out), "evaluations": 100, "images": 20}
 
 
 def test_gibbs_is_judged_by_the_same_seed_left_out_of_both() -> None:
@@ -253,8 +260,7 @@ def test_gibbs_is_judged_by_the_same_seed_left_out_of_both() -> None:
     assert holds(fid(4.1, 4.0, 4.2), fid(3.1, 3.2, 3.0)) is True  # a difference of 1, with a larger interval
     assert holds(fid(1.1, 1.0, 1.2), fid(3.1, 3.0, 3.2)) is True
     assert holds(fid(4.1), fid(3.1)) is None  # one seed has no interval
-    more = [fid(4.0, 3.9, 4.1, all=fid(value, value - 0.1, value + 0.1)) for value in (3.0, 2.0)]
-    claim = table2.no_worse("t", *more)
+    claim = table2.no_worse("t", *(fid(value, value - 0.1, value + 0.1) for value in (3.0, 2.0)))
     assert claim.holds is False
     # The interval of two groups: Student's t of one degree of freedom, 12.7, times half the difference.
     assert claim.numbers == (

@@ -63,6 +63,9 @@ def reproduce(
         list[str] | None,
         typer.Option("--from", metavar="NAME=RUN", help=f"Of {TABLES}: first take a run's cells into a record."),
     ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help=f"Of {TABLES}: a run's rows keep nothing of an earlier network.")
+    ] = False,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -73,10 +76,10 @@ def reproduce(
 ) -> None:
     with plain_errors(debug):
         if name == TABLES:
-            _write_tables(out or Path(), taken or [])
+            _write_tables(out or Path(), taken or [], anew)
             return
-        if taken:
-            raise UsageError(f"--from is for {TABLES}, not for {name}")
+        if taken or anew:
+            raise UsageError(f"{'--from' if taken else '--anew'} is for {TABLES}, not for {name}")
         from mmdgs.lab.workspace import Workspace
 
         chosen = experiment(name)
@@ -92,7 +95,7 @@ def reproduce(
         _perform(chosen, Context(workspace, where, seed=seed, quick=quick, data_dir=files, **given))
 
 
-def _write_tables(root: Path, runs: list[str]) -> None:
+def _write_tables(root: Path, runs: list[str], anew: bool) -> None:
     with needs_lab():
         from mmdgs.lab.documents import take, write_tables
 
@@ -100,7 +103,7 @@ def _write_tables(root: Path, runs: list[str]) -> None:
             record, _, run = one.partition("=")
             if not run:
                 raise UsageError(f"--from must be NAME=RUN, such as table2=runs/table2, got {one!r}")
-            output.print(f"{take(root, record, Path(run)):,} cells of {escape(run)} into {escape(record)}")
+            output.print(f"{take(root, record, Path(run), anew=anew):,} cells of {escape(run)} into {escape(record)}")
         changed = write_tables(root)
     output.print("\n".join(f"written: {escape(str(page))}" for page in changed) or "every table is as its record says")
 

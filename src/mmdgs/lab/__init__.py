@@ -85,7 +85,7 @@ EXPERIMENTS = {
             "Which covariance: the likelihood of held-out images",
             "Isotropic, diagonal, spectral and full (Krylov) covariances of one network, by the likelihood of held-out "
             "images under the posteriors of their noisy versions, level by level.",
-            options=("model", "images"),
+            options=("model", "images", "minutes", "only"),
         ),
         Experiment(
             "components",
@@ -113,7 +113,14 @@ EXPERIMENTS = {
             "Langevin against Gibbs on one network, and all other samplers",
             "The paper's Table 2: FID, precision, recall and diversity of samplers of one network with intervals over "
             "seeds, at the paper's settings and at equal cost; FID against network evaluations.",
-            options=("model", "seeds", "images", "minutes", "only"),
+            options=("model", "seeds", "images", "most_images", "skip_seeds", "minutes", "only"),
+        ),
+        Experiment(
+            "network",
+            "Every table of one network of CIFAR-10",
+            "covariances, calibration, few-steps, inverse and table2 of one network, the cheapest first, each in a "
+            "folder of its own; says what is open for --resume, and the command that takes the rest into the docs.",
+            options=("model", "most_images", "skip_seeds", "minutes"),
         ),
         Experiment(
             "celeba",

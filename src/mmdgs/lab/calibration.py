@@ -82,9 +82,14 @@ def run(context: Context) -> Outcome:
     settings = context.sized(FULL.get(context.device.type, FULL["cpu"]), QUICK)
     every = cases(context, settings.images, settings.points, settings.training)
     made = lru_cache(maxsize=3)(lambda name: every[name]())
-    sizes, absent = _sizes(made, every)
+    sizes, networks, absent = _sizes(made, every)
     rows = [row for row in ROWS if row != HEAD or context.head is not None]
-    cells = {(row, name): row for name in sizes for row in rows if _fits(row, sizes[name], name, settings, context)}
+    cells = {
+        (row, name): networks[name]
+        for name in sizes
+        for row in rows
+        if _fits(row, sizes[name], name, settings, context)
+    }
     found = Grid(
         "calibration",
         cells,
@@ -93,18 +98,22 @@ def run(context: Context) -> Outcome:
         across="case",
     ).run(context)
     records = {"settings": asdict(settings), "cells": found.records(), "absent": absent}
-    return Outcome(records, [_section(found, settings, absent, context.quick)])
+    return Outcome(records, [_section(found, settings, absent, context.quick)], left=found.open())
 
 
-def _sizes(made: Callable[[str], Case], every: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str]]:
-    """The numbers of an example of each case, and why some cases are not there."""
-    sizes, absent = {}, {}
+def _sizes(
+    made: Callable[[str], Case], every: Mapping[str, Any]
+) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
+    """The numbers of an example of each case, digests of pretrained networks, and why some cases are not there."""
+    sizes, networks, absent = {}, {}, {}
     for name in every:
         try:
-            sizes[name] = made(name).dim
+            case = made(name)
         except UsageError as error:
             absent[name] = str(error)
-    return sizes, absent
+        else:
+            sizes[name], networks[name] = case.dim, getattr(case.denoiser, "digest", "")
+    return sizes, networks, absent
 
 
 def _fits(row: str, dim: int, case: str, settings: CalibrationSettings, context: Context) -> bool:

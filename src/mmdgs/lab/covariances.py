@@ -6,7 +6,7 @@ have the same mean; what differs is C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -21,12 +21,14 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.held_out import ACROSS, chosen_levels, costs, data_of, held_out_images, over_levels, titles
 from mmdgs.lab.report import Section
 from mmdgs.lab.workspace import Part, axis
+from mmdgs.metrics.reports import report_of
 from mmdgs.models import COVARIANCE, Model, from_pretrained
 from mmdgs.models.covariances import head_beside
 from mmdgs.moments import CalibratedMoments, DiagonalMoments, IsotropicMoments, KrylovMoments, Moments
 from mmdgs.moments.calibrated import fit_floor_and_scale, posteriors
 from mmdgs.moments.spectral import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 
 MODEL = "cifar10"
@@ -72,7 +74,8 @@ def run(context: Context) -> Outcome:
     cells = {(row, ratio): level for ratio, level in levels.items() for row in rows}
     found = Grid("covariances", cells, lambda cell: at(cell.what).measure(cell), (settings, model), ACROSS).run(context)
     named = asdict(settings) | {"model": model.source, "data": data}
-    return Outcome({"settings": named, "levels": found.records()}, [_section(found, settings, named, context.quick)])
+    records = {"settings": named, "levels": found.records()}
+    return Outcome(records, [_section(found, settings, named, context.quick)], left=found.open())
 
 
 @dataclass(eq=False)
@@ -86,7 +89,10 @@ class Estimators:
     images: Callable[[str], Tensor]  # of "train" and "test"
 
     def measure(self, cell: Cell) -> Part:
-        """Nats a number of each image, the same above isotropic, and the evaluations of one draw."""
+        """Nats a number of each image, the same above isotropic, and the evaluations of one draw.
+
+        Of the modulated covariance also nats above the spectral one, and how its uncertainty fits the errors.
+        """
         moments = self.moments(cell.row)
         x = self.images("test")[: self.settings.krylov_images if cell.row == KRYLOV else None]
         nats = self.isotropic if cell.row == ISOTROPIC else likelihoods(moments, x, self.level, seed=self.seed)
@@ -94,7 +100,13 @@ class Estimators:
         with counting() as cost:
             moments(x[:1], self.level, generator=streams).sample(generator=streams)
         gain = nats - self.isotropic[: len(x)]
-        return Part({"nats": nats.tolist(), "gain": gain.tolist(), "evaluations": cost.evaluations})
+        values = {"nats": nats.tolist(), "gain": gain.tolist(), "evaluations": cost.evaluations}
+        if cell.row == MODULATED:
+            above = nats - likelihoods(self.spectral, x, self.level, seed=self.seed)
+            found = report_of(judged(moments, x, self.level, seed=self.seed), self.level, seed=self.seed)
+            values["above_spectral"] = above.tolist()
+            values |= {"z_variance": found.z_variance, "interval_coverage": found.interval_coverage}
+        return Part(values)
 
     def moments(self, row: str) -> Moments:
         """The estimator of a row."""
@@ -128,13 +140,17 @@ class Estimators:
         return CalibratedMoments(moments, LevelTable.of({self.level: [*found, 1.0]}))
 
 
+def judged(moments: Moments, x: Tensor, level: NoiseLevel, *, seed: int) -> Iterator[tuple[Tensor, Gaussian]]:
+    """Batches of images, and the posteriors of noisy versions of them, the same for all estimators."""
+    rows = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
+    return posteriors(moments, x, level, seed=seed, purpose="judged", rows=rows)
+
+
 def likelihoods(
     moments: Moments, x: Float[Tensor, "batch ..."], level: NoiseLevel, *, seed: int
 ) -> Float[Tensor, " batch"]:
     """log N(x; mean, C) / d of each x under the posterior of a noisy version of it, in nats."""
-    rows = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
-    pairs = posteriors(moments, x, level, seed=seed, purpose="judged", rows=rows)
-    found = [q.log_prob(clean) / clean[0].numel() for clean, q in pairs]
+    found = [q.log_prob(clean) / clean[0].numel() for clean, q in judged(moments, x, level, seed=seed)]
     return torch.cat(found).detach().double().cpu()
 
 
@@ -144,6 +160,7 @@ def _section(found: Results, settings: CovarianceSettings, named: dict[str, obje
         f"({settings.probes} probes). Krylov is the full covariance of the network's Jacobian by "
         f"{settings.krylov_steps} steps, its eigenvalues at least {settings.krylov_floor:g} of the isotropic variance.",
         *(["This is the quick version: so few images say nothing."] if quick else []),
+        *found.unfinished(),
     ]
     note = (
         f"{settings.images} held-out images of {named['data']} (Krylov: the first {settings.krylov_images}), "

@@ -9,10 +9,12 @@ A page marks where a table stands, and which one it is:
 `table1` is docs/records/table1.json, and `rings` one of its "tables": columns, and rows of cells. A cell is a text, a
 number, a pair (value, half its 95% interval), nothing, {"at": path}: where in the record its number stands, or
 {"all": [path, ...]}: several numbers side by side. A path's step is a key, or {"row": "full"}: the first entry of a
-list with these values.
+list with these values. A table with "cells" is made of all cells of its record (record_cells.py), and has its "rows",
+if any, below them.
 
 `mmdgs reproduce tables --from table1=runs/table1` first takes the cells of a run into a record: those that it has are
-replaced, new ones added. So every table of a network is refreshed by one command.
+replaced, new ones added. So every table of a network is refreshed by one command. With --anew, as for a new network,
+rows that the run has lose what a table of cells shows of them at other places.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from typing import Any
 
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
-from mmdgs.lab.grid import Measure, Number
+from mmdgs.lab.grid import Number
+from mmdgs.lab.record_cells import number, shortened, spread
 
 RECORDS, RUN_RECORDS = Path("docs", "records"), "records.json"
 MARK = re.compile(r"^<!-- table: (\S+) (\S+) -->\n(.*?)^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 OPENED = "<!-- table:"
-IDENTITY = ("model", "row", "case", "task", "steps", "levels")
+IDENTITY = (
+    "model", "row", "case", "data", "task", "steps", "levels", "levels or steps", "sigma / alpha", "first images",
+)  # fmt: skip
 """Keys that say which cell of an experiment an entry is."""
 LINES = 3
 """Depth down to which a record has a line for every key."""
@@ -90,24 +95,31 @@ def write_tables(root: Path) -> list[Path]:
     return changed
 
 
-def take(root: Path, name: str, run: Path) -> int:
-    """Take the cells of a run's records into docs/records/NAME.json; returns how many."""
+def take(root: Path, name: str, run: Path, *, anew: bool = False) -> int:
+    """Take the cells of a run's records into docs/records/NAME.json; returns how many.
+
+    With `anew`, of a row in a table of cells nothing is kept besides.
+    """
     path, found = root / RECORDS / f"{name}.json", run / RUN_RECORDS
     for file, what in ((path, "a record of the docs"), (found, "the records of a finished run")):
         if not file.is_file():
             raise UsageError(f"there is no {file}, {what}; say --from NAME=RUN, such as --from table2=runs/table2")
     record, made = (json.loads(file.read_text(encoding="utf-8")) for file in (path, found))
-    shared = [key for key, cells in made.items() if _are_cells(cells) and _are_cells(record.get(key))]
+    shared = [key for key, cells in made.items() if are_cells(cells) and are_cells(record.get(key))]
     if not shared:
-        have = ", ".join(key for key, cells in record.items() if _are_cells(cells)) or "none"
+        have = ", ".join(key for key, cells in record.items() if are_cells(cells)) or "none"
         raise UsageError(f"{found} has no cells for {path}: that has {have}")
+    spread_out = [table["cells"]["of"] for table in record.get("tables", {}).values() if "cells" in table]
     for key in shared:
         cells = {_identity(cell): cell for cell in record[key]}
-        for cell in made[key]:
-            if "model" in record[key][0] and "model" not in cell:
-                cell = {"model": made.get("settings", {}).get("model"), **cell}
-            cells[_identity(cell)] = cell
-        record[key] = list(cells.values())
+        taken = [shortened(cell) for cell in made[key]]
+        if "model" in record[key][0]:
+            named = made.get("settings", {}).get("model") or ""
+            taken = [{"model": Path(named).name, **cell} for cell in taken]
+        if anew and key in spread_out:
+            rows = [(cell.get("model"), cell["row"]) for cell in taken]
+            cells = {place: cell for place, cell in cells.items() if (cell.get("model"), cell["row"]) not in rows}
+        record[key] = list((cells | {_identity(cell): cell for cell in taken}).values())
     record.setdefault("source", {})["environment"] = made.get("environment", {})
     write_atomically(path, (dumped(record) + "\n").encode())
     return sum(len(made[key]) for key in shared)
@@ -124,7 +136,8 @@ def dumped(found: Any, depth: int = 0) -> str:
     return json.dumps(found, ensure_ascii=False)
 
 
-def _are_cells(found: Any) -> bool:
+def are_cells(found: Any) -> bool:
+    """Whether a value of a record is a list of cells."""
     return isinstance(found, list) and bool(found) and all(isinstance(one, dict) and "row" in one for one in found)
 
 
@@ -158,8 +171,9 @@ def _table(path: Path, name: str, page: Path) -> dict[str, Any]:
 
 def markdown(table: Mapping[str, Any], path: Path) -> str:
     """A table as Markdown. Bold: the best of a column, where intervals tell it; rows in italics are not compared."""
-    columns = [Column(**column) for column in table["columns"]]
-    rows = [[_cell(cell, table["record"], path) for cell in row] for row in table["rows"]]
+    shown, rows = spread(table, table["record"]) if "cells" in table else (table["columns"], [])
+    columns = [Column(**column) for column in shown]
+    rows += [[_cell(cell, table["record"], path) for cell in row] for row in table.get("rows", ())]
     if odd := [row for row in rows if len(row) != len(columns)]:
         raise UsageError(f"{path}: a row has {len(odd[0])} cells, and there are {len(columns)} columns: {odd[0]}")
     lines = [[column.text(cell) for column, cell in zip(columns, row, strict=True)] for row in rows]
@@ -197,7 +211,7 @@ def _short(value: float, sign: str) -> str:
 
 
 def _looked_up(steps: Sequence[Any], record: Any, path: Path) -> Number:
-    """The number at a path: a list's mean with its interval, or a value with that of those beside it (see grid)."""
+    """The number at a path (see record_cells.number)."""
     *way, key = steps
     place = record
     for step in way:
@@ -207,5 +221,4 @@ def _looked_up(steps: Sequence[Any], record: Any, path: Path) -> Number:
             raise UsageError(f"{path}: nothing at {step!r} of {steps}") from None
     if key not in place:
         raise UsageError(f"{path}: nothing at {key!r} of {steps}")
-    found = Measure(key, key).of(place)
-    return found if math.isfinite(found.value) else Number(found.value)
+    return number(place, key)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings")
 
 
-class TimeIsUp(Exception):  # noqa: N818 - not an error: a run ends as it was told to
+class TimeIsUp(UsageError):  # noqa: N818 - not an error: a run ends as it was told to
     """The minutes of a run are over; what is finished is kept for --resume."""
 
 
@@ -44,6 +44,10 @@ class Context:
     many: str | None = option(None, "A model of many noise levels beside it.")
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
     images: int | None = option(None, "Images a cell.", min=2)
+    most_images: int | None = option(None, "Images of the rows that have more seeds than others, at most.", min=2)
+    skip_seeds: int | None = option(
+        None, "Of these rows, leave so many seeds to another run; --resume puts the parts of both together.", min=1
+    )
     minutes: float | None = option(
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )
@@ -86,6 +90,7 @@ class Outcome:
     sections: list[Section]
     takeaway: str = ""
     following: Sequence[Step] = ()
+    left: Sequence[str] = ()  # cells that --resume goes on with
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def run(context: Context) -> Outcome:
     )
     found = Grid("few-steps", cells, sampling, sampling.depends, "steps").run(context)
     records = {"settings": asdict(settings) | {"model": model.source}, "samplers": found.records()}
-    return Outcome(records, [_section(found, settings, model.source, context.quick)])
+    return Outcome(records, [_section(found, settings, model.source, context.quick)], left=found.open())
 
 
 def at(row: str, method: Method, steps: int, model: Model) -> Method:
@@ -120,6 +120,7 @@ def _section(found: Results, settings: FewStepSettings, source: str, quick: bool
         "frequency), and with the covariance of the network's own Jacobian: its diagonal by 3 probes or by a head, or "
         "whole by Krylov products.",
         *([QUICK_NOTE] if quick else []),
+        *found.unfinished(),
     ]
     note = (
         f"{settings.images:,} images each of {source}, {settings.precision}, the same noise for every row. {COST} Heun "

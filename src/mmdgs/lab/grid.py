@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.axes import Axes
 
-from mmdgs.errors import UsageError
 from mmdgs.lab.drawing import labelled, line_style, new_figure, plain_logs, style
 from mmdgs.lab.experiment import Context, TimeIsUp
 from mmdgs.lab.labels import label_curves
@@ -149,8 +148,11 @@ class Grid:
     more_seeds: Mapping[Key, int] = field(default_factory=dict)  # of single cells
     beside: bool = False  # several cells at a time, on a CPU
 
-    def run(self, context: Context) -> Results:
-        """Measure the cells of the rows asked for (--only), or take them from the folder, until the time is up."""
+    def run(self, context: Context, least: int = 1) -> Results:
+        """Measure the cells of the rows asked for (--only), or take them from the folder, until the time is up.
+
+        Raises TimeIsUp where that was before so many cells.
+        """
         context.check_only(list(dict.fromkeys(row for row, _ in self.cells)))
         wanted = [key for key in self.cells if context.only is None or key[0] in context.only]
         found: dict[Key, Part] = {}
@@ -159,8 +161,9 @@ class Grid:
         else:
             for key in wanted:
                 self._measured(context, key, found)
-        if not found:
-            raise UsageError(f"the {context.minutes} minutes were over before the first cell; --resume goes on")
+        if len(found) < least:
+            first = "cell" if least == 1 else f"{least} cells"
+            raise TimeIsUp(f"the {context.minutes} minutes were over before the first {first}; --resume goes on")
         return Results(self, {key: found[key] for key in wanted if key in found}, [k for k in wanted if k not in found])
 
     def _measured(self, context: Context, key: Key, found: dict[Key, Part]) -> None:
@@ -208,9 +211,13 @@ class Results:
         """The cells for records.json."""
         return [{"row": row, self.grid.across: column, **part.values} for (row, column), part in self.parts.items()]
 
+    def open(self) -> list[str]:
+        """The names of the cells left."""
+        return [f"{row}, {column}" for row, column in self.left]
+
     def unfinished(self) -> list[str]:
         """A sentence on the cells left, for a report's text."""
-        names = "; ".join(f"{row}, {column}" for row, column in self.left)
+        names = "; ".join(self.open())
         return [f"Not finished yet, which --resume does: {names}."] if names else []
 
     def table(

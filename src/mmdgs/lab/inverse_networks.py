@@ -130,7 +130,7 @@ def run(context: Context) -> Outcome:
     depends = {"model": model, "settings": settings, "inception": work.inception and work.inception.sha256}
     found = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
     records = {"settings": asdict(settings) | {"model": model.source, "noise": NOISE}, "networks": found.records()}
-    return Outcome(records, [_section(found, settings, model.source, work, context.quick)])
+    return Outcome(records, [_section(found, settings, model.source, work, context.quick)], left=found.open())
 
 
 def _inception() -> Inception | None:

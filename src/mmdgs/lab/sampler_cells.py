@@ -10,7 +10,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from mmdgs.lab.grid import Cell, Measure
 from mmdgs.lab.workspace import PARTS, Part, described
 from mmdgs.metrics import load_inception
 from mmdgs.metrics.features import ImageFeatures, cached_features
+from mmdgs.metrics.frechet import FeatureMoments, frechet_distance, left_out_distances
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import FitData, Model
 from mmdgs.models.covariances import FITTED
@@ -135,6 +136,14 @@ class Judge:
         )  # fmt: skip
         left_out = {f"{name}_left_out": values for name, values in found.left_out.items()}
         return {**numbers(found.values), **left_out, "open": found.open}
+
+    def fid_of(self, groups: Sequence[Tensor]) -> dict[str, Any]:
+        """The FID of all images, by the features (n, d) of each of their groups, and FIDs with each group left out."""
+        assert self.inception is not None
+        theirs = _features(self.references, self.inception, False, self.device).moments.to(self.device)
+        parts = [FeatureMoments.of(one.to(self.device)) for one in groups]
+        whole = frechet_distance(reduce(FeatureMoments.__add__, parts), theirs)
+        return {"fid": whole, "fid_left_out": left_out_distances(parts, theirs)}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

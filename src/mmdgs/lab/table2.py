@@ -1,7 +1,7 @@
 """Table 2 of the paper: Langevin dynamics against pseudo-Gibbs on one network, and the other samplers beside them.
 
-All rows have the same network, the same seeds and the same number of images. The paper's own two have more seeds
-besides, and are compared by all of them. The cheapest rows come first, so that a run that is stopped has the most.
+All rows have the same network, the same seeds and the same number of images. The paper's own two, and Heun's method,
+have more seeds besides (table2_papers.py). The cheapest rows come first, so that a run that is stopped has the most.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from mmdgs.lab.sampler_cells import (
     path,
 )
 from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
+from mmdgs.lab.table2_papers import ManySeeds
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model
 from mmdgs.moments import FLOOR
@@ -72,7 +73,7 @@ class Table2Settings(SamplingSettings):
     """Numbers of images, levels and steps; those of the paper where it has one."""
 
     seeds: int = 5
-    papers_seeds: int = axis(10)  # of as many images each, for the paper's own rows
+    papers: int = axis(2)  # times as many images of rows with more seeds, where --most-images does not say how many
     levels: int = 232
     langevin_steps: int = 5
     sweeps: int = 3
@@ -90,7 +91,7 @@ class Table2Settings(SamplingSettings):
 
 FULL = Table2Settings()
 QUICK = Table2Settings(
-    images=10, seeds=2, papers_seeds=3, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2,
+    images=10, seeds=2, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2,
     krylov=(4,), fewer_levels=(), tuning_images=4, fit_images=16, precision="float32", metrics=("diversity",),
     reference_limit=500,
 )  # fmt: skip
@@ -108,30 +109,44 @@ def run(context: Context) -> Outcome:
     model = many_level_model(context)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     sampling = Sampling(context, model, Judge.of(context, settings.metrics, references), settings)
+    many = ManySeeds.of(sampling)
+    most = context.most_images or settings.papers * settings.images
+    many.stops(most)  # refused before the work
     tuning = tuned(sampling, settings) if LANGEVIN in (context.only or ROWS) else None
-    factor = 1.0 if tuning is None else best_rate(tuning)[0]
+    cells = table2_cells(model, 1.0 if tuning is None else best_rate(tuning)[0], settings)
+    with_more = more_seeds(settings, context.only)
     found = Grid(
-        "table2", table2_cells(model, factor, settings), lambda cell: measured(sampling, settings, cell),
-        depends={**sampling.depends, "seeds_of_the_table": settings.seeds}, across="levels or steps",
-        seeds=settings.seeds, more_seeds={(row, settings.levels): settings.papers_seeds for row in PAPER},
+        "table2", cells, lambda cell: measured(sampling, many if (cell.row, cell.column) in with_more else None, cell),
+        sampling.depends, "levels or steps", settings.seeds,
     ).run(context)  # fmt: skip
-    named = asdict(settings) | {"model": model.source, "equal_cost_levels": equal_cost_levels(settings)}
-    sections = [_section(found, settings, model.source, context.quick)]
+    methods = {row: cells[row, n] for row, n in with_more}
+    papers = many.run(methods, evaluations(settings), most) if methods else None
+    sections = [_section(found, papers, settings, model.source, context.quick)]
+    if papers is not None:
+        sections.append(many.section(papers))
     if tuning is not None:
         sections.append(_tuning_section(tuning, model, settings, context.quick))
+    named = asdict(settings) | {"model": model.source, "equal_cost_levels": equal_cost_levels(settings)}
     records = {"settings": named, "tuning": tuning and tuning.records(), "samplers": found.records()}
-    return Outcome(records, sections)
+    if papers is not None:
+        records["papers"] = papers.records()
+    return Outcome(records, sections, left=[*found.open(), *(papers.open() if papers else ())])
 
 
 def of_seeds(settings: Table2Settings, seeds: int) -> Table2Settings:
-    """With another number of seeds, and as many more of the paper's rows as before."""
+    """With another number of seeds."""
     if settings.images < 2 * seeds or settings.images % seeds:
         raise UsageError(
             f"images must be a multiple of the number of seeds, and at least 2 for each; got {settings.images:,} "
             f"images of {seeds} seeds"
         )
-    papers = max(seeds, round(settings.papers_seeds * seeds / settings.seeds))
-    return replace(settings, seeds=seeds, papers_seeds=papers)
+    return replace(settings, seeds=seeds)
+
+
+def more_seeds(settings: Table2Settings, only: Sequence[str] | None) -> list[tuple[str, int]]:
+    """The rows that have more seeds, with their levels or steps; none without FIDs."""
+    rows = [("Heun", settings.heun[-1]), *((row, settings.levels) for row in PAPER)]
+    return [one for one in rows if settings.measure is FID and (only is None or one[0] in only)]
 
 
 def many_level_model(context: Context) -> Model:
@@ -140,13 +155,13 @@ def many_level_model(context: Context) -> Model:
     return check_model(model, "; single-level models are for `mmdgs reproduce cifar10`")
 
 
-def measured(sampling: Sampling, settings: Table2Settings, cell: Cell) -> Part:
-    """A cell by the seeds that all rows have; and the FID of all its images where it has more seeds (`all`)."""
+def measured(sampling: Sampling, many: ManySeeds | None, cell: Cell) -> Part:
+    """A cell by the seeds that all rows have; `many` keeps the features of one that has more."""
     x, cost = sampling.images(cell)
-    values = sampling.judge(x[: settings.images], cell.name, settings.seeds)
-    if len(x) > settings.images and settings.measure is FID:
-        values["all"] = replace(sampling.judge, metrics=("fid",))(x, cell.name, len(cell.seeds))
-    return Part({**values, **cost}, {"shown": x[: settings.shown].clone()})
+    if many is not None:
+        many.keep(cell, x, cost)
+    values = sampling.judge(x, cell.name, len(cell.seeds))
+    return Part({**values, **cost}, {"shown": x[: sampling.settings.shown].clone()})
 
 
 # --- the rows -------------------------------------------------------------------------------------------------------
@@ -160,6 +175,12 @@ def gibbs_evaluations(levels: int, settings: Table2Settings) -> float:
 def langevin_evaluations(levels: int, settings: Table2Settings) -> float:
     """What Algorithm 1 costs: every step at every level, and the last mean."""
     return settings.langevin_steps * levels + 1
+
+
+def evaluations(settings: Table2Settings) -> dict[str, float]:
+    """What an image of the rows that have more seeds costs."""
+    both = {LANGEVIN: langevin_evaluations, GIBBS: gibbs_evaluations}
+    return {"Heun": 2 * settings.heun[-1] - 1} | {row: of(settings.levels, settings) for row, of in both.items()}
 
 
 def equal_cost_levels(settings: Table2Settings) -> int:
@@ -213,7 +234,7 @@ def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[
 def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
     """Few images at multiples of the suggested rate: a column for each factor, with its `rate` and its `badness`."""
     few = replace(settings, images=settings.tuning_images, seeds=1, metrics=(settings.measure.key,))
-    context = replace(sampling.context, minutes=None, only=None)
+    context = replace(sampling.context, only=None)
     judge = replace(sampling.judge, metrics=few.metrics)
     tuning = Sampling(context, sampling.model, judge, few)
 
@@ -227,7 +248,7 @@ def tuned(sampling: Sampling, settings: Table2Settings) -> Results:
 
     def tried(factors: Sequence[float]) -> Results:
         every = {(LANGEVIN, f): langevin(levels, f, settings) for f in sorted(factors)}
-        return Grid("tuning", every, measure, tuning.depends, "times the suggested rate").run(context)
+        return Grid("tuning", every, measure, tuning.depends, "times the suggested rate").run(context, len(every))
 
     largest = LARGEST / suggested_rate(levels, settings.langevin_steps)
     return searched(tried, settings.rate_factors, largest)
@@ -269,7 +290,7 @@ def _tuning_section(found: Results, model: Model, settings: Table2Settings, quic
 # --- the report -----------------------------------------------------------------------------------------------------
 
 
-def _section(found: Results, settings: Table2Settings, source: str, quick: bool) -> Section:
+def _section(found: Results, papers: Results | None, settings: Table2Settings, source: str, quick: bool) -> Section:
     """The table, FID against evaluations, the first images of every row, and the paper's claims."""
     text = [
         "The paper's Table 2 finds multi-level Gibbs sampling (Algorithm 2: 3 sweeps, 3 probes, 232 levels) as good as "
@@ -287,7 +308,7 @@ def _section(found: Results, settings: Table2Settings, source: str, quick: bool)
         found.curves("table2", caption, measure, x=(EVALUATIONS,)),
         Figure("table2_images", images, strips),
     ]
-    claims = [] if quick else _claims(found, settings)
+    claims = [] if quick else _claims(found, papers, settings)
     return Section("The table", text, [_table(found, settings, source, quick)], figures, claims)
 
 
@@ -310,10 +331,15 @@ def _table(found: Results, settings: Table2Settings, source: str, quick: bool) -
     return replace(table, rows=[*table.rows, *rows])
 
 
-def _claims(found: Results, settings: Table2Settings) -> list[Claim]:
+def _claims(found: Results, papers: Results | None, settings: Table2Settings) -> list[Claim]:
     """What the paper says: Gibbs is no worse than Langevin. Then the same at equal cost, and the covariances."""
     levels, equal = settings.levels, equal_cost_levels(settings)
     claims = []
+    shared = [n for n in papers.columns if all(papers.has(row, n) for row in PAPER)] if papers else []
+    if papers and shared:
+        most = max(shared)
+        both = [papers.values(row, most) for row in (GIBBS, LANGEVIN)]
+        claims.append(no_worse(f"{GIBBS} is no worse than Langevin with {most:,} images", *both))
     for row, count, where in (
         (GIBBS, levels, "at the paper's settings"),
         (GIBBS, equal, "at equal cost"),
@@ -336,14 +362,11 @@ def _claims(found: Results, settings: Table2Settings) -> list[Claim]:
 def no_worse(text: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Claim:
     """The claim that a FID is not higher than another by more than the interval of their difference.
 
-    The same seed is left out of both, since runs of one seed begin from the same noise. Where both have more images
-    than the table, all of them count.
+    The same seed is left out of both, since runs of one seed begin from the same noise.
     """
-    more = "all" in first and "all" in second
-    one, other = (values["all"] if more else values for values in (first, second))
-    gap = FID.of(one, other)
+    gap = FID.of(first, second)
     numbers = (
-        f"{FID.text(FID.of(one))} at {first['evaluations']:,.0f} evaluations against {FID.text(FID.of(other))} at "
-        f"{second['evaluations']:,.0f}; difference {FID.text(gap, '+')}" + (f"; {first['images']:,} images" * more)
+        f"{FID.text(FID.of(first))} at {first['evaluations']:,.0f} evaluations against {FID.text(FID.of(second))} at "
+        f"{second['evaluations']:,.0f}; difference {FID.text(gap, '+')}; {first['images']:,} images"
     )
     return Claim(text, None if math.isnan(gap.half) else gap.value <= gap.half, numbers)
