@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,12 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """A tiny network of five levels, a folder of images in the place of CIFAR-10, and a fake Inception."""
-    save(many_level_model(SHAPE), tmp_path / "model")
+    """A tiny network of five levels with a guide, a folder of images in the place of CIFAR-10, and a fake Inception."""
+    model = many_level_model(SHAPE)
+    save(model, tmp_path / "model")
+    with torch.no_grad():
+        next(model.network.parameters()).mul_(1.1)
+    save(model, tmp_path / "model" / "guide")
     picture_folder(tmp_path / "images")
     prepare(tmp_path, monkeypatch)
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
@@ -63,10 +68,14 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
         assert one["images"] == 10
         assert "is" in one["open"]  # the fake has no head
     more = {(r["row"], r["first images"]): r for r in records["papers"]}
-    assert list(more) == [(row, n) for row in ("Heun", *table2.PAPER) for n in (10, 15)]  # the cheapest first
-    for row in ("Heun", *table2.PAPER):
+    with_more = ("Heun", table2.GUIDED, *table2.PAPER)
+    assert set(more) == {(row, n) for row in with_more for n in (10, 15)}
+    costs = [one["evaluations"] * one["images"] for one in more.values()]
+    assert costs == sorted(costs)  # the cheapest first
+    for row in with_more:
         assert more[row, 10]["evaluations"] == table2.evaluations(TINY)[row]
-    for row, n in (("Heun", 2), (table2.LANGEVIN, 4), (table2.GIBBS, 4)):  # features are kept in 16 bits
+    # Features are kept in 16 bits.
+    for row, n in (("Heun", 2), (table2.GUIDED, 2), (table2.LANGEVIN, 4), (table2.GIBBS, 4)):
         assert more[row, 10]["fid"] == pytest.approx(by[row, n]["fid"], rel=3e-3)
         assert more[row, 15]["fid_left_out"][-1] == pytest.approx(more[row, 10]["fid"], rel=1e-9)
         assert len(more[row, 15]["fid_left_out"]) == 3
@@ -78,6 +87,7 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     assert by[table2.ISOTROPIC, equal]["evaluations"] == TINY.sweeps * (equal - 1) + 1
     assert by[table2.LANGEVIN, 4]["evaluations"] == table2.langevin_evaluations(4, TINY)
     assert by["Heun", 2]["evaluations"] == 3
+    assert by[table2.GUIDED, 2]["evaluations"] == 6
     assert ("DDIM", 3) in by
     assert pictures_of(prepared) == {"table2", "table2_images"}
     assert not list((prepared.workspace.out / "parts").glob("*.npz"))
@@ -88,6 +98,14 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     assert ["paper: Gibbs (paper), NCSNv2, 50,000 images", "232", "4,852", "10.75"] in [row[:4] for row in table.rows]
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     assert table2.run(resumed(prepared)).records["samplers"] == records["samplers"]
+
+
+def test_a_model_without_a_guide_has_no_guided_row(prepared: Context, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "model" / "guide")
+    records, _ = performed("table2", replace(prepared, only=("Heun",)))
+    assert {r["row"] for r in records["samplers"]} == {"Heun"}
+    with pytest.raises(UsageError, match=r"--only must be a row of the table .*got 'Heun, guided'"):
+        table2.run(resumed(prepared, only=(table2.GUIDED,)))
 
 
 def test_only_the_rows_that_are_asked_for_are_run(prepared: Context) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mmdgs import samplers
@@ -268,13 +269,13 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
     """The model, led away from its guide where that is asked for: the guide that is named, or that came with it."""
     if method.guidance is None:
         return model
-    beside = model.folder and model.folder / GUIDE
-    if method.guide is None and not (beside and beside.is_dir()):
+    source = method.guide or guide_beside(model)
+    if source is None:
         raise UsageError(
             f"--guidance {method.guidance:g} leads samples away from a worse model, and none came with {model.source}: "
             "say --guide MODEL, the same network trained for less time, or a smaller one"
         )
-    guide = load(method.guide or str(beside), device=model.device)
+    guide = load(source, device=model.device)
     guide.require_denoiser()
     if (guide.shape, guide.interval) != (model.shape, model.interval):
         raise UsageError(
@@ -282,6 +283,12 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
             f"{model.source} of {model.shape} in {model.interval}: take a worse model of the same data"
         )
     return GuidedDenoiser(model, guide, method.guidance)
+
+
+def guide_beside(model: Model) -> Path | None:
+    """The guide that is kept in a model's own folder."""
+    beside = model.folder and model.folder / GUIDE
+    return beside if beside and beside.is_dir() else None
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:

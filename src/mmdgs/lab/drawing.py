@@ -48,7 +48,7 @@ LOOKS = {
     Style(BLUE, "s--"): ("Krylov", "Gibbs, down first", "3 sweeps, down first"),
     Style(GREEN): ("moments", "DDIM", "10 sweeps"),
     Style(GREEN, "s--"): ("Heun", "10 sweeps, down first"),
-    Style(GREEN, "^:"): ("Hadamard",),
+    Style(GREEN, "^:"): ("Hadamard", "Heun, guided"),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""

@@ -126,6 +126,7 @@ ROWS: dict[str, Callable[[], Moments]] = {
 OTHER_CHAINS: dict[str, tuple[str, bool]] = {
     "full, mirrored": (FULL_ROW, True),
     "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", True),
+    "low rank, 2 products, mirrored": ("low rank, 2 products", True),
     "low rank, 2 products, from 10": ("low rank, 2 products", False),
 }
 """Rows along geometric levels from `LOW_FIRST` to `LOW_LAST`: whose covariance, and whether the noise is turned round.

@@ -169,7 +169,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 class Sampling:
     """Measures cells whose `what` is a Method: samples of one model, judged.
 
-    A method names its head by the head's digest; the folder is the context's.
+    A method names its head and its guide by their digests; the head's folder is the context's, the guide the model's.
     """
 
     context: Context
@@ -199,6 +199,7 @@ class Sampling:
         """
         workspace, settings = self.context.workspace, self.settings
         method = cell.what if cell.what.head is None else replace(cell.what, head=self.context.head)
+        method = replace(method, guide=None)  # the model's own
         data = self.judge.references.fit_data(settings.fit_images) if method.covariance in FITTED else None
         plan = make_plan(method, self.model, data=data)
         asked = json.dumps(described((self.depends, cell.what)), sort_keys=True)

@@ -14,6 +14,7 @@ from typing import Any
 from mmdgs.cost import PRODUCT
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method
+from mmdgs.generation.methods import guide_beside
 from mmdgs.lab.drawing import image_rows
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -34,7 +35,7 @@ from mmdgs.lab.sampler_cells import (
 from mmdgs.lab.small_models import QUICK_TRAINING, check_model, model_of
 from mmdgs.lab.table2_papers import ManySeeds
 from mmdgs.lab.workspace import Part, axis
-from mmdgs.models import Model
+from mmdgs.models import Model, load
 from mmdgs.moments import FLOOR
 from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate
 from mmdgs.schedules import Levels
@@ -46,13 +47,15 @@ TRAIN = (
     "mmdgs train --data cifar10 --param edm --levels geometric:232:50:0.01 --model unet-paper --precision bf16 "
     "--out runs/many"
 )
-LANGEVIN, GIBBS, DOWN = "Langevin", "Gibbs (paper)", "Gibbs, down first"
+LANGEVIN, GIBBS, DOWN, HEUN = "Langevin", "Gibbs (paper)", "Gibbs, down first", "Heun"
+GUIDED = "Heun, guided"
+"""By the guide that came with the model; left out where none did."""
 ISOTROPIC, SPECTRAL, CONSISTENT = "Gibbs, isotropic", "Gibbs, spectral", "consistent annealing"
 """In all Gibbs rows but the paper's the first sweep of a pair of levels only goes down. The isotropic and spectral ones
 have no products: one variance a level, or one for each frequency."""
 ROWS = (
     LANGEVIN, GIBBS, DOWN, ISOTROPIC, SPECTRAL, CONSISTENT, "ancestral, small", "ancestral, large",
-    "ancestral, isotropic", "ancestral, spectral", "ancestral, diagonal", "ancestral, Krylov", "DDIM", "Heun",
+    "ancestral, isotropic", "ancestral, spectral", "ancestral, diagonal", "ancestral, Krylov", "DDIM", HEUN, GUIDED,
 )  # fmt: skip
 """In the order of the table."""
 SHOWN = (
@@ -80,6 +83,7 @@ class Table2Settings(SamplingSettings):
     probes: int = 3
     fewer_levels: tuple[int, ...] = axis((16,))  # of Gibbs without products, besides those of Langevin's cost
     heun: tuple[int, ...] = axis((18,))
+    guidance: float = axis(1.3)
     steps: tuple[int, ...] = axis((25, 100))  # of DDIM and ancestral sampling without products
     probed_steps: tuple[int, ...] = axis((25,))
     krylov_steps: int = 5
@@ -114,7 +118,7 @@ def run(context: Context) -> Outcome:
     many.stops(most)  # refused before the work
     tuning = tuned(sampling, settings) if LANGEVIN in (context.only or ROWS) else None
     cells = table2_cells(model, 1.0 if tuning is None else best_rate(tuning)[0], settings)
-    with_more = more_seeds(settings, context.only)
+    with_more = [one for one in more_seeds(settings, context.only) if one in cells]
     found = Grid(
         "table2", cells, lambda cell: measured(sampling, many if (cell.row, cell.column) in with_more else None, cell),
         sampling.depends, "levels or steps", settings.seeds,
@@ -145,7 +149,7 @@ def of_seeds(settings: Table2Settings, seeds: int) -> Table2Settings:
 
 def more_seeds(settings: Table2Settings, only: Sequence[str] | None) -> list[tuple[str, int]]:
     """The rows that have more seeds, with their levels or steps; none without FIDs."""
-    rows = [("Heun", settings.heun[-1]), *((row, settings.levels) for row in PAPER)]
+    rows = [*((row, settings.heun[-1]) for row in (HEUN, GUIDED)), *((row, settings.levels) for row in PAPER)]
     return [one for one in rows if settings.measure is FID and (only is None or one[0] in only)]
 
 
@@ -180,7 +184,8 @@ def langevin_evaluations(levels: int, settings: Table2Settings) -> float:
 def evaluations(settings: Table2Settings) -> dict[str, float]:
     """What an image of the rows that have more seeds costs."""
     both = {LANGEVIN: langevin_evaluations, GIBBS: gibbs_evaluations}
-    return {"Heun": 2 * settings.heun[-1] - 1} | {row: of(settings.levels, settings) for row, of in both.items()}
+    steps = 2 * settings.heun[-1] - 1
+    return {HEUN: steps, GUIDED: 2 * steps} | {row: of(settings.levels, settings) for row, of in both.items()}
 
 
 def equal_cost_levels(settings: Table2Settings) -> int:
@@ -220,7 +225,10 @@ def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[
     own = len(model.levels)  # no more steps than the model has levels
     few = [(row, n) for n in (*settings.fewer_levels, equal) for row in (ISOTROPIC, SPECTRAL)]
     last = [(LANGEVIN, equal), (GIBBS, equal), (LANGEVIN, every), (GIBBS, every), (SPECTRAL, every), (DOWN, equal)]
-    found = {("Heun", n): Method("heun", steps=n) for n in settings.heun}
+    found = {(HEUN, n): Method("heun", steps=n) for n in settings.heun}
+    if (guide := guide_beside(model)) is not None:
+        guided = Method("heun", guide=load(guide).digest, guidance=settings.guidance)
+        found |= {(GUIDED, n): replace(guided, steps=n) for n in settings.heun}
     found |= {(row, min(n, own)): replace(method, steps=min(n, own)) for row, method, counts in stepped for n in counts}
     for row, n in (*few, (CONSISTENT, every), *last):
         levels = path(model, n)
