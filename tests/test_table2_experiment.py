@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from mmdgs import cli, save
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method, engine
-from mmdgs.lab import Context, TimeIsUp, Workspace, sampler_cells, table2
+from mmdgs.lab import Context, TimeIsUp, Workspace, sampler_cells, table2, table2_rows
 from mmdgs.lab.grid import Cell, Grid, Results
 from mmdgs.lab.sampler_cells import Judge, References, Sampling
 from mmdgs.lab.workspace import Part
@@ -62,38 +62,38 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     prepared = replace(prepared, most_images=15)
     records, report = performed("table2", prepared)
     by = {(r["row"], r["levels or steps"]): r for r in records["samplers"]}
-    assert {row for row, _ in by} == set(table2.ROWS)
+    assert {row for row, _ in by} == set(table2_rows.ROWS)
     for one in by.values():
         assert len(set(one["fid_left_out"])) == 2
         assert one["images"] == 10
         assert "is" in one["open"]  # the fake has no head
     more = {(r["row"], r["first images"]): r for r in records["papers"]}
-    with_more = ("Heun", table2.GUIDED, *table2.PAPER)
+    with_more = ("Heun", table2_rows.GUIDED, *table2.PAPER)
     assert set(more) == {(row, n) for row in with_more for n in (10, 15)}
     costs = [one["evaluations"] * one["images"] for one in more.values()]
     assert costs == sorted(costs)  # the cheapest first
     for row in with_more:
-        assert more[row, 10]["evaluations"] == table2.evaluations(TINY)[row]
+        assert more[row, 10]["evaluations"] == table2_rows.evaluations(TINY)[row]
     # Features are kept in 16 bits.
-    for row, n in (("Heun", 2), (table2.GUIDED, 2), (table2.LANGEVIN, 4), (table2.GIBBS, 4)):
+    for row, n in (("Heun", 2), (table2_rows.GUIDED, 2), (table2_rows.LANGEVIN, 4), (table2_rows.GIBBS, 4)):
         assert more[row, 10]["fid"] == pytest.approx(by[row, n]["fid"], rel=3e-3)
         assert more[row, 15]["fid_left_out"][-1] == pytest.approx(more[row, 10]["fid"], rel=1e-9)
         assert len(more[row, 15]["fid_left_out"]) == 3
         assert more[row, 15]["fid"] != more[row, 10]["fid"]
         assert more[row, 15]["evaluations"] == by[row, n]["evaluations"]
-    equal = table2.equal_cost_levels(TINY)
-    for row, count in ((table2.GIBBS, equal), (table2.GIBBS, 4), (table2.DOWN, equal)):
-        assert by[row, count]["evaluations"] == table2.gibbs_evaluations(count, TINY)
-    assert by[table2.ISOTROPIC, equal]["evaluations"] == TINY.sweeps * (equal - 1) + 1
-    assert by[table2.LANGEVIN, 4]["evaluations"] == table2.langevin_evaluations(4, TINY)
+    equal = table2_rows.equal_cost_levels(TINY)
+    for row, count in ((table2_rows.GIBBS, equal), (table2_rows.GIBBS, 4), (table2_rows.DOWN, equal)):
+        assert by[row, count]["evaluations"] == table2_rows.gibbs_evaluations(count, TINY)
+    assert by[table2_rows.ISOTROPIC, equal]["evaluations"] == TINY.sweeps * (equal - 1) + 1
+    assert by[table2_rows.LANGEVIN, 4]["evaluations"] == table2_rows.langevin_evaluations(4, TINY)
     assert by["Heun", 2]["evaluations"] == 3
-    assert by[table2.GUIDED, 2]["evaluations"] == 6
+    assert by[table2_rows.GUIDED, 2]["evaluations"] == 6
     assert ("DDIM", 3) in by
     assert pictures_of(prepared) == {"table2", "table2_images"}
     assert not list((prepared.workspace.out / "parts").glob("*.npz"))
     claims = report.sections[0].claims
     assert "15 images" in claims[0].numbers  # the paper's rows, by all their seeds
-    assert f"at {table2.gibbs_evaluations(equal, TINY):,.0f} evaluations" in claims[2].numbers
+    assert f"at {table2_rows.gibbs_evaluations(equal, TINY):,.0f} evaluations" in claims[2].numbers
     table = report.sections[0].tables[0]
     assert ["paper: Gibbs (paper), NCSNv2, 50,000 images", "232", "4,852", "10.75"] in [row[:4] for row in table.rows]
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
@@ -105,7 +105,7 @@ def test_a_model_without_a_guide_has_no_guided_row(prepared: Context, tmp_path: 
     records, _ = performed("table2", replace(prepared, only=("Heun",)))
     assert {r["row"] for r in records["samplers"]} == {"Heun"}
     with pytest.raises(UsageError, match=r"--only must be a row of the table .*got 'Heun, guided'"):
-        table2.run(resumed(prepared, only=(table2.GUIDED,)))
+        table2.run(resumed(prepared, only=(table2_rows.GUIDED,)))
 
 
 def test_only_the_rows_that_are_asked_for_are_run(prepared: Context) -> None:
@@ -200,18 +200,18 @@ def test_a_cell_that_was_stopped_goes_on(prepared: Context, monkeypatch: pytest.
 
 
 def test_gibbs_costs_what_langevin_costs_within_half_a_level() -> None:
-    settings = table2.Table2Settings()
-    levels = table2.equal_cost_levels(settings)
-    langevin = table2.langevin_evaluations(settings.levels, settings)
+    settings = table2_rows.Table2Settings()
+    levels = table2_rows.equal_cost_levels(settings)
+    langevin = table2_rows.langevin_evaluations(settings.levels, settings)
     assert langevin == 1_161
-    assert table2.gibbs_evaluations(settings.levels, settings) == 4_852
-    one = table2.gibbs_evaluations(levels + 1, settings) - table2.gibbs_evaluations(levels, settings)
-    assert abs(table2.gibbs_evaluations(levels, settings) - langevin) <= one / 2
+    assert table2_rows.gibbs_evaluations(settings.levels, settings) == 4_852
+    one = table2_rows.gibbs_evaluations(levels + 1, settings) - table2_rows.gibbs_evaluations(levels, settings)
+    assert abs(table2_rows.gibbs_evaluations(levels, settings) - langevin) <= one / 2
     assert one == 21
 
 
 def test_cells_come_cheapest_first() -> None:
-    cells = table2.table2_cells(many_level_model(SHAPE), 1.0, table2.Table2Settings())
+    cells = table2.table2_cells(many_level_model(SHAPE), 1.0, table2_rows.Table2Settings())
     last = list(cells)[-4:]
     assert last == [("Langevin", 232), ("Gibbs (paper)", 232), ("Gibbs, spectral", 232), ("Gibbs, down first", 56)]
     assert [len(cells[key].levels or ()) for key in last] == [232, 232, 232, 56]
@@ -253,7 +253,7 @@ def test_tuning_goes_on_while_the_last_is_best(
     minimum: float, largest: float, tried: list[float], inside: bool
 ) -> None:
     def results(factors: list[float]) -> Results:
-        cells = {(table2.LANGEVIN, f): Part({"badness": abs(math.log(f / minimum))}) for f in factors}
+        cells = {(table2_rows.LANGEVIN, f): Part({"badness": abs(math.log(f / minimum))}) for f in factors}
         return Results(Grid("t", {}, Part), cells)
 
     found = table2.searched(results, (0.5, 1.0, 2.0), largest)
