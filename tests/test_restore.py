@@ -38,7 +38,8 @@ def gaussian_model() -> Model:
     return of_levels(FINE, denoise)
 
 
-def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels() -> None:
+@pytest.mark.parametrize("chains", ["bridge", "mirrored"])
+def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels(chains: str) -> None:
     """An operator that does not keep constants, on a model of [-1, 1]: x = 2 u - 1 and y = A u + noise e."""
     model, data = gaussian_model(), gaussian()
     matrix = torch.randn(3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -52,6 +53,7 @@ def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels() -> None:
         Matrix(matrix, SHAPE),
         noise=0.1,
         covariance=FullMoments(model),
+        chains=chains,
         steps=8,
         draws=draws,
         progress=None,
@@ -83,6 +85,9 @@ def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
     by_row = torch.tensor([0.1, 0.1, 0.1])
     torch.testing.assert_close(restored(y, noise=by_row, batch_size=4), whole, **close)
     assert (restored(y, seed=1) - whole).abs().max() > 0.01
+    mirrored = restored(y, chains="mirrored")
+    torch.testing.assert_close(restored(y[1:], chains="mirrored", first=1, batch_size=2), mirrored[:, 1:], **close)
+    assert (mirrored - whole).abs().max() > 0.01
 
 
 def test_draws_of_a_mixture_are_calibrated() -> None:
@@ -116,6 +121,7 @@ def test_the_noise_is_estimated() -> None:
         ({"noise": 0.0}, "must be positive and finite, got 0"),
         ({"noise": "guess"}, "a number, or 'estimate', got 'guess'"),
         ({"noise": "estimate"}, "measured whole"),
+        ({"chains": "mirror"}, "unknown chains 'mirror' .did you mean 'mirrored'"),
         ({"steps": 1}, "steps must be a whole number of at least 2, got 1"),
         ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
         ({"y": torch.full((1, 3, 2, 2), math.nan)}, "not finite in row 0"),

@@ -98,6 +98,9 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatc
     other = run(cli.app, command(folder, stopped, *one_by_one, "--resume", noise="0.2"))
     assert other.exit_code == 2
     assert "noise was 0.1, now 0.2" in other.output
+    other = run(cli.app, command(folder, stopped, *one_by_one, "--resume", "--chains", "mirrored"))
+    assert other.exit_code != 0
+    assert "chains" in other.output
     second = run(cli.app, command(folder, stopped, *one_by_one, "--resume"))
     assert second.exit_code == 0, second.output
     assert calls == [0, 1, 1, 2]

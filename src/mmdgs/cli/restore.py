@@ -58,6 +58,9 @@ def restore(
     draws: Annotated[int, typer.Option(min=1, help="Draws of each image.")] = 16,
     steps: Annotated[int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw.")] = 25,
     covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
+    chains: Annotated[
+        str, typer.Option(help="bridge; or mirrored: nearer to the truth, but draws that differ too little.")
+    ] = "bridge",
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Draws at a time.", show_default="by device")] = None,
     precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
@@ -97,6 +100,7 @@ def restore(
                 noise=level,
                 truth=x if simulate else None,
                 covariance=covariance,
+                chains=chains,
                 steps=steps,
                 draws=draws,
                 seed=seed,

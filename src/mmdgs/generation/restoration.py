@@ -1,7 +1,12 @@
 """Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser, by conditioned ancestral sampling.
 
-Chains go down the noise levels by the bridge of p(x | x_t, y) (moments/given.py, samplers/ancestral.py). Draw j of
-measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was made in.
+Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
+
+    bridge      samplers/ancestral.py: draws that spread as far as their mean errs
+    mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little; a better mean in fewer levels
+
+Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
+made in.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import Cost
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.generation.engine import ADVICE, Watch, chains_at_once
 from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches
@@ -26,7 +31,9 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
 from mmdgs.randomness import Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
-from mmdgs.samplers import Info, Run, State, ancestral_plan, run
+from mmdgs.samplers import Info, Plan, Run, State, ancestral_plan, mirrored_plan, run
+
+BRIDGE, MIRRORED = CHAINS = ("bridge", "mirrored")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ def restore(
     *,
     noise: float | Tensor | str,
     covariance: str | Moments = "spectral",
+    chains: str = BRIDGE,
     steps: int = 25,
     draws: int = 16,
     seed: int = 0,
@@ -76,12 +84,14 @@ def restore(
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
     from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
-    the model. Each draw takes `steps` evaluations of the model (and the products of its covariance), along EDM's levels
-    within the model's range unless `levels` are given. `first` is the number of the first measurement, for parts of a
-    larger set; `batch_size` is how many draws run at a time, and changes no number. `callback(step, state, info,
-    number)` is called after each step of a batch, whose first draw has this number; states are in the model's units.
+    the model. `chains` are "bridge", or "mirrored" for the nearest restoration, with draws whose spread is too small to
+    be its uncertainty. Each draw takes `steps` evaluations of the model (and the products of its covariance), along
+    EDM's levels within the model's range unless `levels` are given. `first` is the number of the first measurement, for
+    parts of a larger set; `batch_size` is how many draws run at a time, and changes no number. `callback(step, state,
+    info, number)` is called after each step of a batch, whose first draw has this number; states are in the model's
+    units.
     """
-    check_restoration(model, steps, draws, batch_size)
+    check_restoration(model, steps, draws, batch_size, chains)
     check_precision(precision)
     found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
     y = measured(y.detach(), found).to(model.device, torch.float32)
@@ -93,7 +103,7 @@ def restore(
     moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
     chosen = edm_levels(model, steps) if levels is None else tuple(levels)
     size = batch_size or chains_at_once(model)
-    work = _Work(model, moments, found, y, tau, chosen, draws, checked_seed(seed), first, precision, callback)
+    work = _Work(model, moments, found, y, tau, chains, chosen, draws, checked_seed(seed), first, precision, callback)
     started, total = time.perf_counter(), len(y) * draws
     with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
         made = list(Batches(size, "draws", ADVICE).over(total, lambda start, stop: work.run(start, stop, bar.update)))
@@ -116,6 +126,7 @@ class _Work:
     operator: Operator
     y: Tensor
     tau: Tensor
+    chains: str
     levels: Sequence[NoiseLevel]
     draws: int
     seed: int
@@ -130,9 +141,7 @@ class _Work:
             for number in range(start, stop)
         ]
         tau = self.tau if len(self.tau) == 1 else self.tau[rows]
-        plan = ancestral_plan(
-            GivenMoments(self.moments, self.y[rows], self.operator, tau), self.levels, mean_last=False
-        )
+        plan = self._plan(GivenMoments(self.moments, self.y[rows], self.operator, tau))
         streams = Streams(seeds, len(seeds), purpose="start")
         x0 = plan.noise(self.model.shape, len(seeds), generator=streams, centre=sum(self.model.interval) / 2)
         device = self.model.device
@@ -145,10 +154,19 @@ class _Work:
 
             return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)
 
+    def _plan(self, given: GivenMoments) -> Plan:
+        if self.chains == MIRRORED:
+            return mirrored_plan(given, self.levels)
+        return ancestral_plan(given, self.levels, mean_last=False)
 
-def check_restoration(model: Model, steps: int, draws: int, batch_size: int | None = None) -> None:
-    """Refuse a model of one level, and numbers that are too small."""
+
+def check_restoration(
+    model: Model, steps: int, draws: int, batch_size: int | None = None, chains: str = BRIDGE
+) -> None:
+    """Refuse a model of one level, unknown chains, and numbers that are too small."""
     model.require_denoiser()
+    if chains not in CHAINS:
+        raise unknown_name("chains", chains, CHAINS)
     if len(model.levels) < 2:
         raise UsageError(
             f"restoration goes down many noise levels, and this model was trained at {model.levels[0]} alone; use a "

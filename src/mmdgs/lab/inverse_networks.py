@@ -62,6 +62,7 @@ class Ours:
     name: str
     steps: int
     given: Mapping[str, Any] = field(default_factory=dict)
+    chains: str = "bridge"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Rival:
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 25 steps": Ours("spectral", 25),
     "spectral, 50 steps": Ours("spectral", 50),
+    "spectral, mirrored, 12 steps": Ours("spectral", 12, chains="mirrored"),
+    "spectral, mirrored, 25 steps": Ours("spectral", 25, chains="mirrored"),
     "modulated, 25 steps": Ours("modulated", 25),
     "low rank, 1 product, 10 steps": Ours("low-rank", 10, {"products": 1}),
     "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, {"products": 1, "symmetric": True}),
@@ -242,8 +245,8 @@ class _Work:
             return draws.cpu(), cost, time.perf_counter() - started
         found = restore(
             self.model, y, operator, noise=NOISE, covariance=self.model.posterior(what.name, **what.given),
-            steps=what.steps, draws=known.draws, seed=seed, precision=known.precision, batch_size=known.batch_size,
-            progress=None,
+            chains=what.chains, steps=what.steps, draws=known.draws, seed=seed, precision=known.precision,
+            batch_size=known.batch_size, progress=None,
         )  # fmt: skip
         return found.draws, found.cost.evaluations, found.seconds
 
