@@ -831,7 +831,7 @@ def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) 
 
 def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
     for more, message in (
-        (["--sampler", "ddim"], "'ddim' takes no sweeps; it takes clip, eta, levels, steps"),
+        (["--sampler", "ddim"], "'ddim' takes no sweeps; it takes clip, eta, guidance, guide, levels, steps"),
         (["--sampler", "dim"], "unknown sampler 'dim' (did you mean 'ddim'?)"),
         (["--churn", "0.1"], "takes no churn"),
         (["--levels", "geometric:5:0.1:4"], "the noisiest is first"),
