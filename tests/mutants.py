@@ -191,6 +191,7 @@ MUTANTS = [
         "test_plans.py -k rescaled",
     ),
     Mutant("samplers/mirrored.py", "(following.sigma / level.sigma)", "1.0", "test_given.py -k mirrored"),
+    Mutant("guidance.py", "level), self.weight)", "level), 2.0)", "test_guidance.py"),
     Mutant("operators/images.py", "/ math.sqrt(factor)", "/ factor", "test_operators.py"),
     Mutant("samplers/ancestral.py", "(most / size).clamp(max=1)", "(most / size)", "test_plans.py -k bounded"),
     Mutant(
