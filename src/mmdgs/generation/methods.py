@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mmdgs import samplers
@@ -44,15 +43,18 @@ CLIPPED_INTERVAL = (-1.0, 1.0)
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What a plan is made of: the denoiser, plain and as it was asked for (clipped, or the same), the estimator where
-    the sampler has one, the settings."""
+    """What a plan is made of: the denoiser (guided or not), the estimator where the sampler has one, the settings."""
 
     plain: Denoiser
-    denoiser: Denoiser
     moments: Moments | None
     levels: Levels
     settings: Mapping[str, Any]  # of the resolved method
     model: Model
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """Clipped, where that is asked for."""
+        return ClippedDenoiser(self.plain, self.model.interval) if self.settings["clip"] else self.plain
 
     @property
     def estimator(self) -> Moments:
@@ -242,14 +244,12 @@ def make_plan(method: Method, model: Model, *, data: FitData | None = None) -> P
     """The plan of a method for a model; a covariance that is fitted is fitted on `data`, or taken from what is kept."""
     method = resolved(method, model)
     levels = method.levels or ()
-    plain = denoiser = _denoiser(method, model)
-    moments = _moments(method, model, data)
-    if method.clip:
-        denoiser = ClippedDenoiser(plain, model.interval)
-        moments = None if moments is None else ClippedMoments(moments, model.interval)
+    denoiser, moments = _denoiser(method, model), _moments(method, model, data)
+    if method.clip and moments is not None:
+        moments = ClippedMoments(moments, model.interval)
     try:
         assert method.sampler is not None, "it was resolved"
-        return _sampler(method.sampler, model).plan(Ingredients(plain, denoiser, moments, levels, vars(method), model))
+        return _sampler(method.sampler, model).plan(Ingredients(denoiser, moments, levels, vars(method), model))
     except ValueError as error:
         raise UsageError(f"the sampler {method.sampler!r} cannot run so: {error}") from error
 
@@ -269,7 +269,7 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
     """The model, led away from its guide where that is asked for: the guide that is named, or that came with it."""
     if method.guidance is None:
         return model
-    source = method.guide or guide_beside(model)
+    source = method.guide or model.beside(GUIDE)
     if source is None:
         raise UsageError(
             f"--guidance {method.guidance:g} leads samples away from a worse model, and none came with {model.source}: "
@@ -283,12 +283,6 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
             f"{model.source} of {model.shape} in {model.interval}: take a worse model of the same data"
         )
     return GuidedDenoiser(model, guide, method.guidance)
-
-
-def guide_beside(model: Model) -> Path | None:
-    """The guide that is kept in a model's own folder."""
-    beside = model.folder and model.folder / GUIDE
-    return beside if beside and beside.is_dir() else None
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:

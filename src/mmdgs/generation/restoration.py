@@ -3,7 +3,7 @@
 Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
 
     bridge      samplers/ancestral.py: draws that spread as far as their mean errs
-    mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little; a better mean in fewer levels
+    mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little
 
 Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
 made in.
@@ -141,7 +141,7 @@ class _Work:
             for number in range(start, stop)
         ]
         tau = self.tau if len(self.tau) == 1 else self.tau[rows]
-        plan = self._plan(GivenMoments(self.moments, self.y[rows], self.operator, tau))
+        plan = restoration_plan(GivenMoments(self.moments, self.y[rows], self.operator, tau), self.levels, self.chains)
         streams = Streams(seeds, len(seeds), purpose="start")
         x0 = plan.noise(self.model.shape, len(seeds), generator=streams, centre=sum(self.model.interval) / 2)
         device = self.model.device
@@ -154,10 +154,10 @@ class _Work:
 
             return run(plan, x0.to(device), seed=seeds, callback=note, progress=None)
 
-    def _plan(self, given: GivenMoments) -> Plan:
-        if self.chains == MIRRORED:
-            return mirrored_plan(given, self.levels)
-        return ancestral_plan(given, self.levels, mean_last=False)
+
+def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: str) -> Plan:
+    """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
+    return mirrored_plan(given, levels) if chains == MIRRORED else ancestral_plan(given, levels, mean_last=False)
 
 
 def check_restoration(

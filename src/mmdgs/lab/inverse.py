@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mmdgs.cost import PRODUCT
 from mmdgs.denoisers import Denoiser
+from mmdgs.generation.restoration import BRIDGE, MIRRORED, restoration_plan
 from mmdgs.lab import inverse_networks, rivals
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -47,7 +48,7 @@ from mmdgs.moments import (
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
 from mmdgs.randomness import child_seed, randn_like, seeded
-from mmdgs.samplers import Plan, ancestral_plan, mirrored_plan, run as run_chains
+from mmdgs.samplers import Plan, run as run_chains
 from mmdgs.schedules import Levels, edm, geometric
 from mmdgs.targets import GaussianMixture
 
@@ -123,14 +124,13 @@ ROWS: dict[str, Callable[[], Moments]] = {
     **{f"Krylov, {n} steps": partial(_krylov, n) for n in (8, 20)},
     FULL_ROW: lambda: ExactMoments(changing_mixture()),  # the same as FullMoments, without its 64 products
 }
-OTHER_CHAINS: dict[str, tuple[str, bool]] = {
-    "full, mirrored": (FULL_ROW, True),
-    "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", True),
-    "low rank, 2 products, mirrored": ("low rank, 2 products", True),
-    "low rank, 2 products, from 10": ("low rank, 2 products", False),
+OTHER_CHAINS: dict[str, tuple[str, str]] = {
+    "full, mirrored": (FULL_ROW, MIRRORED),
+    "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", MIRRORED),
+    "low rank, 2 products, mirrored": ("low rank, 2 products", MIRRORED),
+    "low rank, 2 products, from 10": ("low rank, 2 products", BRIDGE),
 }
-"""Rows along geometric levels from `LOW_FIRST` to `LOW_LAST`: whose covariance, and whether the noise is turned round.
-"""
+"""Rows along geometric levels from `LOW_FIRST` to `LOW_LAST`: whose covariance, and which chains."""
 SAMPLED: dict[str, Callable[[], Moments | None]] = {
     EXACT: lambda: None,
     **{row: ROWS[row] for row in ("isotropic", "spectral", "low rank, 1 product", "low rank, 2 products")},
@@ -260,10 +260,10 @@ def _by_rival(
 
 def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
     """The chains of a row along so many levels."""
-    of, mirrored = OTHER_CHAINS.get(row, (row, False))
+    of, chains = OTHER_CHAINS.get(row, (row, BRIDGE))
     given = GivenMoments(ROWS[of](), y, operator, NOISE)
     levels = geometric(count, LOW_FIRST, LOW_LAST) if row in OTHER_CHAINS else restoration_levels(count)
-    return mirrored_plan(given, levels) if mirrored else ancestral_plan(given, levels, mean_last=False)
+    return restoration_plan(given, levels, chains)
 
 
 def _restored(row: str, y: Tensor, operator: Operator, settings: InverseSettings, seed: int) -> tuple[Tensor, float]:

@@ -188,7 +188,10 @@ class Sampling:
 
     def __call__(self, cell: Cell) -> Part:
         """The cost of a cell and the numbers of its images, with the first of them as `shown`."""
-        x, cost = self.images(cell)
+        return self.judged(cell, *self.images(cell))
+
+    def judged(self, cell: Cell, x: Tensor, cost: Mapping[str, Any]) -> Part:
+        """The same for images that are made."""
         values = self.judge(x, cell.name, len(cell.seeds))
         return Part({**values, **cost}, {"shown": x[: self.settings.shown].clone()})
 
@@ -198,8 +201,7 @@ class Sampling:
         Raises TimeIsUp where the minutes are over before the last seed is begun.
         """
         workspace, settings = self.context.workspace, self.settings
-        method = cell.what if cell.what.head is None else replace(cell.what, head=self.context.head)
-        method = replace(method, guide=None)  # the model's own
+        method = replace(cell.what, head=cell.what.head and self.context.head, guide=None)
         data = self.judge.references.fit_data(settings.fit_images) if method.covariance in FITTED else None
         plan = make_plan(method, self.model, data=data)
         asked = json.dumps(described((self.depends, cell.what)), sort_keys=True)

@@ -138,8 +138,7 @@ def measured(sampling: Sampling, many: ManySeeds | None, cell: Cell) -> Part:
     x, cost = sampling.images(cell)
     if many is not None:
         many.keep(cell, x, cost)
-    values = sampling.judge(x, cell.name, len(cell.seeds))
-    return Part({**values, **cost}, {"shown": x[: sampling.settings.shown].clone()})
+    return sampling.judged(cell, x, cost)
 
 
 # --- Langevin's step size -------------------------------------------------------------------------------------------

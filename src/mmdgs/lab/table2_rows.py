@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mmdgs.cost import PRODUCT
 from mmdgs.generation import Method
-from mmdgs.generation.methods import guide_beside
+from mmdgs.generation.methods import GUIDE
 from mmdgs.lab.sampler_cells import SamplingSettings, path
 from mmdgs.lab.workspace import axis
 from mmdgs.models import Model, load
@@ -104,7 +104,7 @@ def table2_cells(model: Model, factor: float, settings: Table2Settings) -> dict[
     few = [(row, n) for n in (*settings.fewer_levels, equal) for row in (ISOTROPIC, SPECTRAL)]
     last = [(LANGEVIN, equal), (GIBBS, equal), (LANGEVIN, every), (GIBBS, every), (SPECTRAL, every), (DOWN, equal)]
     found = {(HEUN, n): Method("heun", steps=n) for n in settings.heun}
-    if (guide := guide_beside(model)) is not None:
+    if (guide := model.beside(GUIDE)) is not None:
         guided = Method("heun", guide=load(guide).digest, guidance=settings.guidance)
         found |= {(GUIDED, n): replace(guided, steps=n) for n in settings.heun}
     found |= {(row, min(n, own)): replace(method, steps=min(n, own)) for row, method, counts in stepped for n in counts}

@@ -39,8 +39,7 @@ def _head(model: Model, head: Any, covariance: str, kind: str) -> Any:
 
 def head_beside(model: Model, kind: str) -> Path | None:
     """The head of a kind that is kept in a model's own folder."""
-    beside = model.folder and model.folder / BESIDE[kind]
-    return beside if beside and beside.is_dir() else None
+    return model.beside(BESIDE[kind])
 
 
 BESIDE = {VARIANCE_RATIO: "ocm-head", COVARIANCE: "covariance-head"}

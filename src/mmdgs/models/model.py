@@ -223,6 +223,11 @@ class Model:
         low, high = self.interval
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
+    def beside(self, name: str) -> Path | None:
+        """A folder of this name inside the model's own, where there is one: its heads, its guide."""
+        found = self.folder and self.folder / name
+        return found if found and found.is_dir() else None
+
     def to(self, device: torch.device | str) -> Model:
         """Move the network; returns the model."""
         self.network.to(device)
