@@ -172,7 +172,7 @@ class RecipeRun:
                 origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
-            model = _changed(model, head=origin.head)
+            model = _changed(model, head=origin.head | {"denoiser": model.config.head["denoiser"]})
         return cls(recipe, folder, device, sets, placed(model, device), origin, denoiser)
 
     def title(self) -> str:
@@ -277,8 +277,6 @@ def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
             return f"its network.{key} is {old.options.get(key)}, and the recipe's {now.options.get(key)}"
     if old.param == CLASSES and old.classes != now.classes:
         return f"its classes are {', '.join(old.classes)}, and the data's {', '.join(now.classes)}"
-    if old.head and old.head["denoiser"] != now.head["denoiser"]:
-        return "it is a head for a denoiser of other weights"
     return None
 
 
