@@ -49,6 +49,12 @@ LOOKS = {
     Style(GREEN): ("moments", "DDIM", "10 sweeps"),
     Style(GREEN, "s--"): ("Heun", "10 sweeps, down first"),
     Style(GREEN, "^:"): ("Hadamard", "Heun, guided"),
+    Style(PINK, "D-"): ("spectral, EDM levels",),
+    Style(PURPLE, "D-"): ("modulated, EDM levels",),
+    Style(BLUE, "D-"): ("low rank, one-sided, EDM levels",),
+    Style(BLUE, "D:"): ("low rank, one-sided, below 2, EDM levels",),
+    Style(SLATE, "D-"): ("Krylov, one-sided, EDM levels",),
+    Style(GREEN, "D-"): ("DDIM, EDM levels",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""
