@@ -56,7 +56,7 @@ def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None
 def test_the_score_network_denoises_as_well_at_its_level(model: Model, x: Tensor) -> None:
     score = mmdgs.load("cifar10-score")
     errors = [(denoised(one, x, score.level.sigma)[1] - x).square().mean() for one in (score, model)]
-    assert 0.99 * errors[1] < errors[0] < 1.06 * errors[1]
+    assert 0.99 * errors[1] < errors[0] < 1.1 * errors[1]  # a smaller network that saw a twentieth of the images
     assert score.config.isotropic_variance == pytest.approx(errors[0].item(), rel=0.5)
 
 
