@@ -192,6 +192,7 @@ MUTANTS = [
     ),
     Mutant("samplers/mirrored.py", "(following.sigma / level.sigma)", "1.0", "test_given.py -k mirrored"),
     Mutant("guidance.py", "level), self.weight)", "level), 2.0)", "test_guidance.py"),
+    Mutant("samplers/deterministic.py", "fall - 1 + length", "length", "test_plans.py"),
     Mutant("operators/images.py", "/ math.sqrt(factor)", "/ factor", "test_operators.py"),
     Mutant("samplers/ancestral.py", "(most / size).clamp(max=1)", "(most / size)", "test_plans.py -k bounded"),
     Mutant(

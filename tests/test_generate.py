@@ -895,6 +895,7 @@ FAMILIES = {
     "ancestral": ["--steps", "2"],
     "ddim": ["--steps", "2"],
     "heun": ["--steps", "2"],
+    "multistep": ["--steps", "3"],
 }
 
 

@@ -72,11 +72,12 @@ def guide(tmp_path: Path) -> Path:
     return model.save_pretrained(tmp_path / "worse")
 
 
-@pytest.mark.parametrize("sampler", ["heun", "ddim", "langevin", "consistent"])
+@pytest.mark.parametrize("sampler", ["heun", "multistep", "ddim", "langevin", "consistent"])
 def test_a_method_takes_its_guide_from_a_folder(sampler: str, guide: Path) -> None:
     model, worse = many_level_model(), mmdgs.load(guide)
     plans = {
         "heun": samplers.heun_plan,
+        "multistep": samplers.multistep_plan,
         "ddim": samplers.ddim_plan,
         "langevin": samplers.langevin_plan,
         "consistent": samplers.consistent_plan,

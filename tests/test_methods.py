@@ -95,6 +95,11 @@ PLANS: dict[str, tuple[Method, Written]] = {
         Method("heun", levels=LEVELS, churn=0.2, clip=True),
         lambda m: samplers.heun_plan(clipped(m), LEVELS, churn=0.2),
     ),
+    "multistep": (Method("multistep", levels=LEVELS), lambda m: samplers.multistep_plan(m, LEVELS)),
+    "multistep, settings": (
+        Method("multistep", levels=LEVELS, order=3, clip=True),
+        lambda m: samplers.multistep_plan(clipped(m), LEVELS, order=3),
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -61,6 +61,8 @@ PLANS: dict[str, Make] = {
     "ddim, eta": lambda t, levels: samplers.ddim_plan(t.denoiser(), levels, eta=0.5),
     "heun": lambda t, levels: samplers.heun_plan(t.denoiser(), levels),
     "heun, churn": lambda t, levels: samplers.heun_plan(t.denoiser(), levels, churn=0.1),
+    "multistep": lambda t, levels: samplers.multistep_plan(t.denoiser(), levels),
+    "multistep, third order": lambda t, levels: samplers.multistep_plan(t.denoiser(), levels, order=3),
 }
 plans = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS.keys())
 families = pytest.mark.parametrize("family", [exploding, preserving])
@@ -140,7 +142,10 @@ def test_how_much_noise_a_state_has_beyond_its_level_at_the_papers_settings(make
 
 
 HIGH = {
-    **{name: PLANS[name] for name in ("langevin", "consistent", "ancestral, probes", "ddim", "heun", "small")},
+    **{
+        name: PLANS[name]
+        for name in ("langevin", "consistent", "ancestral, probes", "ddim", "heun", "multistep", "small")
+    },
     "gibbs": lambda t, levels: samplers.gibbs_plan(
         mmdgs.DiagonalMoments(t.denoiser(), probes=3), levels, noise_first=False
     ),
@@ -164,6 +169,57 @@ def test_the_law_approaches_the_target_in_64_dimensions(make: Make) -> None:
     assert errors[1] < 0.09  # Langevin steps of this size are too wide by 0.075
     assert errors[1] < 0.6 * errors[0]
     assert metrics.mmd(many, exact[:chains]) < 0.015  # of data against data: 0.009
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A denoiser whose mean is 2 + 3 l + b l^2 in l = -log(sigma / alpha), whatever it is shown."""
+
+    bend: float = 0.0
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        along = -math.log(level.ratio)
+        return torch.full_like(x_t, 2 + 3 * along + self.bend * along**2)
+
+
+@pytest.mark.parametrize(("order", "bend"), [(2, 0.0), (3, 0.7)])
+@families
+def test_steps_by_several_means_are_exact_where_these_are_a_polynomial(
+    order: int, bend: float, family: Callable
+) -> None:
+    """dy/dl = D - y, D = 2 + 3 l + b l^2: y = f(l) + (y_0 - f(l_0)) e^(l_0 - l), f = b l^2 + (3 - 2 b)(l - 1) + 2."""
+    levels, known = family(6), order - 1  # steps until it has means enough
+    begin, end = (-math.log(levels[i].ratio) for i in (known, -1))
+    x, generator = torch.randn(6, 3, dtype=torch.float64, generator=seeded(0)), Streams(0, 6)
+    plan = samplers.multistep_plan(Curve(bend), levels, order=order)
+    states = [samplers.State(x)]
+    for kernel, level, following in plan.steps[:-1]:
+        states.append(kernel.step(states[-1], level, following, generator=generator)[0])
+    ddim, _ = samplers.DDIM(Curve(bend)).step(states[0], levels[0], levels[1], generator=generator)
+    torch.testing.assert_close(states[1].x, ddim.x)  # nothing came before
+
+    def steady(along: float) -> float:
+        return bend * along**2 + (3 - 2 * bend) * (along - 1) + 2
+
+    expected = steady(end) + (states[known].x / levels[known].alpha - steady(begin)) * math.exp(begin - end)
+    torch.testing.assert_close(states[-1].x / levels[-1].alpha, expected)
+
+
+@pytest.mark.parametrize(("make", "order"), [("ddim", 1), ("heun", 2), ("multistep", 2), ("multistep, third order", 3)])
+@families
+def test_the_order_of_a_method_for_the_ode(make: str, order: int, family: Callable) -> None:
+    """A Gaussian N(m, v) goes along y - m ~ sqrt(v + s^2): errors fall as (1 / steps)^order."""
+    target = GaussianMixture([1.0], torch.tensor([[0.5]]).double(), torch.tensor([[[0.4]]]).double())
+    start = torch.linspace(-6, 6, 9, dtype=torch.float64)[:, None]
+    errors = []
+    for count in (40, 80, 160):
+        plan = PLANS[make](target, family(count, first=100, last=0.1))  # where the first step is DDIM's, D is flat
+        first, last = plan.steps[0].level, plan.steps[-1].level
+        found = samplers.run(replace(plan, steps=plan.steps[:-1]), start * first.alpha, progress=None).x / last.alpha
+        exact = 0.5 + (start - 0.5) * math.sqrt((0.4 + last.ratio**2) / (0.4 + first.ratio**2))
+        errors.append((found - exact).abs().max().item())
+    for more, fewer in zip(errors[1:], errors[:-1], strict=True):
+        assert order - 0.2 < math.log2(fewer / more) < order + 0.6
 
 
 @families
@@ -352,6 +408,7 @@ COSTS = {
     "small": (10, 0),
     "ddim": (10, 0),
     "heun": (2 * 9 + 1, 0),
+    "multistep": (10, 0),
 }
 
 
@@ -405,6 +462,7 @@ def test_a_chain_may_end_with_a_mean() -> None:
         (lambda d: samplers.ddim_plan(d, []), "at least 1 noise levels, got 0"),
         (lambda d: samplers.ddim_plan(d, exploding(3), eta=1.5), "eta must lie in"),
         (lambda d: samplers.heun_plan(d, exploding(3), churn=-1), "churn must be at least 0"),
+        (lambda d: samplers.multistep_plan(d, exploding(3), order=4), "order must be 2 or 3, got 4"),
         (lambda d: samplers.consistent_plan(d, exploding(3), eta=0.0), "eta must lie in"),
         (lambda d: samplers.consistent_plan(d, exploding(3), factor=0.5), "factor must be at least 1"),
         (lambda d: samplers.single_level_plan(mmdgs.FullMoments(d), NoiseLevel(sigma=1.0), steps=0), "steps must be"),

@@ -4,7 +4,7 @@ A model of one level has Gibbs chains at that level. For the samplers of a model
 
     ancestral, ddim                          the model's own levels, as it was trained
     gibbs, gibbs-down, langevin, consistent  its own where they are variance exploding, else `exploding_levels`
-    heun                                     EDM's, within the model's range
+    heun, multistep                          EDM's, within the model's range
 
 Where no sampler is named: Gibbs chains of a model of one level; of one of many `gibbs-down` where the settings are of
 Gibbs sampling (a covariance, sweeps ...), else `heun`, which costs 35 evaluations an image in place of thousands.
@@ -151,6 +151,11 @@ SAMPLERS: dict[str, Sampler] = {
         {"churn": 0.0, "clip": None, **GUIDED},
         edm_levels,
         lambda found: samplers.heun_plan(found.denoiser, found.levels, churn=found.settings["churn"]),
+    ),
+    "multistep": Sampler(
+        {"order": 2, "clip": None, **GUIDED},
+        edm_levels,
+        lambda found: samplers.multistep_plan(found.denoiser, found.levels, order=found.settings["order"]),
     ),
 }
 """Samplers by the names they have on the command line."""

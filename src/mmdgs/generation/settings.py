@@ -21,7 +21,7 @@ class Method:
 
     sampler: str | None = option(
         None,
-        "gibbs, gibbs-down, langevin, consistent, ancestral, ddim or heun.",
+        "gibbs, gibbs-down, langevin, consistent, ancestral, ddim, heun or multistep.",
         show_default="gibbs; over many levels heun",
     )
     levels: Levels | None = option(
@@ -61,6 +61,7 @@ class Method:
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")
+    order: int | None = option(None, "Of multistep: 2 or 3 [2].")
     guide: str | None = option(
         None, "A worse model of the same data, less trained or smaller: samples are led away from its errors."
     )

@@ -55,6 +55,7 @@ LOOKS = {
     Style(BLUE, "D:"): ("low rank, one-sided, below 2, EDM levels",),
     Style(SLATE, "D-"): ("Krylov, one-sided, EDM levels",),
     Style(GREEN, "D-"): ("DDIM, EDM levels",),
+    Style(RED, "^-"): ("multistep",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""

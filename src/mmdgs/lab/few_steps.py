@@ -46,6 +46,7 @@ ROWS = {
     "Krylov": Method("ancestral", covariance="krylov", krylov_steps=5),
     "DDIM": Method("ddim"),
     "Heun": Method("heun"),
+    "multistep": Method("multistep"),
 }
 AT_EDM = (
     "spectral", MODULATED, "low rank", "low rank, one-sided", "low rank, one-sided, below 2", "Krylov, one-sided",

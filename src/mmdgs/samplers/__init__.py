@@ -1,7 +1,7 @@
 """Samplers: small step kernels, plans that say which kernel at which levels, and the one runner."""
 
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
-from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
+from mmdgs.samplers.deterministic import DDIM, Denoise, Heun, Multistep
 from mmdgs.samplers.driver import Run, gibbs_chain, run
 from mmdgs.samplers.gibbs import ExactGibbs, Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Info, Kernel, State
@@ -19,6 +19,7 @@ from mmdgs.samplers.plans import (
     heun_plan,
     langevin_plan,
     mirrored_plan,
+    multistep_plan,
     single_level_plan,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "Langevin",
     "MetropolisGibbs",
     "Mirrored",
+    "Multistep",
     "Plan",
     "Run",
     "State",
@@ -51,6 +53,7 @@ __all__ = [
     "heun_plan",
     "langevin_plan",
     "mirrored_plan",
+    "multistep_plan",
     "run",
     "single_level_plan",
 ]

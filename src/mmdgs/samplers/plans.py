@@ -18,7 +18,7 @@ from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator, randn
 from mmdgs.samplers.ancestral import Ancestral, FixedVariance
-from mmdgs.samplers.deterministic import DDIM, Denoise, Heun
+from mmdgs.samplers.deterministic import DDIM, Denoise, Heun, Multistep
 from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Kernel
 from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
@@ -176,3 +176,8 @@ def ddim_plan(
 def heun_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, churn: float = 0.0) -> Plan:
     """EDM's Heun sampler: two evaluations a step, one in the last."""
     return _down(Heun(denoiser, churn), levels)
+
+
+def multistep_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, order: int = 2) -> Plan:
+    """A method of second or third order with one evaluation a step, as DPM-Solver++ (2M, 3M)."""
+    return _down(Multistep(denoiser, order), levels)
