@@ -36,6 +36,7 @@ from mmdgs.samplers import (
     gibbs_plan,
     heun_plan,
     langevin_plan,
+    multistep_plan,
 )
 from mmdgs.schedules import Levels, geometric
 from mmdgs.targets import GaussianMixture
@@ -106,6 +107,7 @@ SAMPLERS: dict[str, Callable[[GaussianMixture, Levels], Plan]] = {
     FULL_ROW: lambda t, levels: ancestral_plan(FullMoments(t.denoiser()), levels),
     "DDIM": lambda t, levels: ddim_plan(t.denoiser(), levels),
     "Heun": lambda t, levels: heun_plan(t.denoiser(), levels),
+    "multistep": lambda t, levels: multistep_plan(t.denoiser(), levels),
 }
 
 

@@ -23,6 +23,7 @@ WORDS = {
     "langevin": "annealed Langevin",
     "ancestral": "ancestral",
     "heun": "Heun (EDM)",
+    "multistep": "multistep",
 }
 MOST_COUNT, MOST_STEPS = 9, 100
 COUNT, STEPS = 4, 10
@@ -31,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "langevin": {"sweeps": 2},
     "ancestral": {"covariance": "spectral"},
     "heun": {},
+    "multistep": {},
 }
 """What is set of each sampler for a model of many levels, besides the number of levels."""
 
