@@ -164,15 +164,21 @@ def test_samplers_count_evaluations_and_their_lines_give_the_same(tiny, monkeypa
 
 
 def test_results_that_ship_are_those_of_the_rooms() -> None:
-    """Where settings or images change, `python -m mmdgs.studio.make_examples` makes them again."""
+    """Where settings, images or weights change, `python -m mmdgs.studio.make_examples` makes them again."""
     shipped = {file.stem for file in sources.EXAMPLES.glob("*.npz")}
     firsts = [make_examples.first_image(name) for name in sources.models()]
-    asked = {wanted.key(stored) for stored, wanted in firsts}
+    asked = {wanted.key(stored, sources.model_of(wanted.model)) for stored, wanted in firsts}
     rest = [make_examples.first_restored(name) for name in sources.models(many_levels=True)]
-    asked |= {wanted.key(stored, None) for stored, wanted in rest}
+    asked |= {wanted.key(stored, None, sources.model_of(wanted.model)) for stored, wanted in rest}
     assert shipped == asked
     stored, wanted = firsts[0]
-    kept = sources.tensors({k: v for k, v in sources.kept(wanted.key(stored)).items() if v.dtype.kind == "f"})
+    kept = sources.tensors(
+        {
+            k: v
+            for k, v in sources.kept(wanted.key(stored, sources.model_of(wanted.model))).items()
+            if v.dtype.kind == "f"
+        }
+    )
     few = image.Wanted(wanted.model, wanted.sigma, draws=0, components=0)
     seen = image.posterior_of(sources.model_of(wanted.model), stored, few)
     assert torch.allclose(kept["mean"], seen.mean, atol=2e-3)

@@ -54,9 +54,9 @@ class Wanted:
     def asked(self) -> PosteriorSettings:
         return PosteriorSettings(self.components, self.draws, self.region, seed=self.seed)
 
-    def key(self, stored: numpy.ndarray) -> str:
-        """The name of the result for an image."""
-        return key_of("image", **asdict(self), image=stored.tobytes().hex(), shape=stored.shape)
+    def key(self, stored: numpy.ndarray, model: Model) -> str:
+        """The name of the result for an image, by a model's weights."""
+        return key_of("image", **asdict(self), image=stored.tobytes().hex(), shape=stored.shape, weights=model.digest)
 
 
 def posterior_of(
@@ -71,7 +71,7 @@ def posterior_of(
     `tell` hears of the mean and its uncertainty first, where they are not all, then (parts done, parts) as they are.
     """
     image, remarks = in_colours_of(model, stored, "image", clean=wanted.clean)
-    key = wanted.key(stored)
+    key = wanted.key(stored, model)
     if (found := kept(key)) is not None:
         return _from_arrays(found, wanted, remarks)
     sigma = ESTIMATE if wanted.sigma is None else wanted.sigma

@@ -32,13 +32,13 @@ def main() -> None:
     for file in EXAMPLES.glob("*.npz"):
         file.unlink()
     for name in models():
-        stored, wanted = first_image(name)
-        image.posterior_of(model_of(name), stored, wanted)
-        _write(wanted.key(stored))
+        (stored, wanted), model = first_image(name), model_of(name)
+        image.posterior_of(model, stored, wanted)
+        _write(wanted.key(stored, model))
     for name in models(many_levels=True):
-        stored, asked = first_restored(name)
-        restoring.restored(model_of(name), stored, asked)
-        _write(asked.key(stored, None))
+        (stored, asked), model = first_restored(name), model_of(name)
+        restoring.restored(model, stored, asked)
+        _write(asked.key(stored, None, model))
 
 
 def _write(key: str) -> None:

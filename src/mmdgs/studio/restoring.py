@@ -64,10 +64,10 @@ class Wanted:
         if not self.clean and self.operator != OPERATORS[PAINTED]:
             raise UsageError("an image that is damaged already is restored under a painted mask alone")
 
-    def key(self, stored: numpy.ndarray, mask: numpy.ndarray | None) -> str:
-        """The name of the result for an image."""
+    def key(self, stored: numpy.ndarray, mask: numpy.ndarray | None, model: Model) -> str:
+        """The name of the result for an image, by a model's weights."""
         painted = None if mask is None else numpy.packbits(mask).tobytes().hex()
-        return key_of("restore", **asdict(self), image=stored.tobytes().hex(), mask=painted)
+        return key_of("restore", **asdict(self), image=stored.tobytes().hex(), mask=painted, weights=model.digest)
 
 
 def operator_text(name: str, strength: float | None) -> str:
@@ -132,7 +132,7 @@ def restored(
     y = simulated(x, found, wanted.noise, seed=wanted.seed) if wanted.clean else found(x)
     truth = x[0] if wanted.clean else None
     begun = Drawn(truth, as_image(found.known(y), x.shape[1:])[0], y[0], x[:0], done=(0, wanted.draws * wanted.steps))
-    key = wanted.key(stored, mask)
+    key = wanted.key(stored, mask, model)
     if (old := kept(key)) is not None:
         return Drawn(truth, begun.measurement, y[0], tensors(old)["draws"], done=(begun.done[1],) * 2)
     tell(begun)
