@@ -28,10 +28,10 @@ from mmdgs.studio.streaming import Tell, streamed
 
 @pytest.fixture(scope="module")
 def tiny() -> mmdgs.Model:
-    """A denoiser of 8 x 8 colour images at many levels: the exact one of a Gaussian."""
+    """A denoiser of 8 x 8 colour images at many levels: the exact one of a Gaussian, with weights to be known by."""
     law = mmdgs.targets.GaussianMixture([1.0], [[0.5] * 192], 0.2)
     levels = [mmdgs.NoiseLevel(sigma) for sigma in (2.0, 0.5, 0.05, 0.01)]
-    return mmdgs.Model(law.denoiser(), torch.nn.Identity(), levels, (3, 8, 8), source="tiny")
+    return mmdgs.Model(law.denoiser(), torch.nn.PReLU(), levels, (3, 8, 8), source="tiny")
 
 
 @pytest.fixture
