@@ -131,7 +131,7 @@ def test_a_run_in_parts_measures_every_cell_once_and_the_docs_take_all_of_it(
     shown = (docs / "page.md").read_text()
     heun = json.loads((tmp_path / "out" / "few-steps" / "records.json").read_text())["samplers"]
     fids = " | ".join(f"{one['fid']:.2f}" for one in heun)
-    assert f"| Heun (9, 13 and 25 steps) | {fids} | | 17 / 25 |" in shown
+    assert f"| Heun (5, 9, 13, 18 and 25 steps) | | {fids} | | | 17 / 25 |" in shown
     assert "| ancestral, full (5 Krylov steps) | 2 | " in shown
     cell = next(one for one in cases if one["row"] == "spectral" and one["case"] == "cifar10 1")
     assert f"{cell['above_isotropic, default']:+.2f} / " in shown
