@@ -172,15 +172,10 @@ def test_results_that_ship_are_those_of_the_rooms() -> None:
     asked |= {wanted.key(stored, None, sources.model_of(wanted.model)) for stored, wanted in rest}
     assert shipped == asked
     stored, wanted = firsts[0]
-    kept = sources.tensors(
-        {
-            k: v
-            for k, v in sources.kept(wanted.key(stored, sources.model_of(wanted.model))).items()
-            if v.dtype.kind == "f"
-        }
-    )
+    model = sources.model_of(wanted.model)
+    kept = sources.tensors({k: v for k, v in sources.kept(wanted.key(stored, model)).items() if v.dtype.kind == "f"})
     few = image.Wanted(wanted.model, wanted.sigma, draws=0, components=0)
-    seen = image.posterior_of(sources.model_of(wanted.model), stored, few)
+    seen = image.posterior_of(model, stored, few)
     assert torch.allclose(kept["mean"], seen.mean, atol=2e-3)
     assert torch.allclose(kept["std"], seen.std, atol=2e-3)
 

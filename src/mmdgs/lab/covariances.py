@@ -95,11 +95,12 @@ class Estimators:
         """
         moments = self.moments(cell.row)
         x = self.images("test")[: self.settings.krylov_images if cell.row == KRYLOV else None]
-        pairs: list[tuple[Tensor, Gaussian]] = []
+        pairs: Iterable[tuple[Tensor, Gaussian]] = judged(moments, x, self.level, seed=self.seed)
+        if cell.row == MODULATED:
+            pairs = list(pairs)  # for its likelihood, and for its report
         if cell.row in (ISOTROPIC, SPECTRAL):
             nats = self.isotropic if cell.row == ISOTROPIC else self.spectral_nats
         else:
-            pairs = list(judged(moments, x, self.level, seed=self.seed))
             nats = nats_of(pairs)
         streams = Streams(self.seed, 1, purpose="cost")
         with counting() as cost:

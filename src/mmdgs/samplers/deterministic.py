@@ -1,4 +1,4 @@
-"""Samplers without noise of their own: DDIM, two methods of second order for the ODE of diffusion, a denoising step.
+"""Samplers without noise of their own: DDIM, two methods of higher order for the ODE of diffusion, a denoising step.
 
 In y = x / alpha and s = sigma / alpha the ODE is dy/ds = (y - D) / s (Karras et al., 2022): DDIM is its Euler step.
 """
