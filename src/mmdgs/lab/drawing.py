@@ -56,6 +56,7 @@ LOOKS = {
     Style(SLATE, "D-"): ("Krylov, one-sided, EDM levels",),
     Style(GREEN, "D-"): ("DDIM, EDM levels",),
     Style(RED, "^-"): ("multistep",),
+    Style(RED, "^:"): ("multistep, third order",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""

@@ -47,6 +47,7 @@ ROWS = {
     "DDIM": Method("ddim"),
     "Heun": Method("heun"),
     "multistep": Method("multistep"),
+    "multistep, third order": Method("multistep", order=3),
 }
 AT_EDM = (
     "spectral", MODULATED, "low rank", "low rank, one-sided", "low rank, one-sided, below 2", "Krylov, one-sided",

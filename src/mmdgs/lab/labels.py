@@ -49,7 +49,7 @@ class _Curve(NamedTuple):
     colour: str
     data: NDArray[numpy.float64]  # (n, 2), in data units
     points: NDArray[numpy.float64]  # (n, 2), in pixels
-    path: NDArray[numpy.float64]  # the curve followed, in pixels
+    path: NDArray[numpy.float64]  # the curve and its error bars followed, in pixels
 
 
 class _Place(NamedTuple):
@@ -89,12 +89,14 @@ def _covered(place: _Place, taken: list[Bbox]) -> int:
 
 def _curves(axis: Axes) -> Iterator[_Curve]:
     for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-        line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
+        line, _, bars = handle if isinstance(handle, ErrorbarContainer) else (handle, (), ())
         if not isinstance(line, Line2D):
             continue
         data = numpy.asarray(line.get_xydata(), dtype=float)
         points = axis.transData.transform(data)
-        yield _Curve(name, str(line.get_color()), data, points, _followed(points))
+        segments = [axis.transData.transform(bar) for some in bars for bar in some.get_segments() if len(bar)]
+        path = numpy.concatenate([_followed(one) for one in (points, *segments)])
+        yield _Curve(name, str(line.get_color()), data, points, path)
 
 
 def _followed(points: NDArray[numpy.float64], every: float = PIXELS) -> NDArray[numpy.float64]:
