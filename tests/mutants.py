@@ -192,7 +192,9 @@ MUTANTS = [
     ),
     Mutant("samplers/mirrored.py", "(following.sigma / level.sigma)", "1.0", "test_given.py -k mirrored"),
     Mutant("guidance.py", "level), self.weight)", "level), 2.0)", "test_guidance.py"),
-    Mutant("samplers/deterministic.py", "fall - 1 + length", "length", "test_plans.py"),
+    Mutant("samplers/deterministic.py", "length - (1 - fall) / rate", "length", "test_plans.py"),
+    Mutant("samplers/deterministic.py", "2 * linear / rate", "2 * linear", "test_plans.py -k sde"),
+    Mutant("samplers/deterministic.py", "-2 * self.eta * length", "-self.eta * length", "test_plans.py -k sde"),
     Mutant("operators/images.py", "/ math.sqrt(factor)", "/ factor", "test_operators.py"),
     Mutant("samplers/ancestral.py", "(most / size).clamp(max=1)", "(most / size)", "test_plans.py -k bounded"),
     Mutant(

@@ -97,8 +97,8 @@ PLANS: dict[str, tuple[Method, Written]] = {
     ),
     "multistep": (Method("multistep", levels=LEVELS), lambda m: samplers.multistep_plan(m, LEVELS)),
     "multistep, settings": (
-        Method("multistep", levels=LEVELS, order=3, clip=True),
-        lambda m: samplers.multistep_plan(clipped(m), LEVELS, order=3),
+        Method("multistep", levels=LEVELS, order=3, eta=0.7, clip=True),
+        lambda m: samplers.multistep_plan(clipped(m), LEVELS, order=3, eta=0.7),
     ),
 }
 

@@ -17,7 +17,7 @@ from mmdgs import metrics, samplers
 from mmdgs.cost import counting
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Streams, seeded
-from mmdgs.samplers import Plan, State
+from mmdgs.samplers import Plan, State, deterministic
 from mmdgs.targets import GaussianMixture
 
 
@@ -63,6 +63,7 @@ PLANS: dict[str, Make] = {
     "heun, churn": lambda t, levels: samplers.heun_plan(t.denoiser(), levels, churn=0.1),
     "multistep": lambda t, levels: samplers.multistep_plan(t.denoiser(), levels),
     "multistep, third order": lambda t, levels: samplers.multistep_plan(t.denoiser(), levels, order=3),
+    "multistep, eta": lambda t, levels: samplers.multistep_plan(t.denoiser(), levels, eta=1.0),
 }
 plans = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS.keys())
 families = pytest.mark.parametrize("family", [exploding, preserving])
@@ -144,7 +145,16 @@ def test_how_much_noise_a_state_has_beyond_its_level_at_the_papers_settings(make
 HIGH = {
     **{
         name: PLANS[name]
-        for name in ("langevin", "consistent", "ancestral, probes", "ddim", "heun", "multistep", "small")
+        for name in (
+            "langevin",
+            "consistent",
+            "ancestral, probes",
+            "ddim",
+            "heun",
+            "multistep",
+            "multistep, eta",
+            "small",
+        )
     },
     "gibbs": lambda t, levels: samplers.gibbs_plan(
         mmdgs.DiagonalMoments(t.denoiser(), probes=3), levels, noise_first=False
@@ -203,6 +213,56 @@ def test_steps_by_several_means_are_exact_where_these_are_a_polynomial(
 
     expected = steady(end) + (states[known].x / levels[known].alpha - steady(begin)) * math.exp(begin - end)
     torch.testing.assert_close(states[-1].x / levels[-1].alpha, expected)
+
+
+@pytest.mark.parametrize(("order", "bend", "eta"), [(2, 0.0, 0.5), (2, 0.0, 2.0), (3, 0.7, 1.0)])
+@families
+def test_steps_with_noise_have_the_law_of_the_sde_where_means_are_a_polynomial(
+    order: int, bend: float, eta: float, family: Callable
+) -> None:
+    """dy = k (D - y) dl + noise, k = 1 + eta: y is f(l) + (y_0 - f(l_0)) e^(k (l_0 - l)) and noise of the variance
+    (1 - e^(-2 eta (l - l_0))) s^2, with f = D - f' / k and s = sigma / alpha."""
+    levels, known = family(5), order - 1
+    x, generator = torch.zeros(4, 20_000, dtype=torch.float64), Streams(0, 4)
+    plan = samplers.multistep_plan(Curve(bend), levels, order=order, eta=eta)
+    states = [samplers.State(x)]
+    for kernel, level, following in plan.steps[:-1]:
+        states.append(kernel.step(states[-1], level, following, generator=generator)[0])
+    begin, end = (-math.log(levels[i].ratio) for i in (known, -1))
+
+    def steady(along: float) -> float:
+        slope = 3 - 2 * bend / (1 + eta)
+        return 2 + slope * (along - 1 / (1 + eta)) + bend * along**2
+
+    fall = math.exp((1 + eta) * (begin - end))
+    start = states[known].x / levels[known].alpha - steady(begin)
+    noise = states[-1].x / levels[-1].alpha - steady(end) - start * fall
+    variance = (1 - math.exp(-2 * eta * (end - begin))) * levels[-1].ratio ** 2
+    assert_moments(noise.reshape(-1, 1), torch.zeros(1).double(), torch.full((1, 1), variance).double())
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@families
+def test_steps_with_noise_have_a_law_of_second_order(
+    order: int, family: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For N(0, v) all is linear: one chain for the start, one for the noise of each step, and variances add up."""
+    target = GaussianMixture([1.0], torch.zeros(1, 1).double(), torch.tensor([[[0.4]]]).double())
+    errors = []
+    for count in (40, 80, 160):
+        plan = samplers.multistep_plan(target.denoiser(), family(count, first=100, last=0.1), order=order, eta=1.0)
+        impulses = iter(torch.eye(count, dtype=torch.float64)[1:, :, None])
+        monkeypatch.setattr(deterministic, "randn_like", lambda _, __, impulses=impulses: next(impulses))
+        state = State(torch.eye(count, 1, dtype=torch.float64))
+        for kernel, level, following in plan.steps[:-1]:
+            state, _ = kernel.step(state, level, following, generator=seeded(0))
+        first, last = plan.steps[0].level, plan.steps[-1].level
+        found = (
+            state.x.square().T @ torch.tensor([first.alpha**2 * 0.4 + first.sigma**2, *[1.0] * (count - 1)]).double()
+        )
+        errors.append(abs(found.item() / last.alpha**2 - 0.4 - last.ratio**2))
+    for more, fewer in zip(errors[1:], errors[:-1], strict=True):
+        assert 1.8 < math.log2(fewer / more) < 2.6
 
 
 @pytest.mark.parametrize(("make", "order"), [("ddim", 1), ("heun", 2), ("multistep", 2), ("multistep, third order", 3)])
@@ -347,6 +407,20 @@ def test_ddim_with_eta_one_is_the_small_variance(family: Callable) -> None:
     assert torch.allclose(*ends, atol=1e-10)
 
 
+@families
+def test_the_first_step_of_multistep_with_eta_one_is_the_small_variances(family: Callable) -> None:
+    target, levels = skewed_mixture(), family(9)[3:5]
+    x0 = noised(target, levels[0], 6)
+    ends = [
+        samplers.run(plan, x0, seed=2, progress=None).x
+        for plan in (
+            samplers.multistep_plan(target.denoiser(), levels, eta=1.0),
+            samplers.fixed_variance_plan(target.denoiser(), levels),
+        )
+    ]
+    assert torch.allclose(*ends, atol=1e-10)
+
+
 def test_gibbs_is_the_papers_algorithm_written_out() -> None:
     """Algorithm 2 by hand: noise up by sigma_{t+1}^2 - sigma_t^2, down by the Gaussian of the analytic moments."""
     target, levels = skewed_mixture(), exploding(4, 2.0, 0.2)
@@ -463,6 +537,8 @@ def test_a_chain_may_end_with_a_mean() -> None:
         (lambda d: samplers.ddim_plan(d, exploding(3), eta=1.5), "eta must lie in"),
         (lambda d: samplers.heun_plan(d, exploding(3), churn=-1), "churn must be at least 0"),
         (lambda d: samplers.multistep_plan(d, exploding(3), order=4), "order must be 2 or 3, got 4"),
+        (lambda d: samplers.multistep_plan(d, exploding(3), eta=-0.5), "eta must be at least 0 .* got -0.5"),
+        (lambda d: samplers.multistep_plan(d, exploding(3), eta=math.nan), "eta must be at least 0 .* got nan"),
         (lambda d: samplers.consistent_plan(d, exploding(3), eta=0.0), "eta must lie in"),
         (lambda d: samplers.consistent_plan(d, exploding(3), factor=0.5), "factor must be at least 1"),
         (lambda d: samplers.single_level_plan(mmdgs.FullMoments(d), NoiseLevel(sigma=1.0), steps=0), "steps must be"),

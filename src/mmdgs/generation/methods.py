@@ -153,9 +153,11 @@ SAMPLERS: dict[str, Sampler] = {
         lambda found: samplers.heun_plan(found.denoiser, found.levels, churn=found.settings["churn"]),
     ),
     "multistep": Sampler(
-        {"order": 2, "clip": None, **GUIDED},
+        {"order": 2, "eta": 0.0, "clip": None, **GUIDED},
         edm_levels,
-        lambda found: samplers.multistep_plan(found.denoiser, found.levels, order=found.settings["order"]),
+        lambda found: samplers.multistep_plan(
+            found.denoiser, found.levels, order=found.settings["order"], eta=found.settings["eta"]
+        ),
     ),
 }
 """Samplers by the names they have on the command line."""

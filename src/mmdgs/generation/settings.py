@@ -59,7 +59,7 @@ class Method:
         None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
     )
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
-    eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of consistent.")
+    eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of multistep, 0 or more; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")
     order: int | None = option(None, "Of multistep: 2 or 3 [2].")
     guide: str | None = option(

@@ -108,6 +108,7 @@ SAMPLERS: dict[str, Callable[[GaussianMixture, Levels], Plan]] = {
     "DDIM": lambda t, levels: ddim_plan(t.denoiser(), levels),
     "Heun": lambda t, levels: heun_plan(t.denoiser(), levels),
     "multistep": lambda t, levels: multistep_plan(t.denoiser(), levels),
+    "multistep, eta 1": lambda t, levels: multistep_plan(t.denoiser(), levels, eta=1.0),
 }
 
 

@@ -1,4 +1,5 @@
-"""Samplers without noise of their own: DDIM, two methods of higher order for the ODE of diffusion, a denoising step.
+"""Samplers without noise of their own, unless asked for: DDIM, two methods of higher order for the ODE of diffusion
+(`eta`, `churn`: with fresh noise), and a denoising step.
 
 In y = x / alpha and s = sigma / alpha the ODE is dy/ds = (y - D) / s (Karras et al., 2022): DDIM is its Euler step.
 """
@@ -108,15 +109,22 @@ class Multistep:
         y_s = D + e^-h (y_t - D) + (e^-h - 1 + h) c,    h = l_s - l_t,
 
     exactly (Lu et al., 2022: DPM-Solver++, 2M, which takes (1 - e^-h) h / 2 for the last factor); `order` 3 adds the
-    square, by three means. The first step, and one after a step of another kernel, is DDIM's.
+    square, by three means. The first step, and one after a step of another kernel, has D alone.
+
+    `eta` > 0 is for the SDE of the same laws, dy = (1 + eta) (D - y) dl + noise (eta = 1: the time reversal of adding
+    noise): a step lets y fall by e^-(1 + eta) h, and draws noise of the variance (1 - e^(-2 eta h)) sigma^2 anew.
+    Fresh noise washes out errors of earlier steps. The first step is that of DDIM, or, with eta = 1, of DDPM.
     """
 
     denoiser: Denoiser
     order: int = 2
+    eta: float = 0.0
 
     def __post_init__(self) -> None:
         if self.order not in (2, 3):
             raise ValueError(f"order must be 2 or 3, got {self.order}")
+        if not 0 <= self.eta < math.inf:
+            raise ValueError(f"eta must be at least 0 (0: no noise, 1: the reverse SDE's) and finite, got {self.eta}")
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -126,16 +134,19 @@ class Multistep:
         if following == CLEAN:
             return State(finite(mean)), {}
         now, length = -math.log(level.ratio), math.log(level.ratio / following.ratio)
-        fall = math.exp(-length)
+        rate = 1 + self.eta
+        fall = math.exp(-rate * length)
         y = mean + fall * (state.x / level.alpha - mean)
         past = state.past if isinstance(state, _WithMeans) else ()
         if past:
-            linear = fall - 1 + length
+            linear = length - (1 - fall) / rate
             earlier, last = past[0]
             slope = (mean - last) / (now - earlier)
             y = y + linear * slope
             if len(past) > 1:
                 first, oldest = past[1]
                 bend = (slope - (last - oldest) / (earlier - first)) / (now - first)
-                y = y + (length**2 - 2 * linear + (now - earlier) * linear) * bend
+                y = y + (length**2 - 2 * linear / rate + (now - earlier) * linear) * bend
+        if self.eta:
+            y = y + following.ratio * math.sqrt(-math.expm1(-2 * self.eta * length)) * randn_like(y, generator)
         return _WithMeans(finite(following.alpha * y), ((now, mean), *past)[: self.order - 1]), {}
