@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -553,6 +554,7 @@ def test_a_table_of_all_metrics_with_the_open_cell_and_the_warnings() -> None:
     assert "±" not in said(result).split("FID")[1].split("KID")[0]
     result = run(cli.app, ["evaluate", "a.npz", *COMMAND, "--metrics", "fid,kid", "--groups", "4"])
     assert "±" in said(result).split("FID")[1].split("KID")[0]
+    assert re.search(r"FID of 50,000, extrapolated +│ +-?[\d.]+ ± [\d.]+ │", said(result))
     refused = run(cli.app, ["evaluate", "a.npz", *COMMAND, "--groups", "11"])
     assert refused.exit_code == 2
     assert "got 11 of 20 samples" in said(refused)

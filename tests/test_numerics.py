@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import t as student
 
-from mmdgs.metrics import interval, jackknife_interval
+from mmdgs.metrics import extrapolated, interval, jackknife_interval
 from mmdgs.metrics.intervals import student_quantile
 from mmdgs.noise import NoiseLevel
 from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate, variance_factor
@@ -34,6 +34,18 @@ def test_the_interval_of_a_mean_and_that_of_the_jackknife_agree() -> None:
     assert math.isnan(jackknife_interval([1.0]))
     assert interval([2.0])[0] == 2.0
     assert math.isnan(interval([2.0])[1])
+
+
+def test_a_bias_of_one_over_the_count_is_taken_off() -> None:
+    """Exactly for a + c / n, and in the mean for the variance over n, whose bias is -v / n."""
+    law = lambda n: 3.3 + 26_000 / n  # noqa: E731
+    assert extrapolated(law(5_000), [law(4_000)] * 5, 10) == pytest.approx(law(50_000), rel=1e-12)
+    assert extrapolated(law(5_000), [law(4_000)] * 5, math.inf) == pytest.approx(3.3, rel=1e-12)
+    assert extrapolated(law(5_000), [law(4_000)] * 5, 1) == law(5_000)
+    values = [0.3, 1.7, -0.4, 2.2, 0.9]
+    left_out = [statistics.pvariance(values[:i] + values[i + 1 :]) for i in range(5)]
+    assert extrapolated(statistics.pvariance(values), left_out, math.inf) == pytest.approx(statistics.variance(values))
+    assert math.isnan(extrapolated(1.0, [1.0], 2))
 
 
 @pytest.mark.parametrize("gamma", [1.001, 1.0373, 1.3, 3.0, 100.0])

@@ -156,6 +156,8 @@ ROWS: dict[str, list[tuple[str, Callable[[Any], str]]]] = {
     ],
 }
 """The rows of the table: for each metric their names, and how its value is written."""
+USUAL = 50_000
+"""Samples of a FID in publications."""
 
 
 def _table(records: list[Evaluation]) -> Table:
@@ -164,12 +166,24 @@ def _table(records: list[Evaluation]) -> Table:
     for name, lines in ROWS.items():
         if any(name in record.values or name in record.open for record in records):
             rows += [[label, *(_cell(record, name, write) for record in records)] for label, write in lines]
+        if name == "fid" and any(map(_of_more, records)):
+            rows.append([f"FID of {USUAL:,}, extrapolated", *map(_of_more, records)])
     reference = records[0].reference
     return Table(
         f"against {reference.name}:{reference.split} ({reference.count:,} images)",
         ["", *(escape(f"{record.samples.name}:{record.samples.split}") for record in records)],
         rows,
     )
+
+
+def _of_more(record: Evaluation) -> str:
+    """The FID of as many samples as publications take; empty without groups, and where there are as many."""
+    from mmdgs.metrics import extrapolated, jackknife_interval
+
+    left_out, count = record.left_out.get("fid", ()), record.samples.count
+    if len(left_out) < 2 or count >= USUAL:
+        return ""
+    return f"{extrapolated(record.values['fid'], left_out, USUAL / count):.1f} ± {jackknife_interval(left_out):.1f}"
 
 
 def _cell(record: Evaluation, name: str, write: Callable[[Any], str]) -> str:

@@ -47,7 +47,11 @@ from mmdgs.metrics.frechet import (
     gaussian_frechet_distance as gaussian_frechet_distance,
 )
 from mmdgs.metrics.inception_file import Inception as Inception, load_inception as load_inception
-from mmdgs.metrics.intervals import interval as interval, jackknife_interval as jackknife_interval
+from mmdgs.metrics.intervals import (
+    extrapolated as extrapolated,
+    interval as interval,
+    jackknife_interval as jackknife_interval,
+)
 from mmdgs.metrics.judgement import Judgement as Judgement, judge as judge
 from mmdgs.metrics.neighbours import (
     Diversity as Diversity,
