@@ -166,8 +166,8 @@ def _table(records: list[Evaluation]) -> Table:
     for name, lines in ROWS.items():
         if any(name in record.values or name in record.open for record in records):
             rows += [[label, *(_cell(record, name, write) for record in records)] for label, write in lines]
-        if name == "fid" and any(map(_of_more, records)):
-            rows.append([f"FID of {USUAL:,}, extrapolated", *map(_of_more, records)])
+        if name == "fid" and any(more := [_of_more(record) for record in records]):
+            rows.append([f"FID of {USUAL:,}, extrapolated", *more])
     reference = records[0].reference
     return Table(
         f"against {reference.name}:{reference.split} ({reference.count:,} images)",

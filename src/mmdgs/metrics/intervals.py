@@ -58,8 +58,8 @@ def jackknife_interval(left_out: Sequence[float]) -> float:
 def extrapolated(value: float, left_out: Sequence[float], times: float) -> float:
     """A number of `times` as many samples, if its bias falls as one over their count: by the jackknife.
 
-    FIDs do: of 500 to 50,000 images of one sampler they lie on a + c / n (docs/evaluation.md). `left_out` has its
-    values with each of equal groups of the samples left out. NaN where there are no two groups.
+    That of a FID nearly does (docs/evaluation.md). `left_out` has its values with each of equal groups of the samples
+    left out. NaN where there are no two groups.
     """
     groups = len(left_out)
     if groups < 2:

@@ -109,11 +109,11 @@ class Multistep:
         y_s = D + e^-h (y_t - D) + (e^-h - 1 + h) c,    h = l_s - l_t,
 
     exactly (Lu et al., 2022: DPM-Solver++, 2M, which takes (1 - e^-h) h / 2 for the last factor); `order` 3 adds the
-    square, by three means. The first step, and one after a step of another kernel, has D alone.
+    square, by three means. The first step, and one after a step of another kernel, is DDIM's (with eta = 1, DDPM's).
 
     `eta` > 0 is for the SDE of the same laws, dy = (1 + eta) (D - y) dl + noise (eta = 1: the time reversal of adding
     noise): a step lets y fall by e^-(1 + eta) h, and draws noise of the variance (1 - e^(-2 eta h)) sigma^2 anew.
-    Fresh noise washes out errors of earlier steps. The first step is that of DDIM, or, with eta = 1, of DDPM.
+    Fresh noise washes out errors of earlier steps.
     """
 
     denoiser: Denoiser
