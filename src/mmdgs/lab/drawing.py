@@ -58,6 +58,7 @@ LOOKS = {
     Style(RED, "^-"): ("multistep",),
     Style(RED, "^:"): ("multistep, third order",),
     Style(RED, "D--"): ("multistep, eta 1",),
+    Style(RED, "o-."): ("multistep, third order, eta 1",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""

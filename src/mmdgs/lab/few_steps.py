@@ -49,6 +49,7 @@ ROWS = {
     "multistep": Method("multistep"),
     "multistep, third order": Method("multistep", order=3),
     "multistep, eta 1": Method("multistep", eta=1.0),
+    "multistep, third order, eta 1": Method("multistep", order=3, eta=1.0),
 }
 AT_EDM = (
     "spectral", MODULATED, "low rank", "low rank, one-sided", "low rank, one-sided, below 2", "Krylov, one-sided",
