@@ -209,6 +209,12 @@ def test_curves_have_the_look_of_their_row(tmp_path):
     assert {line.get_linestyle() for line in lines} >= {"-", "--"}
 
 
+def test_a_curve_with_a_shorter_title_keeps_its_look(tmp_path):
+    found = grid_of([]).run(context_in(tmp_path))
+    (panel,) = found.curves("c", "", FID, titles={"Heun": "H"}).canvas.axes
+    assert {text.get_text(): text.get_color() for text in panel.texts} == {"DDIM": "#2f8f5b", "H": "#2f8f5b"}
+
+
 def test_claims_are_in_the_page_the_terminal_and_the_records(tmp_path, monkeypatch):
     claims = [Claim("a < b", True, "1 and 2"), Claim("c < d", False), Claim("e < f", None)]
     outcome = Outcome({"n": 1}, [Section("s", claims=claims)])

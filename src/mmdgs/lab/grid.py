@@ -300,9 +300,19 @@ class Results:
         return Claim(text, holds, "; ".join(said))
 
     def draw(
-        self, axis: Axes, measure: Measure, x: Measure | None = None, log: str = "xy", *, intervals: bool = True
+        self,
+        axis: Axes,
+        measure: Measure,
+        x: Measure | None = None,
+        log: str = "xy",
+        *,
+        intervals: bool = True,
+        titles: Mapping[str, str] | None = None,
     ) -> None:
-        """A curve for each row: the measure against the column, or against another measure."""
+        """A curve for each row: the measure against the column, or against another measure.
+
+        `titles` are shorter names of rows, for their labels.
+        """
         scale = 100 if measure.percent else 1
         for row in self.rows:
             own = [(c, self.values(row, c)) for c in self.columns if self.has(row, c)]
@@ -311,7 +321,9 @@ class Results:
             errors = (
                 None if not intervals or all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
             )
-            axis.errorbar(across, up, errors, label=row, capsize=2, elinewidth=0.9, **line_style(row))
+            axis.errorbar(
+                across, up, errors, label=(titles or {}).get(row, row), capsize=2, elinewidth=0.9, **line_style(row)
+            )
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
         title = f"{measure.title}, %" if measure.percent else measure.title
         labelled(axis, "", self.grid.across if x is None else x.title, title, 9)
@@ -320,13 +332,20 @@ class Results:
             axis.set_xticks(self.columns, [f"{column:,}" for column in self.columns])
 
     def curves(
-        self, name: str, caption: str, measure: Measure, *, x: Sequence[Measure | None] = (None,), log: str = "xy"
+        self,
+        name: str,
+        caption: str,
+        measure: Measure,
+        *,
+        x: Sequence[Measure | None] = (None,),
+        log: str = "xy",
+        titles: Mapping[str, str] | None = None,
     ) -> Figure:
         """The figure of `draw`: a panel for each x (None: the column), every curve labelled in each."""
         canvas, axes = new_figure(1, len(x), inches=(7.2 * len(x), 4.6))
         for panel, one in zip(axes[0], x, strict=True):
             panel.margins(x=0.29)  # room for labels
-            self.draw(panel, measure, one, log)
+            self.draw(panel, measure, one, log, titles=titles)
         label_curves(canvas)
         return Figure(name, caption, canvas)
 

@@ -33,7 +33,7 @@ PLACES = (
 NEAR = 2.0
 """A label higher or lower than this, in STEP, has a line to its point."""
 COVERS_LABEL, LEAVES_PANEL, COVERS_MARKER, COVERS_CURVE = 50.0, 50.0, 10.0, 1.5
-SHARED_POINT, NEAR_OTHER, INNER_POINT, LATER_PLACE = 3.0, 0.7, 1.0, 0.15
+SHARED_POINT, NEAR_OTHER, INNER_POINT, LATER_PLACE = 3.0, 2.0, 1.0, 0.15
 """Costs: of an overlap with another label, of leaving the panel, of each marker that is covered, of each PIXELS of a
 curve; of each point of another curve within SHARED of its own, and as near to the label; of a point that is not an end
 of its curve, and of each place that comes later in PLACES. What the line to a label crosses costs as what the label
