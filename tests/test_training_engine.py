@@ -457,6 +457,37 @@ def test_a_signal_waits_for_the_step_and_its_checkpoint(number: signal.Signals, 
     assert torch.equal(found.losses, whole.losses)
 
 
+@pytest.mark.parametrize(("every", "batch", "step"), [(2, 2, 2), (2, 8, 5), (None, 2, 5)])
+def test_a_signal_cuts_a_validation_which_is_made_up_for(every: int | None, batch: int, step: int, tmp_path: Path):
+    def run(held_out: Callable[[Model], PerExampleLoss] = loss_of, folder: RunFolder | None = None) -> Trained:
+        model = small()
+        judged = Validation(ImageExamples(IMAGES), held_out(model))  # three batches
+        chosen = settings(steps=5, validate_every=every)
+        return Trainer(
+            model.network, loss_of(model), ImageExamples(IMAGES), chosen, validation=judged, folder=folder
+        ).run(None)  # fmt: skip
+
+    calls: list[int] = []
+
+    def counted(model: Model) -> PerExampleLoss:
+        loss = signalled(batch, signal.SIGINT)(model)
+
+        def counting(x: Tensor, generator: Generator) -> Tensor:
+            calls.append(len(x))
+            return loss(x, generator)
+
+        return counting
+
+    whole = run()
+    with pytest.raises(Interrupted) as caught:
+        run(counted, RunFolder(tmp_path, {}))
+    assert caught.value.step == step
+    assert len(calls) == batch  # none after the signal
+    found = run(folder=RunFolder(tmp_path, {}))
+    assert found.validations == whole.validations
+    assert torch.equal(found.losses, whole.losses)
+
+
 def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(stopping, "SAME_REQUEST", 0.01)
     folder, model = RunFolder(tmp_path, {}), small()

@@ -121,6 +121,7 @@ class Trainer:
         self.losses: list[float] = []
         self.recent: list[Tensor] = []  # losses since they were last looked at
         self.saved: int | None = None  # the step of the last checkpoint that this run wrote
+        self.asked: list[int] = []  # signals that ask it to stop
         self.done = Trained()
 
     def run(self, progress: str | None = "training") -> Trained:
@@ -144,7 +145,9 @@ class Trainer:
         stops: AbstractContextManager[list[int]] = (
             stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
         )
-        with bar, matmul_precision(settings.precision), stops as asked:
+        with bar, matmul_precision(settings.precision), stops as self.asked:
+            if first and (first == end or (settings.validate_every and first % settings.validate_every == 0)):
+                self._validate()  # unless it was done: a signal may have cut it
             while done.ended_by == "steps" and (end is None or self.step < end):
                 self._stop_with_companions()
                 fraction = max(clock.fraction, self.step / end if end else 0.0)
@@ -169,9 +172,9 @@ class Trainer:
                 early = self.saved is None and settings.checkpoint_every is not None
                 if looking and early and clock.seconds - self.seconds_before >= FIRST_SAVE:
                     self._save()
-                if not last and self._stopping(asked, looking):
+                if (not last or self._lacks_validation) and self._stopping(looking):
                     self._save()
-                    raise Interrupted(self.step, *asked[:1])
+                    raise Interrupted(self.step, *self.asked[:1])
         done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
         done.seconds = self._seconds()
         training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
@@ -181,13 +184,17 @@ class Trainer:
         self.network.eval()
         return done
 
-    def _stopping(self, asked: list[int], looking: bool) -> bool:
+    @property
+    def _alone(self) -> bool:
+        return self.accelerator is None or self.accelerator.num_processes == 1
+
+    def _stopping(self, looking: bool) -> bool:
         """Whether a signal came; several processes ask each other, at looks, so that all stop at the same step."""
-        if self.accelerator is None or self.accelerator.num_processes == 1:
-            return bool(asked)
+        if self.accelerator is None or self._alone:
+            return bool(self.asked)
         if not looking:
             return False
-        count = torch.tensor([float(len(asked))], device=self.accelerator.device)
+        count = torch.tensor([float(len(self.asked))], device=self.accelerator.device)
         return self.accelerator.reduce(count, "sum").item() > 0
 
     def _stop_with_companions(self) -> None:
@@ -237,12 +244,17 @@ class Trainer:
         self.network.train()
 
     def _validate(self) -> None:
-        """The mean loss on the held-out set with the averaged weights and the same noise every time."""
-        if self.validation is None:
+        """The mean loss on the held-out set with the averaged weights and the same noise every time.
+
+        A signal cuts it, unless several processes validate side by side; a resumed run makes up for it.
+        """
+        if self.validation is None or not self._lacks_validation:
             return
         examples, total = self.validation.examples, 0.0
         with self._averaged():
             for indices in torch.arange(len(examples)).split(self.batch_size):
+                if self.asked and self._alone:
+                    return
                 streams = Streams(self.settings.seed, len(indices), first_row=int(indices[0]), purpose="validation")
                 batch = examples.take(indices, streams)
                 total += self.stepper.loss(self.validation.loss, batch, streams).sum().item()
@@ -251,6 +263,11 @@ class Trainer:
             self._judge("validation", "validation loss" if judges else None, value)
         self.done.validations.append((self.step, value))
         self._log({"step": self.step, "validation_loss": value})
+
+    @property
+    def _lacks_validation(self) -> bool:
+        """Whether there is none of this step yet."""
+        return self.validation is not None and all(step != self.step for step, _ in self.done.validations)
 
     def _look(self) -> None:
         """Watch the averaged weights; the randomness of a look is its own, and its time is counted apart."""
