@@ -22,10 +22,11 @@ from mmdgs.lab import Context, Workspace, cifar10, sampler_cells, single_level_c
 from mmdgs.lab.cifar10_collapse import MANY, TEST, collapses
 from mmdgs.lab.grid import Grid, Results
 from mmdgs.lab.sampler_cells import References, SamplingSettings
-from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
+from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, TEN_SIGNS, Chains
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
+from mmdgs.moments.probes import Rademacher
 from mmdgs.networks import preset
 from mmdgs.noise import CLEAN
 from mmdgs.randomness import Streams, randn
@@ -88,10 +89,13 @@ def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains
                   settings, probes=2, block=block)  # fmt: skip
 
 
-def test_chains_are_gibbs_sweeps_whatever_their_batch(tmp_path: Path) -> None:
-    found, cut = (chains(tmp_path, f"{size}", size).states(PAPERS, 5, (0, 1, 3)) for size in (5, 2))
+@pytest.mark.parametrize(
+    ("row", "probes"), [(PAPERS, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})]
+)
+def test_chains_are_gibbs_sweeps_whatever_their_batch(row: str, probes: dict[str, Any], tmp_path: Path) -> None:
+    found, cut = (chains(tmp_path, f"{size}", size).states(row, 5, (0, 1, 3)) for size in (5, 2))
     model = tiny_model("score", SHAPE, sigma=0.3)
-    moments, level, means = DiagonalMoments(model, probes=2), model.levels[0], []
+    moments, level, means = DiagonalMoments(model, **probes), model.levels[0], []
     x0 = randn((5, *SHAPE), torch.empty(0), Streams(0, 5, purpose="start"))
     assert x0.std().item() == pytest.approx(1, abs=0.1)  # the paper's standard normal
 

@@ -38,7 +38,8 @@ LOOKS = {
     Style(ORANGE): ("isotropic", "ancestral, isotropic"),
     Style(ORANGE, "s--"): ("Gibbs, isotropic",),
     Style(PINK): ("spectral", "ancestral, spectral"),
-    Style(PINK, "s--"): ("Gibbs, spectral",),
+    Style(PINK, "s--"): ("Gibbs, spectral", "spectral, from N(0, I)"),
+    Style(PURPLE, "^:"): ("diagonal, 10 Rademacher, from N(0, I)",),
     Style(PURPLE): ("diagonal", "diagonal, Rademacher", "ancestral, diagonal"),
     Style(PURPLE, "s--"): (
         "diagonal, from N(0, I)", "diagonal, lattice", "lattice", "3 products, lattice", "ancestral, full",

@@ -30,21 +30,26 @@ DRAWS, MEANS = "draws", "means"
 
 
 class ChainKind(NamedTuple):
-    """The covariance that chains draw with, and what they start from."""
+    """The covariance that chains draw with, what they start from, and probes other than those of the settings."""
 
     covariance: str
     start: str
+    probes: int | None = None
 
 
 PAPERS, DIAGONAL, ISOTROPIC, SPECTRAL = "diagonal, from N(0, I)", "diagonal", "isotropic", "spectral"
+TEN_SIGNS, SPECTRAL_NORMAL = "diagonal, 10 Rademacher, from N(0, I)", "spectral, from N(0, I)"
 ROWS = {
+    TEN_SIGNS: ChainKind("rademacher", "normal", probes=10),
     PAPERS: ChainKind("diagonal", "normal"),
+    SPECTRAL_NORMAL: ChainKind("spectral", "normal"),
     DIAGONAL: ChainKind("diagonal", "uniform"),
     ISOTROPIC: ChainKind("isotropic", "uniform"),
     SPECTRAL: ChainKind("spectral", "uniform"),
 }
-"""The paper's own (its section 2.1 starts from a standard normal), and others from uniform noise in the data's
-interval: for images in [0, 1] a standard normal is darker than any of them."""
+"""The paper's own (its section 2.1 starts from a standard normal, its experiment has ten probes), the same with fewer
+and better probes and with a spectrum, and others from uniform noise in the data's interval: for images in [0, 1] a
+standard normal is darker than any of them."""
 
 
 @dataclass(eq=False)
@@ -99,7 +104,7 @@ class Chains:
         return {kind: torch.cat([block[kind] for block in blocks], 1) for kind in (DRAWS, MEANS)}
 
     def _run(self, row: str, count: int, keep: Sequence[int], seed: int) -> dict[str, Tensor]:
-        noted = NotedMoments(self._moments(ROWS[row].covariance))
+        noted = NotedMoments(self._moments(ROWS[row]))
         plan = single_level_plan(noted, self.model.levels[0], steps=keep[-1])
         means: dict[tuple[int, int], Tensor] = {}  # by step, and the first chain of the batch
 
@@ -128,9 +133,9 @@ class Chains:
         low, high = self.model.interval
         return to_uint8(((x.float() - low) / (high - low)).clamp(0, 1)).cpu()
 
-    def _moments(self, covariance: str) -> Moments:
-        if covariance == "diagonal":
-            return self.model.posterior(covariance, probes=self.probes, floor=FLOOR)
+    def _moments(self, kind: ChainKind) -> Moments:
+        if kind.covariance in ("diagonal", "rademacher"):
+            return self.model.posterior(kind.covariance, probes=kind.probes or self.probes, floor=FLOOR)
         return self.model.posterior(
-            covariance, data=self.references.fit_data(self.settings.fit_images), calibrated=False
+            kind.covariance, data=self.references.fit_data(self.settings.fit_images), calibrated=False
         )
