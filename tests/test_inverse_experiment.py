@@ -11,8 +11,10 @@ import torch
 from image_experiments import performed
 
 from mmdgs.lab import Context, Workspace, inverse, inverse_networks, rivals
+from mmdgs.lab.grid import Grid, Results
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
 from mmdgs.lab.inverse_samples import energy_distance
+from mmdgs.lab.workspace import Part
 
 TINY = InverseSettings(images=4, draws=4, levels=3, seeds=2, samples=6)
 
@@ -71,6 +73,26 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert free["low rank, 1 product"]["evaluations"] == 3 + 2 * 2
     assert free["Krylov, 2 steps"]["evaluations"] == free["low rank, 2 products"]["evaluations"] == 3 + 2 * 4
     assert any("left out: pip install mmdgs[azula]" in line for line in report.sections[0].text)
+
+
+@pytest.mark.parametrize(
+    ("spread", "rivals_psnr", "holds"),
+    [(1.0, 20.2, True), (1.0, 20.4, False), (0.8, 20.2, False), (1.0, None, None), (0.8, None, False)],
+)
+def test_without_a_rival_a_goal_may_be_missed_but_not_reached(
+    spread: float, rivals_psnr: float | None, holds: bool | None
+) -> None:
+    ours, rival, tasks = "spectral, 25 steps", "DPS (azula), 100 steps", ("box", "blur")
+    good = {"calibration": 1.0, "coverage_90": 0.9, "psnr_shared": 20.0, "evaluations": 25.0}
+    parts = {(ours, task): Part(good) for task in tasks} | {(rival, "box"): Part({"psnr_shared": 20.1})}
+    parts[ours, "blur"] = Part(good | {"calibration": spread})
+    if rivals_psnr is not None:
+        parts[rival, "blur"] = Part({"psnr_shared": rivals_psnr})
+    grid = Grid("restore", {}, lambda cell: Part({}), (), "task")
+    claim = inverse_networks._goal(Results(grid, parts), ours)
+    assert claim.holds is holds
+    assert ("20.00 dB (no rival ran)" in claim.numbers) is (rivals_psnr is None)
+    assert "20.00 dB (best rival 20.10)" in claim.numbers
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
