@@ -38,8 +38,8 @@ def gaussian_model() -> Model:
     return of_levels(FINE, denoise)
 
 
-@pytest.mark.parametrize("chains", ["bridge", "mirrored"])
-def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels(chains: str) -> None:
+@pytest.mark.parametrize(("chains", "steps"), [("bridge", 8), ("mirrored", 8), ("multistep", 60)])
+def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels(chains: str, steps: int) -> None:
     """An operator that does not keep constants, on a model of [-1, 1]: x = 2 u - 1 and y = A u + noise e."""
     model, data = gaussian_model(), gaussian()
     matrix = torch.randn(3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -54,12 +54,12 @@ def test_draws_are_those_of_the_exact_posterior_in_units_of_pixels(chains: str) 
         noise=0.1,
         covariance=FullMoments(model),
         chains=chains,
-        steps=8,
+        steps=steps,
         draws=draws,
         progress=None,
     )
     assert found.draws.shape == (draws, 2, *SHAPE)
-    assert found.cost.forwards == 8
+    assert found.cost.forwards == steps
     deviation = expected.covariance.diagonal(dim1=1, dim2=2).sqrt()
     z = (found.mean.flatten(1) - expected.mean) / deviation
     assert z.abs().max() < 4.5 / math.sqrt(draws)
@@ -85,9 +85,10 @@ def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
     by_row = torch.tensor([0.1, 0.1, 0.1])
     torch.testing.assert_close(restored(y, noise=by_row, batch_size=4), whole, **close)
     assert (restored(y, seed=1) - whole).abs().max() > 0.01
-    mirrored = restored(y, chains="mirrored")
-    torch.testing.assert_close(restored(y[1:], chains="mirrored", first=1, batch_size=2), mirrored[:, 1:], **close)
-    assert (mirrored - whole).abs().max() > 0.01
+    for chains in ("mirrored", "multistep"):
+        other = restored(y, chains=chains)
+        torch.testing.assert_close(restored(y[1:], chains=chains, first=1, batch_size=2), other[:, 1:], **close)
+        assert (other - whole).abs().max() > 0.01
 
 
 def test_draws_of_a_mixture_are_calibrated() -> None:

@@ -2,8 +2,9 @@
 
 Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
 
-    bridge      samplers/ancestral.py: draws that spread as far as their mean errs
+    bridge      samplers/ancestral.py: draws of it, level by level
     mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little
+    multistep   samplers/deterministic.py: its means alone, by the SDE; better means, and draws that spread further
 
 Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
 made in.
@@ -31,9 +32,9 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
 from mmdgs.randomness import Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
-from mmdgs.samplers import Info, Plan, Run, State, ancestral_plan, mirrored_plan, run
+from mmdgs.samplers import Info, Plan, Run, State, ancestral_plan, mirrored_plan, multistep_plan, run
 
-BRIDGE, MIRRORED = CHAINS = ("bridge", "mirrored")
+BRIDGE, MIRRORED, MULTISTEP = CHAINS = ("bridge", "mirrored", "multistep")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Restored:
     """Draws of p(x | y) in [0, 1] units, not clipped: (draws, B, ...).
 
     `cost` is that of one draw, `noise` the standard deviation that was assumed, (1 or B, ...). `info` has averages over
-    the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where systems were solved by iterations.
+    the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where systems were solved by iterations (chains
+    "multistep" say nothing of them).
     """
 
     draws: Float[Tensor, "draws batch ..."]
@@ -84,12 +86,12 @@ def restore(
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
     from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
-    the model. `chains` are "bridge", or "mirrored" for the nearest restoration, with draws whose spread is too small to
-    be its uncertainty. Each draw takes `steps` evaluations of the model (and the products of its covariance), along
-    EDM's levels within the model's range unless `levels` are given. `first` is the number of the first measurement, for
-    parts of a larger set; `batch_size` is how many draws run at a time, and changes no number. `callback(step, state,
-    info, number)` is called after each step of a batch, whose first draw has this number; states are in the model's
-    units.
+    the model. `chains` are "bridge"; "mirrored" for the nearest draws, whose spread is too small to be their
+    uncertainty; or "multistep", which follows the conditioned means. Each draw takes `steps` evaluations of the model
+    (and the products of its covariance), along EDM's levels within the model's range unless `levels` are given. `first`
+    is the number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a time, and
+    changes no number. `callback(step, state, info, number)` is called after each step of a batch, whose first draw has
+    this number; states are in the model's units.
     """
     check_restoration(model, steps, draws, batch_size, chains)
     check_precision(precision)
@@ -157,6 +159,8 @@ class _Work:
 
 def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: str) -> Plan:
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
+    if chains == MULTISTEP:
+        return multistep_plan(given.denoiser, levels, eta=1.0)
     return mirrored_plan(given, levels) if chains == MIRRORED else ancestral_plan(given, levels, mean_last=False)
 
 

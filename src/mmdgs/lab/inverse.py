@@ -3,7 +3,7 @@
 No network is in it: the denoiser is the mixture's own, and p(x | y) is known (GaussianMixture.given). The mixture is of
 8 x 8 images whose correlations and contrast change from place to place and from component to component, so that one
 spectrum for all is wrong on purpose. Chains go down the levels by the bridge of p(x | x_t, y), draw by draw; rows of
-`OTHER_CHAINS` by other levels, or with the noise turned round (samplers/mirrored.py).
+`OTHER_CHAINS` by other levels, with the noise turned round (samplers/mirrored.py), or by means (multistep).
 
     gap          10 log10 of the square error of the draws' mean over that of the optimal mean, without what the finite
                  number of draws adds
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mmdgs.cost import PRODUCT
 from mmdgs.denoisers import Denoiser
-from mmdgs.generation.restoration import BRIDGE, MIRRORED, restoration_plan
+from mmdgs.generation.restoration import BRIDGE, MIRRORED, MULTISTEP, restoration_plan
 from mmdgs.lab import inverse_networks, rivals
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
@@ -129,8 +129,11 @@ OTHER_CHAINS: dict[str, tuple[str, str]] = {
     "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", MIRRORED),
     "low rank, 2 products, mirrored": ("low rank, 2 products", MIRRORED),
     "low rank, 2 products, from 10": ("low rank, 2 products", BRIDGE),
+    "full, multistep": (FULL_ROW, MULTISTEP),
+    "low rank, 2 products, multistep": ("low rank, 2 products", MULTISTEP),
+    "spectral, multistep": ("spectral", MULTISTEP),
 }
-"""Rows along geometric levels from `LOW_FIRST` to `LOW_LAST`: whose covariance, and which chains."""
+"""Whose covariance, and which chains: all but multistep along geometric levels from `LOW_FIRST` to `LOW_LAST`."""
 SAMPLED: dict[str, Callable[[], Moments | None]] = {
     EXACT: lambda: None,
     **{row: ROWS[row] for row in ("isotropic", "spectral", "low rank, 1 product", "low rank, 2 products")},
@@ -262,7 +265,8 @@ def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
     """The chains of a row along so many levels."""
     of, chains = OTHER_CHAINS.get(row, (row, BRIDGE))
     given = GivenMoments(ROWS[of](), y, operator, NOISE)
-    levels = geometric(count, LOW_FIRST, LOW_LAST) if row in OTHER_CHAINS else restoration_levels(count)
+    low = row in OTHER_CHAINS and chains != MULTISTEP
+    levels = geometric(count, LOW_FIRST, LOW_LAST) if low else restoration_levels(count)
     return restoration_plan(given, levels, chains)
 
 
@@ -294,7 +298,7 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         f"of 4 x 4, and 80% of the pixels missing. Chains go down {settings.levels} noise levels from {FIRST:g} to "
         f"{LAST:g}, by the bridge of p(x | x_t, y); a product with the Jacobian counts as two evaluations. Rows "
         f"'mirrored' and 'from 10' have as many levels from {LOW_FIRST:g} to {LOW_LAST:g}, equal in ratio; mirrored "
-        "chains draw x and go on with the noise turned round.",
+        "chains draw x and go on with the noise turned round. Rows 'multistep' follow the means of p(x | x_t, y).",
         *rivals.left_out(),
         *(["This is the quick version: so few measurements say nothing."] if quick else []),
         *found.unfinished(),

@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet, image_set, spread, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.generation import restore
-from mmdgs.generation.restoration import BRIDGE, MIRRORED
+from mmdgs.generation.restoration import BRIDGE, MIRRORED, MULTISTEP
 from mmdgs.generation.restored import as_image, scores_of, simulated
 from mmdgs.lab import rivals
 from mmdgs.lab.drawing import image_rows
@@ -79,6 +79,9 @@ ROWS: dict[str, Ours | Rival] = {
     "spectral, 50 steps": Ours("spectral", 50),
     "spectral, mirrored, 12 steps": Ours("spectral", 12, chains=MIRRORED),
     "spectral, mirrored, 25 steps": Ours("spectral", 25, chains=MIRRORED),
+    "spectral, multistep, 12 steps": Ours("spectral", 12, chains=MULTISTEP),
+    "spectral, multistep, 25 steps": Ours("spectral", 25, chains=MULTISTEP),
+    "spectral, multistep, 50 steps": Ours("spectral", 50, chains=MULTISTEP),
     "modulated, 25 steps": Ours("modulated", 25),
     "low rank, 1 product, 10 steps": Ours("low-rank", 10, {"products": 1}),
     "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, {"products": 1, "symmetric": True}),
