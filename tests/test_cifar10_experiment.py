@@ -22,7 +22,7 @@ from mmdgs.lab import Context, Workspace, cifar10, sampler_cells, single_level_c
 from mmdgs.lab.cifar10_collapse import MANY, TEST, collapses
 from mmdgs.lab.grid import Grid, Results
 from mmdgs.lab.sampler_cells import References, SamplingSettings
-from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, TEN_SIGNS, Chains
+from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, FROM_NORMAL, MEANS, ROWS, SPECTRAL, TEN_SIGNS, Chains
 from mmdgs.lab.workspace import Part
 from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
@@ -70,7 +70,7 @@ def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, m
         assert [(one["row"], one["Gibbs steps"]) for one in cells] == [(row, t) for row in ROWS for t in (1, 2, 3)]
         assert all(one["fid"] > 0 for one in cells)
     long = [(one["row"], one["steps"]) for one in records["collapse"]]
-    assert long == [(TEST, 0), (MANY, 0), (PAPERS, 1), (PAPERS, 2), (SPECTRAL, 1), (SPECTRAL, 2)]
+    assert long == [(TEST, 0), (MANY, 0), (FROM_NORMAL, 1), (FROM_NORMAL, 2), (SPECTRAL, 1), (SPECTRAL, 2)]
     assert all(sum(one["class_shares"]) == pytest.approx(1) for one in records["collapse"])
     assert set(records["maps"]["errors"]) == {"Rademacher, 1", "Rademacher, 10", "lattice, 3", "one variance for all"}
     drawn = {f"cifar10_{name}{row}" for name in ("chains", "25_chains") for row in ("", "_spectral")}
@@ -90,7 +90,7 @@ def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains
 
 
 @pytest.mark.parametrize(
-    ("row", "probes"), [(PAPERS, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})]
+    ("row", "probes"), [(FROM_NORMAL, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})]
 )
 def test_chains_are_gibbs_sweeps_whatever_their_batch(row: str, probes: dict[str, Any], tmp_path: Path) -> None:
     found, cut = (chains(tmp_path, f"{size}", size).states(row, 5, (0, 1, 3)) for size in (5, 2))

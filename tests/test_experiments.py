@@ -211,7 +211,7 @@ def test_curves_have_the_look_of_their_row(tmp_path):
 
 def test_a_curve_with_a_shorter_title_keeps_its_look(tmp_path):
     found = grid_of([]).run(context_in(tmp_path))
-    (panel,) = found.curves("c", "", FID, titles={"Heun": "H"}).canvas.axes
+    (panel,) = found.curves("c", "", FID, rows={"DDIM": "DDIM", "Heun": "H"}).canvas.axes
     assert {text.get_text(): text.get_color() for text in panel.texts} == {"DDIM": "#2f8f5b", "H": "#2f8f5b"}
 
 

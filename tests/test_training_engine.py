@@ -470,7 +470,7 @@ def test_a_signal_cuts_a_validation_which_is_made_up_for(every: int | None, batc
     calls: list[int] = []
 
     def counted(model: Model) -> PerExampleLoss:
-        loss = signalled(batch, signal.SIGINT)(model)
+        loss = signalled(batch if not calls else 1, signal.SIGINT)(model)
 
         def counting(x: Tensor, generator: Generator) -> Tensor:
             calls.append(len(x))
@@ -483,6 +483,9 @@ def test_a_signal_cuts_a_validation_which_is_made_up_for(every: int | None, batc
         run(counted, RunFolder(tmp_path, {}))
     assert caught.value.step == step
     assert len(calls) == batch  # none after the signal
+    with pytest.raises(Interrupted) as caught:
+        run(counted, RunFolder(tmp_path, {}))  # and again, in the first batch of what is made up for
+    assert (caught.value.step, len(calls)) == (step, batch + 1)
     found = run(folder=RunFolder(tmp_path, {}))
     assert found.validations == whole.validations
     assert torch.equal(found.losses, whole.losses)

@@ -4,7 +4,7 @@ Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
 
     bridge      samplers/ancestral.py: draws of it, level by level
     mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little
-    multistep   samplers/deterministic.py: its means alone, by the SDE; better means, and draws that spread further
+    multistep   samplers/deterministic.py: its means alone, by the SDE, with fresh noise at every level
 
 Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
 made in.

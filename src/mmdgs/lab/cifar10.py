@@ -20,7 +20,7 @@ from mmdgs.lab.grid import Cell, Grid, Results
 from mmdgs.lab.labels import label_curves
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import QUICK_NOTE, Judge, References, Sampling, SamplingSettings
-from mmdgs.lab.single_level_chains import DRAWS, MEANS, PAPERS, ROWS, SPECTRAL, Chains
+from mmdgs.lab.single_level_chains import DRAWS, FROM_NORMAL, MEANS, ROWS, SPECTRAL, Chains
 from mmdgs.lab.small_models import QUICK_TRAINING, check_colours, model_of
 from mmdgs.lab.workspace import Part, axis
 from mmdgs.models import Model, from_pretrained, load
@@ -49,7 +49,7 @@ class Cifar10Settings(SamplingSettings):
     curves: tuple[str, ...] = axis(tuple(ROWS))
     probes: int = 3  # on lattices, which come nearer than the paper's 10 with signs everywhere (docs/probes.md)
     block: int = 2_500  # chains that are run and kept as one part
-    long_rows: tuple[str, ...] = axis((PAPERS, SPECTRAL))
+    long_rows: tuple[str, ...] = axis((FROM_NORMAL, SPECTRAL))
     long_chains: int = 250
     long_steps: tuple[int, ...] = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 200, 500, 1_000)
     shown: int = 25

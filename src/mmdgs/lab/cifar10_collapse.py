@@ -19,7 +19,7 @@ from mmdgs.lab.drawing import class_bars, colour_picture, image_rows, new_figure
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import DIVERSITY, DUPLICATES, QUICK_NOTE, Judge, Sampling, path
-from mmdgs.lab.single_level_chains import DRAWS, MEANS, PAPERS, ROWS, Chains
+from mmdgs.lab.single_level_chains import DRAWS, FROM_NORMAL, MEANS, ROWS, Chains
 from mmdgs.lab.workspace import Part
 from mmdgs.moments import FLOOR
 
@@ -72,7 +72,7 @@ def long_chain_section(chains: Chains, settings: Cifar10Settings, quick: bool) -
         means, count = own[MEANS], min(CHAINS_SHOWN, own[DRAWS].shape[1])
         strips = {f"chain {c + 1}, {kind}": own[kind][regular, c] for c in range(count) for kind in (DRAWS, MEANS)}
         strip = image_rows(strips, titles=[f"{steps[i]:,}" for i in regular])
-        ending = "" if row == PAPERS else f"_{row}"
+        ending = "" if row == FROM_NORMAL else f"_{row}"
         start = "standard normal" if ROWS[row].start == "normal" else "uniform"
         what = f"{ROWS[row].covariance.capitalize()} covariance, from {start} noise"
         figures += [

@@ -133,10 +133,11 @@ def _section(found: Results, settings: FewStepSettings, source: str, quick: bool
     table = found.table("Few-step sampling", [measure, EVALUATIONS], head="sampler", note=note)
     caption = f"{measure.title} against steps, and against evaluations of the network."
     short = {row: row.removesuffix(EDM) for row in found.rows if row.removesuffix(EDM) not in found.rows}
-    if short:
+    if short:  # these rows are there along EDM's levels alone
         caption += f" Along EDM's levels: {', '.join(short.values())}."
+    names = {row: short.get(row, row) for row in found.rows}
     figures = [
-        found.curves("few_steps", caption, measure, x=(None, EVALUATIONS), titles=short),
+        found.curves("few_steps", caption, measure, x=(None, EVALUATIONS), rows=names),
         Figure("few_steps_images", "The first images of each, from the same noise.", _draw_images(found)),
     ]
     pairs = [pair for pair in EXPECTED if set(pair) <= set(found.rows)]

@@ -296,8 +296,7 @@ class Results:
             said.append(values if math.isnan(gap.half) else f"{values}, {measure.text(gap, '+')}")
         where = f"({self.grid.across}: {shared[0]})" if len(shared) == 1 else f"for all {self.grid.across}"
         text = f"{row} has a better {measure.title} than {other} {where}"
-        holds = False if False in verdicts else None if None in verdicts or not shared else True
-        return Claim(text, holds, "; ".join(said))
+        return Claim.of_all(text, verdicts, said)
 
     def draw(
         self,
@@ -307,26 +306,21 @@ class Results:
         log: str = "xy",
         *,
         intervals: bool = True,
-        titles: Mapping[str, str] | None = None,
+        rows: Mapping[str, str] | None = None,
     ) -> None:
-        """A curve for each row: the measure against the column, or against another measure.
-
-        `titles` are shorter names of rows, for their labels.
-        """
+        """A curve for each row, which `rows` pick and name: the measure against the column, or another measure."""
         scale = 100 if measure.percent else 1
-        for row in self.rows:
+        for row, title in (rows or {r: r for r in self.rows}).items():
             own = [(c, self.values(row, c)) for c in self.columns if self.has(row, c)]
             points = sorted((c if x is None else x.of(v).value, *measure.of(v)) for c, v in own)
             across, up, halves = zip(*((a, scale * b, scale * c) for a, b, c in points), strict=True)
             errors = (
                 None if not intervals or all(map(math.isnan, halves)) else [0.0 if math.isnan(h) else h for h in halves]
             )
-            axis.errorbar(
-                across, up, errors, label=(titles or {}).get(row, row), capsize=2, elinewidth=0.9, **line_style(row)
-            )
+            axis.errorbar(across, up, errors, label=title, capsize=2, elinewidth=0.9, **line_style(row))
         axis.set(xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
-        title = f"{measure.title}, %" if measure.percent else measure.title
-        labelled(axis, "", self.grid.across if x is None else x.title, title, 9)
+        what = f"{measure.title}, %" if measure.percent else measure.title
+        labelled(axis, "", self.grid.across if x is None else x.title, what, 9)
         plain_logs(axis)
         if x is None and len(self.columns) <= FEW and all(isinstance(column, int) for column in self.columns):
             axis.set_xticks(self.columns, [f"{column:,}" for column in self.columns])
@@ -339,13 +333,13 @@ class Results:
         *,
         x: Sequence[Measure | None] = (None,),
         log: str = "xy",
-        titles: Mapping[str, str] | None = None,
+        rows: Mapping[str, str] | None = None,
     ) -> Figure:
         """The figure of `draw`: a panel for each x (None: the column), every curve labelled in each."""
         canvas, axes = new_figure(1, len(x), inches=(7.2 * len(x), 4.6))
         for panel, one in zip(axes[0], x, strict=True):
             panel.margins(x=0.29)  # room for labels
-            self.draw(panel, measure, one, log, titles=titles)
+            self.draw(panel, measure, one, log, rows=rows)
         label_curves(canvas)
         return Figure(name, caption, canvas)
 

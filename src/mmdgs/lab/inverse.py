@@ -59,7 +59,7 @@ FIRST, LAST = 100.0, 0.01
 """The noisiest level is as far above the data's standard deviation, about 0.7, as that of the models that ship. On one
 set of 60 measurements the calibration of a deconvolution was 1.34 from 8, 1.23 from 20 and from 100."""
 LOW_FIRST, LOW_LAST = 10.0, 0.03
-"""Ends of the levels of `OTHER_CHAINS`, chosen on other measurements (seeds 1000 to 1009)."""
+"""Ends of `low_levels`, chosen on other measurements (seeds 1000 to 1009)."""
 KNOTS, FIT_IMAGES = 20, 2_000
 EXACT, FULL_ROW = "exact posterior", "full"
 GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
@@ -124,16 +124,28 @@ ROWS: dict[str, Callable[[], Moments]] = {
     **{f"Krylov, {n} steps": partial(_krylov, n) for n in (8, 20)},
     FULL_ROW: lambda: ExactMoments(changing_mixture()),  # the same as FullMoments, without its 64 products
 }
-OTHER_CHAINS: dict[str, tuple[str, str]] = {
-    "full, mirrored": (FULL_ROW, MIRRORED),
-    "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", MIRRORED),
-    "low rank, 2 products, mirrored": ("low rank, 2 products", MIRRORED),
-    "low rank, 2 products, from 10": ("low rank, 2 products", BRIDGE),
-    "full, multistep": (FULL_ROW, MULTISTEP),
-    "low rank, 2 products, multistep": ("low rank, 2 products", MULTISTEP),
-    "spectral, multistep": ("spectral", MULTISTEP),
+
+
+def restoration_levels(count: int) -> Levels:
+    """EDM's, as `restore` has them."""
+    return edm(count, FIRST, LAST)
+
+
+def low_levels(count: int) -> Levels:
+    """Of equal ratio, between `LOW_FIRST` and `LOW_LAST`."""
+    return geometric(count, LOW_FIRST, LOW_LAST)
+
+
+OTHER_CHAINS: dict[str, tuple[str, str, Callable[[int], Levels]]] = {
+    "full, mirrored": (FULL_ROW, MIRRORED, low_levels),
+    "Krylov, 20 steps, mirrored": ("Krylov, 20 steps", MIRRORED, low_levels),
+    "low rank, 2 products, mirrored": ("low rank, 2 products", MIRRORED, low_levels),
+    "low rank, 2 products, from 10": ("low rank, 2 products", BRIDGE, low_levels),
+    "full, multistep": (FULL_ROW, MULTISTEP, restoration_levels),
+    "low rank, 2 products, multistep": ("low rank, 2 products", MULTISTEP, restoration_levels),
+    "spectral, multistep": ("spectral", MULTISTEP, restoration_levels),
 }
-"""Whose covariance, and which chains: all but multistep along geometric levels from `LOW_FIRST` to `LOW_LAST`."""
+"""Whose covariance, which chains, and along which levels."""
 SAMPLED: dict[str, Callable[[], Moments | None]] = {
     EXACT: lambda: None,
     **{row: ROWS[row] for row in ("isotropic", "spectral", "low rank, 1 product", "low rank, 2 products")},
@@ -174,11 +186,6 @@ class InverseSettings:
 
 FULL = InverseSettings()
 QUICK = InverseSettings(images=6, draws=4, seeds=2, samples=10, tuned_on=2, tuned_draws=3, rivals=tuple(RIVALS)[:1])
-
-
-def restoration_levels(count: int) -> Levels:
-    """EDM's, as `restore` has them."""
-    return edm(count, FIRST, LAST)
 
 
 def run(context: Context) -> Outcome:
@@ -263,11 +270,9 @@ def _by_rival(
 
 def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
     """The chains of a row along so many levels."""
-    of, chains = OTHER_CHAINS.get(row, (row, BRIDGE))
+    of, chains, levels = OTHER_CHAINS.get(row, (row, BRIDGE, restoration_levels))
     given = GivenMoments(ROWS[of](), y, operator, NOISE)
-    low = row in OTHER_CHAINS and chains != MULTISTEP
-    levels = geometric(count, LOW_FIRST, LOW_LAST) if low else restoration_levels(count)
-    return restoration_plan(given, levels, chains)
+    return restoration_plan(given, levels(count), chains)
 
 
 def _restored(row: str, y: Tensor, operator: Operator, settings: InverseSettings, seed: int) -> tuple[Tensor, float]:
@@ -343,4 +348,4 @@ def _goal(found: Results, row: str) -> Claim:
         f"{row}: gap under {GOAL_GAP:g} dB, spread over error within {GOAL_CALIBRATION[0]:g} and "
         f"{GOAL_CALIBRATION[1]:g}, coverage within {100 * GOAL_COVERAGE:g} points of the exact posterior's"
     )
-    return Claim(text, all(verdicts) if verdicts else None, "; ".join(said))
+    return Claim.of_all(text, verdicts, said)

@@ -315,5 +315,4 @@ def _goal(found: Results, row: str) -> Claim:
         f"{GOAL_CALIBRATION[1]:g}, coverage {100 * GOAL_COVERAGE[0]:g} to {100 * GOAL_COVERAGE[1]:g}%, PSNR within "
         f"{GOAL_PSNR:g} dB of the best rival"
     )
-    holds = False if False in verdicts else None if None in verdicts or not verdicts else True
-    return Claim(text, holds, "; ".join(said))
+    return Claim.of_all(text, verdicts, said)

@@ -29,6 +29,12 @@ class Claim:
     holds: bool | None
     numbers: str = ""
 
+    @classmethod
+    def of_all(cls, text: str, verdicts: Sequence[bool | None], said: Sequence[str]) -> Claim:
+        """The claim that all hold: one that does not decides it; else it is open where one is, or there are none."""
+        holds = False if False in verdicts else None if None in verdicts or not verdicts else True
+        return cls(text, holds, "; ".join(said))
+
     @property
     def verdict(self) -> str:
         return {True: "holds", False: "does not hold", None: "not decided"}[self.holds]

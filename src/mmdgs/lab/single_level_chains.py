@@ -37,11 +37,11 @@ class ChainKind(NamedTuple):
     probes: int | None = None
 
 
-PAPERS, DIAGONAL, ISOTROPIC, SPECTRAL = "diagonal, from N(0, I)", "diagonal", "isotropic", "spectral"
+FROM_NORMAL, DIAGONAL, ISOTROPIC, SPECTRAL = "diagonal, from N(0, I)", "diagonal", "isotropic", "spectral"
 TEN_SIGNS, SPECTRAL_NORMAL = "diagonal, 10 Rademacher, from N(0, I)", "spectral, from N(0, I)"
 ROWS = {
     TEN_SIGNS: ChainKind("rademacher", "normal", probes=10),
-    PAPERS: ChainKind("diagonal", "normal"),
+    FROM_NORMAL: ChainKind("diagonal", "normal"),
     SPECTRAL_NORMAL: ChainKind("spectral", "normal"),
     DIAGONAL: ChainKind("diagonal", "uniform"),
     ISOTROPIC: ChainKind("isotropic", "uniform"),

@@ -146,8 +146,10 @@ class Trainer:
             stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
         )
         with bar, matmul_precision(settings.precision), stops as self.asked:
-            if first and (first == end or (settings.validate_every and first % settings.validate_every == 0)):
+            if first and (first == end or self._due(settings.validate_every)):
                 self._validate()  # unless it was done: a signal may have cut it
+                if self._lacks_validation:
+                    self._end_if_asked()
             while done.ended_by == "steps" and (end is None or self.step < end):
                 self._stop_with_companions()
                 fraction = max(clock.fraction, self.step / end if end else 0.0)
@@ -166,15 +168,14 @@ class Trainer:
                         bar.total = min(end or math.inf, math.ceil(self.step / min(1.0, max(fraction, clock.fraction))))
                 last = self.step == end or done.ended_by == "minutes"
                 for every, event in events:
-                    if last or (every is not None and self.step % every == 0):
+                    if last or self._due(every):
                         self._flush()
                         event()
                 early = self.saved is None and settings.checkpoint_every is not None
                 if looking and early and clock.seconds - self.seconds_before >= FIRST_SAVE:
                     self._save()
-                if (not last or self._lacks_validation) and self._stopping(looking):
-                    self._save()
-                    raise Interrupted(self.step, *self.asked[:1])
+                if not last or self._lacks_validation:
+                    self._end_if_asked(looking)
         done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
         done.seconds = self._seconds()
         training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
@@ -184,13 +185,18 @@ class Trainer:
         self.network.eval()
         return done
 
-    @property
-    def _alone(self) -> bool:
-        return self.accelerator is None or self.accelerator.num_processes == 1
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0
 
-    def _stopping(self, looking: bool) -> bool:
+    def _end_if_asked(self, looking: bool = False) -> None:
+        """Raise `Interrupted` after a checkpoint, where a signal came."""
+        if self._stopping(looking):
+            self._save()
+            raise Interrupted(self.step, *self.asked[:1])
+
+    def _stopping(self, looking: bool = False) -> bool:
         """Whether a signal came; several processes ask each other, at looks, so that all stop at the same step."""
-        if self.accelerator is None or self._alone:
+        if self.accelerator is None or self.accelerator.num_processes == 1:
             return bool(self.asked)
         if not looking:
             return False
@@ -253,7 +259,7 @@ class Trainer:
         examples, total = self.validation.examples, 0.0
         with self._averaged():
             for indices in torch.arange(len(examples)).split(self.batch_size):
-                if self.asked and self._alone:
+                if self._stopping():
                     return
                 streams = Streams(self.settings.seed, len(indices), first_row=int(indices[0]), purpose="validation")
                 batch = examples.take(indices, streams)
