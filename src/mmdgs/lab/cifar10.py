@@ -94,7 +94,7 @@ def run(context: Context) -> Outcome:
         collapse_section(collapse, settings, context.quick),
     ]
     records = {"settings": named, "maps": found_maps.values, "collapse": collapse.records()}
-    return Outcome({**records, "curves": {kind: found.records() for kind, found in curves.items()}}, sections)
+    return Outcome({**records, **{kind: found.records() for kind, found in curves.items()}}, sections)
 
 
 def single_level_model(context: Context) -> Model:

@@ -36,7 +36,8 @@ RECORDS, RUN_RECORDS = Path("docs", "records"), "records.json"
 MARK = re.compile(r"^<!-- table: (\S+) (\S+) -->\n(.*?)^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 OPENED = "<!-- table:"
 IDENTITY = (
-    "model", "row", "case", "data", "task", "steps", "levels", "levels or steps", "sigma / alpha", "first images",
+    "model", "row", "case", "data", "task", "steps", "levels", "levels or steps", "Gibbs steps", "sigma / alpha",
+    "first images",
 )  # fmt: skip
 """Keys that say which cell of an experiment an entry is."""
 LINES = 3
