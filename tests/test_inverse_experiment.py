@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from image_experiments import performed
+from toy_models import many_level_model
 
+from mmdgs.data import image_set
 from mmdgs.lab import Context, Workspace, inverse, inverse_networks, rivals
-from mmdgs.lab.grid import Grid, Results
+from mmdgs.lab.grid import Cell, Grid, Results
 from mmdgs.lab.inverse import EXACT, FULL_ROW, InverseSettings, judged
 from mmdgs.lab.inverse_samples import energy_distance
 from mmdgs.lab.workspace import Part
@@ -93,6 +97,31 @@ def test_without_a_rival_a_goal_may_be_missed_but_not_reached(
     assert claim.holds is holds
     assert ("20.00 dB (no rival ran)" in claim.numbers) is (rivals_psnr is None)
     assert "20.00 dB (best rival 20.10)" in claim.numbers
+
+
+def test_pictures_of_rivals_are_of_the_same_images_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rivals restore every second image here. Both "restore" by giving the measurements back."""
+    stored = (torch.arange(12 * 3 * 16 * 16) % 251).reshape(12, 3, 16, 16).to(torch.uint8)
+    monkeypatch.setattr(inverse_networks, "stored_images", lambda *given: image_set(stored, "images"))
+    monkeypatch.setattr(inverse_networks, "simulated", lambda truth, operator, noise, seed: truth)
+    monkeypatch.setattr(rivals, "restore", lambda name, model, y, *given, **named: (y[None].repeat(2, 1, 1, 1, 1), 1.0))
+    ours = partial(SimpleNamespace, cost=SimpleNamespace(evaluations=1.0), seconds=1.0)
+    monkeypatch.setattr(
+        inverse_networks, "restore", lambda model, y, *given, **named: ours(draws=y[None].repeat(2, 1, 1, 1, 1))
+    )
+    rows = ("isotropic, 50 steps", "PiGDM (azula), 50 steps")
+    settings = inverse_networks.NetworkSettings(images=12, seeds=2, rival_every=2, tuned_on=2, rows=rows, shown=3)
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"))
+    model = many_level_model((3, 16, 16))
+    monkeypatch.setattr(type(model), "posterior", lambda *given, **named: None)
+    work = inverse_networks._Work(context, model, settings, None)
+    for row in rows:
+        part = work(Cell(row, "box", inverse_networks.ROWS[row], (0,)))
+        assert torch.equal(part.tensors["draw"], stored[[0, 4, 8]])
+    strips: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(inverse_networks, "image_rows", lambda rows, **given: strips.update(rows))
+    inverse_networks._draw(Results(Grid("restore", {}, work, (), "task"), {}), work, "box")
+    assert torch.equal(strips["truth"], stored[[0, 4, 8]])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

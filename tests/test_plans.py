@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -189,8 +190,10 @@ class Curve:
     bend: float = 0.0
 
     def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-        along = -math.log(level.ratio)
-        return torch.full_like(x_t, 2 + 3 * along + self.bend * along**2)
+        return torch.full_like(x_t, self.at(-math.log(level.ratio)))
+
+    def at(self, along: float) -> float:
+        return 2 + 3 * along + self.bend * along**2
 
     def steady(self, along: float, rate: float) -> float:
         """f with f' = rate (D - f): what y nears."""
@@ -246,25 +249,56 @@ def test_steps_with_noise_have_the_law_of_the_sde_where_means_are_a_polynomial(
     assert_moments(noise.reshape(-1, 1), torch.zeros(1).double(), torch.full((1, 1), variance).double())
 
 
-@pytest.mark.parametrize("order", [2, 3])
-@families
-def test_steps_with_noise_have_a_law_of_second_order(
-    order: int, family: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For N(0, v) all is linear: one chain for the start, one for the noise of each step, and variances add up."""
+def gaussian_errors(
+    counts: tuple[int, ...], family: Callable, monkeypatch: pytest.MonkeyPatch, **kind: Any
+) -> list[float]:
+    """How much too large the variance of N(0, 0.4) comes out with noise, along so many levels.
+
+    All is linear: one chain for the start, one for the noise of each step, and variances add up.
+    """
     target = GaussianMixture([1.0], torch.zeros(1, 1).double(), torch.tensor([[[0.4]]]).double())
     errors = []
-    for count in (40, 80, 160):
-        plan = samplers.multistep_plan(target.denoiser(), family(count, first=100, last=0.1), order=order, eta=1.0)
+    for count in counts:
+        plan = samplers.multistep_plan(target.denoiser(), family(count, first=100, last=0.1), eta=1.0, **kind)
         impulses = iter(torch.eye(count, dtype=torch.float64)[1:, :, None])
         monkeypatch.setattr(deterministic, "randn_like", lambda _, __, impulses=impulses: next(impulses))
         states = walked(plan, torch.eye(count, 1, dtype=torch.float64), Streams(0, count))
         first, last = plan.steps[0].level, plan.steps[-1].level
         of_start, *of_noise = states[-1].x.square().flatten().tolist()
         variance = of_start * (first.alpha**2 * 0.4 + first.sigma**2) + sum(of_noise)
-        errors.append(abs(variance / last.alpha**2 - 0.4 - last.ratio**2))
+        errors.append(variance / last.alpha**2 - 0.4 - last.ratio**2)
+    return errors
+
+
+@pytest.mark.parametrize("kind", [{"order": 2}, {"order": 3}, {"midpoint": True}], ids=str)
+@families
+def test_steps_with_noise_have_a_law_of_second_order(
+    kind: dict[str, Any], family: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = gaussian_errors((40, 80, 160), family, monkeypatch, **kind)
     for more, fewer in zip(errors[1:], errors[:-1], strict=True):
-        assert 1.8 < math.log2(fewer / more) < 2.6
+        assert 1.8 < math.log2(abs(fewer / more)) < 2.6
+
+
+@families
+def test_along_few_levels_midpoints_draw_less_too_wide(family: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (10, 18, 25, 50):
+        whole, middle = (
+            gaussian_errors((count,), family, monkeypatch, midpoint=midpoint)[0] for midpoint in (False, True)
+        )
+        assert abs(middle) < 0.7 * whole
+
+
+@families
+def test_a_midpoint_step_takes_the_mean_where_the_polynomial_is_in_its_middle(family: Callable) -> None:
+    """y_s = D(l + h / 2) + e^-h (y_t - D(l + h / 2)) where means are a polynomial of l, the same for all x."""
+    levels = family(5)
+    x, generator = torch.randn(6, 3, dtype=torch.float64, generator=seeded(0)), Streams(0, 6)
+    states = walked(samplers.multistep_plan(Curve(0.7), levels, order=3, midpoint=True), x, generator)
+    begin, end = (-math.log(level.ratio) for level in levels[-2:])
+    middle = Curve(0.7).at((begin + end) / 2)
+    expected = middle + math.exp(begin - end) * (states[-2].x / levels[-2].alpha - middle)
+    torch.testing.assert_close(states[-1].x / levels[-1].alpha, expected)
 
 
 @pytest.mark.parametrize(("make", "order"), [("ddim", 1), ("heun", 2), ("multistep", 2), ("multistep, third order", 3)])

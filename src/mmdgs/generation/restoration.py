@@ -160,7 +160,7 @@ class _Work:
 def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: str) -> Plan:
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
     if chains == MULTISTEP:
-        return multistep_plan(given.denoiser, levels, eta=1.0)
+        return multistep_plan(given.denoiser, levels, eta=1.0, midpoint=True)
     return mirrored_plan(given, levels) if chains == MIRRORED else ancestral_plan(given, levels, mean_last=False)
 
 

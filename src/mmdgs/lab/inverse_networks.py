@@ -29,7 +29,7 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.held_out import stored_images
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import COST
-from mmdgs.lab.workspace import Part
+from mmdgs.lab.workspace import Part, axis
 from mmdgs.metrics import frechet_distance, load_inception, psnr
 from mmdgs.metrics.features import ImageFeatures, image_features
 from mmdgs.metrics.inception_file import Inception
@@ -112,8 +112,8 @@ class NetworkSettings:
     tuned_on: int = 12
     seeds: int = 3
     precision: str = "bf16"
-    rows: tuple[str, ...] = tuple(ROWS)
-    tasks: tuple[str, ...] = tuple(TASKS)
+    rows: tuple[str, ...] = axis(tuple(ROWS))
+    tasks: tuple[str, ...] = axis(tuple(TASKS))
     shown: int = 4
 
 
@@ -179,6 +179,11 @@ class _Work:
         assert self.inception is not None
         return image_features(self.held_out, self.inception, device=self.context.device, progress=None)
 
+    @property
+    def shared(self) -> slice:
+        """The images of a part that rivals restore too."""
+        return slice(None, None, self.settings.rival_every)
+
     def truth(self, part: int) -> Tensor:
         """The images of a part, in [0, 1]; the parts share none."""
         stored = self.held_out.images
@@ -192,14 +197,13 @@ class _Work:
 
     def __call__(self, cell: Cell) -> Part:
         scores: dict[str, list[float]] = {}
-        made, evaluations, seconds, setting = [], 0.0, 0.0, None
-        if isinstance(cell.what, Rival):
-            setting = self._tuned(cell)
+        made, evaluations, seconds = [], 0.0, 0.0
+        theirs = isinstance(cell.what, Rival)
+        setting, shared = (self._tuned(cell), slice(None)) if theirs else (None, self.shared)
         for part in range(self.settings.seeds):
             operator, truth, y = self.measured(cell.column, part)
-            shared = slice(None, None, self.settings.rival_every)
-            if isinstance(cell.what, Rival):
-                truth, y, shared = truth[shared], y[shared], slice(None)
+            if theirs:
+                truth, y = truth[self.shared], y[self.shared]
             draws, evaluations, taken = self._restored(cell.what, y, operator, cell.seed + part, setting)
             seconds += taken
             made.append(draws)
@@ -212,11 +216,11 @@ class _Work:
         every = torch.cat(made, 1)
         values = {**scores, "evaluations": evaluations, "finite": bool(every.isfinite().all()), "setting": setting}
         values["milliseconds"] = 1_000 * seconds / (every.shape[0] * every.shape[1])
-        if self.inception is not None and values["finite"] and isinstance(cell.what, Ours):
+        if self.inception is not None and values["finite"] and not theirs:
             images = image_set(to_uint8(every.flatten(0, 1)), cell.name)
             features = image_features(images, self.inception, device=self.context.device, progress=None)
             values["fid"] = frechet_distance(features.moments, self.reference.moments)
-        first = made[0][:, : self.settings.shown].nan_to_num(0.5)
+        first = made[0][:, shared][:, : self.settings.shown].nan_to_num(0.5)
         return Part(values, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
 
     def _tuned(self, cell: Cell) -> float:
@@ -285,9 +289,8 @@ def _section(found: Results, settings: NetworkSettings, source: str, work: _Work
 def _draw(found: Results, work: _Work, task: str) -> Canvas:
     """A strip for the measurements, the truth, and one draw of each row."""
     operator, truth, y = work.measured(task, 0)
-    shown = slice(0, work.settings.shown)
-    known = as_image(operator.known(y[shown].cpu()), truth.shape[1:])
-    strips = {"measurement": to_uint8(known), "truth": to_uint8(truth[shown].cpu())}
+    truth, y = (x[work.shared][: work.settings.shown].cpu() for x in (truth, y))
+    strips = {"measurement": to_uint8(as_image(operator.known(y), truth.shape[1:])), "truth": to_uint8(truth)}
     strips |= {row: found.parts[row, task].tensors["draw"] for row in found.rows if found.has(row, task)}
     return image_rows(strips, tile=0.9)
 

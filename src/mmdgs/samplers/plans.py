@@ -178,6 +178,8 @@ def heun_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, churn: float 
     return _down(Heun(denoiser, churn), levels)
 
 
-def multistep_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, order: int = 2, eta: float = 0.0) -> Plan:
+def multistep_plan(
+    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, order: int = 2, eta: float = 0.0, midpoint: bool = False
+) -> Plan:
     """A method of second or third order with one evaluation a step, as DPM-Solver++ (2M, 3M; eta 1: 2M SDE, 3M SDE)."""
-    return _down(Multistep(denoiser, order, eta), levels)
+    return _down(Multistep(denoiser, order, eta, midpoint), levels)
