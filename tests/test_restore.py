@@ -85,10 +85,41 @@ def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
     by_row = torch.tensor([0.1, 0.1, 0.1])
     torch.testing.assert_close(restored(y, noise=by_row, batch_size=4), whole, **close)
     assert (restored(y, seed=1) - whole).abs().max() > 0.01
-    for chains in ("mirrored", "multistep"):
+    for chains in ("mirrored", "bridge"):
         other = restored(y, chains=chains)
         torch.testing.assert_close(restored(y[1:], chains=chains, first=1, batch_size=2), other[:, 1:], **close)
         assert (other - whole).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("chains", ["multistep", "bridge"])
+def test_what_is_measured_varies_as_much_as_its_noise(chains: str) -> None:
+    """Also where the noise is hardly above the last level's: a mean there would leave out a fifth of the variance."""
+    model = of_levels(schedules.geometric(6, 20.0, 0.02))  # standard normal data, so that y decides all
+    y = torch.full((1, *SHAPE), 0.6)
+    found = mmdgs.restore(
+        model, y, Box(SHAPE, 1), noise=0.02, covariance=FullMoments(model), chains=chains, steps=40, draws=3_000,
+        progress=None,
+    )  # fmt: skip
+    measured = Box(SHAPE, 1).known(torch.ones(1, *SHAPE)) > 0
+    expected = 0.02 / math.sqrt(1 + 0.02**2 / 0.25)  # data of standard deviation 1 / 2 in units of pixels
+    ratio = found.std[measured] / expected
+    assert ratio.numel() > 0
+    assert (ratio - 1).abs().max() < 4.5 / math.sqrt(2 * 3_000) + 0.02
+
+
+@pytest.mark.parametrize("chains", ["multistep", "bridge", "mirrored"])
+def test_it_tells_how_systems_were_solved(chains: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, matrix = gaussian_model(), torch.randn(3, 12, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr("mmdgs.linalg.given.MOST_EACH", 1)
+    monkeypatch.setattr("mmdgs.linalg.given.MOST_SHARED", 1)
+    found = mmdgs.restore(
+        model, torch.ones(2, 3), Matrix(matrix, SHAPE), noise=0.1, covariance=mmdgs.DiagonalMoments(model, probes=1),
+        chains=chains, steps=3, draws=2, progress=None,
+    )  # fmt: skip
+    assert set(found.info) >= {"cg_iterations", "cg_residual"}
+    assert found.info["cg_iterations"].shape == (2, 2)
+    assert found.info["cg_iterations"].min() >= 1
+    assert found.info["cg_residual"].max() < 1e-3
 
 
 def test_draws_of_a_mixture_are_calibrated() -> None:

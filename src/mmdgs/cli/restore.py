@@ -59,8 +59,8 @@ def restore(
     steps: Annotated[int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw.")] = 25,
     covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
     chains: Annotated[
-        str, typer.Option(help="bridge; multistep; or mirrored: nearer to the truth, but draws differ too little.")
-    ] = "bridge",
+        str, typer.Option(help="multistep; bridge; or mirrored: nearer to the truth, but draws differ too little.")
+    ] = "multistep",
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Draws at a time.", show_default="by device")] = None,
     precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",

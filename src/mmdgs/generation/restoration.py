@@ -2,9 +2,9 @@
 
 Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
 
+    multistep   samplers/deterministic.py: its means, by the SDE with fresh noise at every level; at the last a draw
     bridge      samplers/ancestral.py: draws of it, level by level
     mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little
-    multistep   samplers/deterministic.py: its means alone, by the SDE, with fresh noise at every level
 
 Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
 made in.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,11 +30,11 @@ from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
-from mmdgs.randomness import Streams, checked_seed, child_seed
+from mmdgs.randomness import Generator, Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State, ancestral_plan, mirrored_plan, multistep_plan, run
 
-BRIDGE, MIRRORED, MULTISTEP = CHAINS = ("bridge", "mirrored", "multistep")
+MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Restored:
     """Draws of p(x | y) in [0, 1] units, not clipped: (draws, B, ...).
 
     `cost` is that of one draw, `noise` the standard deviation that was assumed, (1 or B, ...). `info` has averages over
-    the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where systems were solved by iterations (chains
-    "multistep" say nothing of them).
+    the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where systems were solved by iterations.
     """
 
     draws: Float[Tensor, "draws batch ..."]
@@ -70,7 +69,7 @@ def restore(
     *,
     noise: float | Tensor | str,
     covariance: str | Moments = "spectral",
-    chains: str = BRIDGE,
+    chains: str = MULTISTEP,
     steps: int = 25,
     draws: int = 16,
     seed: int = 0,
@@ -86,10 +85,11 @@ def restore(
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
     from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
-    the model. `chains` are "bridge"; "mirrored" for the nearest draws, whose spread is too small to be their
-    uncertainty; or "multistep", which follows the conditioned means. Each draw takes `steps` evaluations of the model
-    (and the products of its covariance), along EDM's levels within the model's range unless `levels` are given. `first`
-    is the number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a time, and
+    the model. `chains` are "multistep", which follows the conditioned means; "bridge", which draws at every level (with
+    the exact covariance of Gaussian data it is exact in any number of steps); or "mirrored" for the nearest draws,
+    whose spread is too small to be their uncertainty. Each draw takes `steps` evaluations of the model (and the
+    products of its covariance), along EDM's levels within the model's range unless `levels` are given. `first` is the
+    number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a time, and
     changes no number. `callback(step, state, info, number)` is called after each step of a batch, whose first draw has
     this number; states are in the model's units.
     """
@@ -159,13 +159,35 @@ class _Work:
 
 def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: str) -> Plan:
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
+    bridge = ancestral_plan(given, levels, mean_last=False)
     if chains == MULTISTEP:
-        return multistep_plan(given.denoiser, levels, eta=1.0, midpoint=True)
-    return mirrored_plan(given, levels) if chains == MIRRORED else ancestral_plan(given, levels, mean_last=False)
+        by_means = multistep_plan(given.denoiser, levels, eta=1.0, midpoint=True).steps[:-1]
+        told = [one._replace(kernel=_Telling(one.kernel)) for one in by_means]
+        return replace(bridge, steps=(*told, bridge.steps[-1]))
+    return mirrored_plan(given, levels) if chains == MIRRORED else bridge
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """Steps of a kernel with a conditioned denoiser, which tell of the systems that were solved for its means."""
+
+    kernel: Any
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        told: dict[str, Tensor] = {}
+
+        def mean(x_t: Tensor, level: NoiseLevel) -> Tensor:
+            found, info = self.kernel.denoiser.with_info(x_t, level)
+            told.update(info)
+            return found
+
+        return replace(self.kernel, denoiser=mean).step(state, level, following, generator=generator)[0], told
 
 
 def check_restoration(
-    model: Model, steps: int, draws: int, batch_size: int | None = None, chains: str = BRIDGE
+    model: Model, steps: int, draws: int, batch_size: int | None = None, chains: str = MULTISTEP
 ) -> None:
     """Refuse a model of one level, unknown chains, and numbers that are too small."""
     model.require_denoiser()

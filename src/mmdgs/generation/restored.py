@@ -24,7 +24,7 @@ from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.files import file_written_atomically, refuse_file, write_atomically
 from mmdgs.generation.engine import chains_at_once
-from mmdgs.generation.restoration import BRIDGE, check_restoration, restore
+from mmdgs.generation.restoration import BRIDGE, MULTISTEP, check_restoration, restore
 from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
@@ -117,7 +117,7 @@ def restore_into(
     noise: float | str,
     truth: Tensor | None = None,
     covariance: str = "spectral",
-    chains: str = BRIDGE,
+    chains: str = MULTISTEP,
     steps: int = 25,
     draws: int = 16,
     seed: int = 0,
@@ -134,7 +134,7 @@ def restore_into(
     if noise != ESTIMATE:
         noise_variances(noise, operator, y)  # type: ignore[arg-type]
     options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
-    options |= {} if chains == BRIDGE else {"chains": chains}
+    options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
     wanted = {"count": count, "model": model.digest, **options, "precision": precision, **(settings or {})}
     size = batch_size or chains_at_once(model)
     group = max(1, size // draws)

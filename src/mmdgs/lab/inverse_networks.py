@@ -58,7 +58,7 @@ MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (
 
 @dataclass(frozen=True)
 class Ours:
-    """Conditioned ancestral sampling (`mmdgs.restore`), by the name of its covariance and what is set of it."""
+    """`mmdgs.restore`, by the name of the covariance and what is set of it, and the chains."""
 
     name: str
     steps: int

@@ -6,6 +6,7 @@ y and x_t are independent given x, so the Gaussian that stands for p(x | x_t) is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
+from mmdgs.linalg.given import Given
 from mmdgs.moments.contract import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
@@ -27,9 +29,13 @@ class GivenDenoiser:
     moments: GivenMoments
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        found = self.moments(x_t, level, generator=Streams([0] * len(x_t), len(x_t), purpose="given")).mean
+        return self.with_info(x_t, level)[0]
+
+    def with_info(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The mean, and what is known of the systems that were solved for it: numbers (B,) by name."""
+        q = self.moments(x_t, level, generator=Streams([0] * len(x_t), len(x_t), purpose="given"))
         spend(forwards=-1)  # the caller counts this evaluation, and so did the estimator
-        return found
+        return q.mean, q.cov.mean_info if isinstance(q.cov, Given) else {}
 
 
 @dataclass(frozen=True)

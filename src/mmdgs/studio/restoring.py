@@ -13,7 +13,7 @@ from torch import Tensor
 from mmdgs.data.pictures import png
 from mmdgs.errors import UsageError
 from mmdgs.generation.posterior_pictures import pixels
-from mmdgs.generation.restoration import restore
+from mmdgs.generation.restoration import MULTISTEP, restore
 from mmdgs.generation.restored import as_image, scores_of, simulated
 from mmdgs.models import Model
 from mmdgs.operators import Mask, Operator
@@ -67,7 +67,8 @@ class Wanted:
     def key(self, stored: numpy.ndarray, mask: numpy.ndarray | None, model: Model) -> str:
         """The name of the result for an image, by a model's weights."""
         painted = None if mask is None else numpy.packbits(mask).tobytes().hex()
-        return key_of("restore", **asdict(self), image=stored.tobytes().hex(), mask=painted, weights=model.digest)
+        settings = {**asdict(self), "chains": MULTISTEP}
+        return key_of("restore", **settings, image=stored.tobytes().hex(), mask=painted, weights=model.digest)
 
 
 def operator_text(name: str, strength: float | None) -> str:
@@ -153,6 +154,7 @@ def restored(
         y,
         found,
         noise=wanted.noise,
+        chains=MULTISTEP,
         steps=wanted.steps,
         draws=wanted.draws,
         seed=wanted.seed,
