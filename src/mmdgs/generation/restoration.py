@@ -1,4 +1,4 @@
-"""Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser, by conditioned ancestral sampling.
+"""Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser.
 
 Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
 
