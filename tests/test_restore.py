@@ -85,6 +85,8 @@ def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
     by_row = torch.tensor([0.1, 0.1, 0.1])
     torch.testing.assert_close(restored(y, noise=by_row, batch_size=4), whole, **close)
     assert (restored(y, seed=1) - whole).abs().max() > 0.01
+    probed = {"covariance": mmdgs.DiagonalMoments(model, probes=1)}
+    torch.testing.assert_close(restored(y, **probed, batch_size=2), restored(y, **probed), **close)
     for chains in ("mirrored", "bridge"):
         other = restored(y, chains=chains)
         torch.testing.assert_close(restored(y[1:], chains=chains, first=1, batch_size=2), other[:, 1:], **close)

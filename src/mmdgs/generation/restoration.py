@@ -169,7 +169,7 @@ def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: 
 
 @dataclass(frozen=True)
 class _Telling:
-    """Steps of a kernel with a conditioned denoiser, which tell of the systems that were solved for its means."""
+    """Steps of a kernel with a conditioned denoiser: with new probes, and told of the systems solved for its means."""
 
     kernel: Any
 
@@ -179,7 +179,7 @@ class _Telling:
         told: dict[str, Tensor] = {}
 
         def mean(x_t: Tensor, level: NoiseLevel) -> Tensor:
-            found, info = self.kernel.denoiser.with_info(x_t, level)
+            found, info = self.kernel.denoiser.with_info(x_t, level, generator=generator)
             told.update(info)
             return found
 

@@ -24,16 +24,19 @@ from mmdgs.randomness import Generator, Streams
 
 @dataclass(frozen=True)
 class GivenDenoiser:
-    """E[x | x_t, y]: the mean alone. An estimator that draws probes draws the same ones at every call and row."""
+    """E[x | x_t, y]: the mean alone. Without a generator an estimator has the same probes at every call and row."""
 
     moments: GivenMoments
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         return self.with_info(x_t, level)[0]
 
-    def with_info(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def with_info(
+        self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The mean, and what is known of the systems that were solved for it: numbers (B,) by name."""
-        q = self.moments(x_t, level, generator=Streams([0] * len(x_t), len(x_t), purpose="given"))
+        probes = generator or Streams([0] * len(x_t), len(x_t), purpose="given")
+        q = self.moments(x_t, level, generator=probes)
         spend(forwards=-1)  # the caller counts this evaluation, and so did the estimator
         return q.mean, q.cov.mean_info if isinstance(q.cov, Given) else {}
 
