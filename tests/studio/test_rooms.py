@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from mmdgs.studio import plane
+from mmdgs.studio import plane, restoring, room_restore
 from mmdgs.studio.streaming import JOBS
 
 
@@ -72,6 +72,15 @@ def test_a_region_is_chosen_by_two_clicks(visit) -> None:
         expect(picture).not_to_have_attribute("src", before)
     page.locator("#image-whole").click()
     expect(page.locator("#image-where")).to_contain_text("The whole image.")
+
+
+def test_a_hidden_strength_keeps_its_limits() -> None:
+    """A click may come before the page hears that the slider is gone, with the value of the kind before."""
+    found = {kind: room_restore._strength(short) for kind, short in restoring.OPERATORS.items()}
+    assert found.pop(restoring.PAINTED) == {"visible": False}
+    shown = [one for one in found.values() if one["visible"]]
+    assert len(shown) == len(restoring.STRENGTHS)
+    assert all(one["minimum"] <= one["value"] <= one["maximum"] for one in shown)
 
 
 def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Path) -> None:

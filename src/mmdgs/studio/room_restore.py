@@ -109,10 +109,13 @@ def build(folder: Folder) -> None:
 
 
 def _strength(short: str) -> dict[str, Any]:
-    """The slider of an operator's number, hidden where it has none."""
-    least, most, value, step = STRENGTHS.get(short, (0, 1, 0, 1))
+    """The slider of an operator's number. Where it has none it is hidden, and nothing else: a click that comes before
+    the page hears of it brings the old value, which must still lie within the limits."""
+    if short not in STRENGTHS:
+        return {"visible": False}
+    least, most, value, step = STRENGTHS[short]
     found = {"minimum": least, "maximum": most, "value": value, "step": step}
-    return {**found, "label": restoring.WORDS.get(short, ""), "visible": short in STRENGTHS}
+    return {**found, "label": restoring.WORDS[short], "visible": True}
 
 
 def _asked(
