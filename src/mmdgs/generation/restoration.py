@@ -28,11 +28,12 @@ from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches
 from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
+from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
 from mmdgs.randomness import Generator, Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
-from mmdgs.samplers import Info, Plan, Run, State, ancestral_plan, mirrored_plan, multistep_plan, run
+from mmdgs.samplers import Info, Multistep, Plan, Run, State, ancestral_plan, mirrored_plan, run
 
 MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
 
@@ -161,17 +162,16 @@ def restoration_plan(given: GivenMoments, levels: Sequence[NoiseLevel], chains: 
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
     bridge = ancestral_plan(given, levels, mean_last=False)
     if chains == MULTISTEP:
-        by_means = multistep_plan(given.denoiser, levels, eta=1.0, midpoint=True).steps[:-1]
-        told = [one._replace(kernel=_Telling(one.kernel)) for one in by_means]
-        return replace(bridge, steps=(*told, bridge.steps[-1]))
+        *above, last = bridge.steps
+        return replace(bridge, steps=(*(one._replace(kernel=_ByMeans(given.denoiser)) for one in above), last))
     return mirrored_plan(given, levels) if chains == MIRRORED else bridge
 
 
 @dataclass(frozen=True)
-class _Telling:
-    """Steps of a kernel with a conditioned denoiser: with new probes, and told of the systems solved for its means."""
+class _ByMeans:
+    """`Multistep` with noise along conditioned means: with new probes, and word of the systems solved for them."""
 
-    kernel: Any
+    denoiser: GivenDenoiser
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -179,11 +179,12 @@ class _Telling:
         told: dict[str, Tensor] = {}
 
         def mean(x_t: Tensor, level: NoiseLevel) -> Tensor:
-            found, info = self.kernel.denoiser.with_info(x_t, level, generator=generator)
+            found, info = self.denoiser.with_info(x_t, level, generator=generator)
             told.update(info)
             return found
 
-        return replace(self.kernel, denoiser=mean).step(state, level, following, generator=generator)[0], told
+        kernel = Multistep(mean, eta=1.0, midpoint=True)
+        return kernel.step(state, level, following, generator=generator)[0], told
 
 
 def check_restoration(

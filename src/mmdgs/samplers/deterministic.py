@@ -142,11 +142,11 @@ class Multistep:
         y = mean + fall * (state.x / level.alpha - mean)
         past = state.past if isinstance(state, _WithMeans) else ()
         if past:
-            # What t and t^2 weigh along the step: their integrals against rate e^(-rate (length - t)).
-            linear = length - (1 - fall) / rate
-            square = length**2 - 2 * linear / rate
             if self.midpoint:
                 linear, square = (1 - fall) * length / 2, (1 - fall) * length**2 / 4
+            else:  # the integrals of t and t^2 against rate e^(-rate (length - t))
+                linear = length - (1 - fall) / rate
+                square = length**2 - 2 * linear / rate
             earlier, last = past[0]
             slope = (mean - last) / (now - earlier)
             y = y + linear * slope

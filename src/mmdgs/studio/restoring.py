@@ -67,8 +67,8 @@ class Wanted:
     def key(self, stored: numpy.ndarray, mask: numpy.ndarray | None, model: Model) -> str:
         """The name of the result for an image, by a model's weights."""
         painted = None if mask is None else numpy.packbits(mask).tobytes().hex()
-        settings = {**asdict(self), "chains": MULTISTEP}
-        return key_of("restore", **settings, image=stored.tobytes().hex(), mask=painted, weights=model.digest)
+        given = {"image": stored.tobytes().hex(), "mask": painted, "weights": model.digest}
+        return key_of("restore", **asdict(self), **given, chains=MULTISTEP)
 
 
 def operator_text(name: str, strength: float | None) -> str:
