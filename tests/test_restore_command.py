@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from toy_models import many_level_model
+from toy_models import many_level_model, stand_in_model
 from typer.testing import CliRunner
 
 from mmdgs import cli
@@ -79,6 +79,26 @@ def test_measurements_as_they_are(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "restored.json").read_text())["scores"] == {}
 
 
+def test_what_is_set_of_the_covariance(folder: Path, tmp_path: Path) -> None:
+    stand_in_model(tmp_path, SHAPE).save_pretrained(tmp_path / "model")
+    (tmp_path / "spectral.safetensors").rename(tmp_path / "model" / "spectral.safetensors")
+    (tmp_path / "small.npz").write_bytes((folder / "small.npz").read_bytes())
+    costs, draws = [], []
+    for number, more in enumerate(([], ["--products", "1"], ["--products", "1", "--symmetric"])):
+        out = tmp_path / str(number)
+        result = run(cli.app, command(tmp_path, out, *more, images="small.npz", covariance="low-rank"))
+        assert result.exit_code == 0, result.output
+        costs.append(json.loads((out / "restored.json").read_text())["cost"]["products"])
+        with numpy.load(out / "draws.npz") as found:
+            draws.append(found["draws"])
+    assert costs == [4 * costs[2], 2 * costs[2], costs[2]]
+    assert costs[2] == 3  # one at each of three levels
+    assert not numpy.allclose(draws[1], draws[2])
+    other = run(cli.app, command(tmp_path, tmp_path / "1", "--resume", images="small.npz", covariance="low-rank"))
+    assert other.exit_code == 2
+    assert "products" in other.output
+
+
 def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     one_by_one = ("--simulate", "--batch-size", "3")
@@ -124,6 +144,7 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatc
         ({}, (), "are 1 x 8 x 8, and measurements by this operator are 1 x 4 x 4; clean images"),
         ({"covariance": "spectral"}, ("--simulate",), "spectral"),
         ({"covariance": "spectra"}, ("--simulate",), "did you mean 'spectral'"),
+        ({"products": "2"}, ("--simulate",), "the covariance 'diagonal' takes no products"),
     ],
 )
 def test_what_is_refused_in_one_line(

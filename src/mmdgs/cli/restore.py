@@ -58,6 +58,17 @@ def restore(
     draws: Annotated[int, typer.Option(min=1, help="Draws of each image.")] = 16,
     steps: Annotated[int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw.")] = 25,
     covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
+    products: Annotated[
+        int | None, typer.Option(min=1, help="Jacobian products of low-rank, at every level.", show_default="2")
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--symmetrised",
+            help="Take the network's Jacobian as symmetric, for half the products (low-rank, krylov).",
+            show_default="auto",
+        ),
+    ] = None,
     chains: Annotated[
         str, typer.Option(help="multistep; bridge; or mirrored: nearer to the truth, but draws differ too little.")
     ] = "multistep",
@@ -100,6 +111,7 @@ def restore(
                 noise=level,
                 truth=x if simulate else None,
                 covariance=covariance,
+                posterior={"products": products, "symmetric": symmetric},
                 chains=chains,
                 steps=steps,
                 draws=draws,

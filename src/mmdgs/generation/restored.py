@@ -117,6 +117,7 @@ def restore_into(
     noise: float | str,
     truth: Tensor | None = None,
     covariance: str = "spectral",
+    posterior: Mapping[str, Any] | None = None,
     chains: str = MULTISTEP,
     steps: int = 25,
     draws: int = 16,
@@ -128,19 +129,23 @@ def restore_into(
     overwrite: bool = False,
     progress: str | None = "restoring",
 ) -> Restoration:
-    """`restore` for many measurements y (B, *out_shape) in [0, 1] units, into a folder; with a truth, scored."""
+    """`restore` for many measurements y (B, *out_shape) in [0, 1] units, into a folder; with a truth, scored.
+
+    `posterior` is what is set of the covariance, as `Model.posterior` takes it.
+    """
     place, count = RestoredFolder(Path(out)), len(y)
     measured(y, operator)
     if noise != ESTIMATE:
         noise_variances(noise, operator, y)  # type: ignore[arg-type]
     options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
     options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
-    wanted = {"count": count, "model": model.digest, **options, "precision": precision, **(settings or {})}
+    chosen = {name: value for name, value in (posterior or {}).items() if value is not None}
+    wanted = {"count": count, "model": model.digest, **options, **chosen, "precision": precision, **(settings or {})}
     size = batch_size or chains_at_once(model)
     group = max(1, size // draws)
     place.check(resume=resume, overwrite=overwrite)
     check_restoration(model, steps, draws, batch_size, chains)
-    moments = model.posterior(covariance)  # refused before anything is written
+    moments = model.posterior(covariance, **chosen)  # refused before anything is written
     with place.held():
         place.begin(wanted, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:

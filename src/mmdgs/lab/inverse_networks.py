@@ -83,8 +83,12 @@ ROWS: dict[str, Ours | Rival] = {
     "spectral, multistep, 25 steps": Ours("spectral", 25, chains=MULTISTEP),
     "spectral, multistep, 50 steps": Ours("spectral", 50, chains=MULTISTEP),
     "modulated, 25 steps": Ours("modulated", 25),
+    "modulated, multistep, 25 steps": Ours("modulated", 25, chains=MULTISTEP),
     "low rank, 1 product, 10 steps": Ours("low-rank", 10, {"products": 1}),
     "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, {"products": 1, "symmetric": True}),
+    "low rank, 1 one-sided product, multistep, 16 steps": Ours(
+        "low-rank", 16, {"products": 1, "symmetric": True}, MULTISTEP
+    ),
     "low rank, 2 one-sided products, 10 steps": Ours("low-rank", 10, {"products": 2, "symmetric": True}),
     "low rank, 2 products, 25 steps": Ours("low-rank", 25, {"products": 2}),
     "isotropic, 50 steps": Ours("isotropic", 50),
