@@ -98,9 +98,9 @@ class Visitor:
         self.settle()
         playwright.expect(field).to_have_value(str(value))
 
-    def choose(self, element: str, words: str) -> None:
+    def choose(self, element: str, words: str, *, exact: bool = False) -> None:
         self.page.locator(f"#{element} input").click()
-        self.page.get_by_role("option", name=words).click()
+        self.page.get_by_role("option", name=words, exact=exact).click()
 
     def error(self) -> str:
         """What the page says went wrong; it vanishes by itself."""

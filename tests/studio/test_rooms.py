@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from mmdgs.studio import plane, restoring, room_restore
+from mmdgs.studio import plane, restoring
 from mmdgs.studio.streaming import JOBS
 
 
@@ -74,13 +74,22 @@ def test_a_region_is_chosen_by_two_clicks(visit) -> None:
     expect(page.locator("#image-where")).to_contain_text("The whole image.")
 
 
-def test_a_hidden_strength_keeps_its_limits() -> None:
-    """A click may come before the page hears that the slider is gone, with the value of the kind before."""
-    found = {kind: room_restore._strength(short) for kind, short in restoring.OPERATORS.items()}
-    assert found.pop(restoring.PAINTED) == {"visible": False}
-    shown = [one for one in found.values() if one["visible"]]
-    assert len(shown) == len(restoring.STRENGTHS)
-    assert all(one["minimum"] <= one["value"] <= one["maximum"] for one in shown)
+def test_each_kind_of_damage_has_a_slider_of_its_own(visit) -> None:
+    """So no limits change under a click that comes before the page hears of the new kind."""
+    one = visit()
+    page = one.page
+    one.room("Restore")
+    for kind, short in restoring.OPERATORS.items():
+        one.choose("restore-kind", kind, exact=kind == "blur")  # another one is "motion blur"
+        for other in restoring.STRENGTHS:
+            expect(page.locator(f"#restore-{other}")).to_be_visible(visible=other == short)
+    one.choose("restore-kind", "a missing box")
+    one.choose("restore-kind", "missing pixels")
+    page.locator("#restore-go").click()
+    one.expect_status("restore", "is done")
+    page.locator("#restore-lines button").first.click()
+    expect(page.locator("#restore-command")).to_contain_text("--operator random:0.7")
+    page.locator("#restore-stop").click()
 
 
 def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Path) -> None:

@@ -33,7 +33,13 @@ def build(folder: Folder) -> None:
         with gr.Column(scale=2, min_width=300):
             model, chosen, file, fit = image_chooser("restore", names)
             kind = gr.Dropdown(list(OPERATORS), value=first, label="What happened to it", elem_id="restore-kind")
-            strength = gr.Slider(**_strength(OPERATORS[first]), elem_id="restore-strength")
+            strengths = {
+                short: gr.Slider(
+                    least, most, value, step=step, label=restoring.WORDS[short], visible=short == OPERATORS[first],
+                    elem_id=f"restore-{short}",
+                )
+                for short, (least, most, value, step) in STRENGTHS.items()
+            }  # fmt: skip
             with gr.Group(visible=False, elem_id="restore-painting") as painting:
                 painted = gr.ImageEditor(
                     label="Paint over what is to be restored",
@@ -69,7 +75,8 @@ def build(folder: Folder) -> None:
             room.lines_boxes()
 
     def other_kind(kind: str, model: str, chosen: str, file: str | None, fit: str) -> Changes:
-        changes = {strength: gr.update(**_strength(OPERATORS[kind])), painting: gr.update(visible=kind == PAINTED)}
+        changes: Changes = {one: gr.update(visible=short == OPERATORS[kind]) for short, one in strengths.items()}
+        changes[painting] = gr.update(visible=kind == PAINTED)
         if kind == PAINTED:
             now = torch.from_numpy(chosen_image(model, chosen, file, fit)).float() / 255
             picture = enlarged(pixels(now), CANVAS)
@@ -81,9 +88,10 @@ def build(folder: Folder) -> None:
         return {chosen: gr.update(choices=names, value=names[0])}
 
     def show(
-        model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
-        noise: float, draws: int, steps: int, seed: int, request: gr.Request,
+        model: str, chosen: str, file: Any, fit: str, kind: str, box: float, random: float, sr: float, blur: float,
+        motion: float, paint: Any, damaged: bool, noise: float, draws: int, steps: int, seed: int, request: gr.Request,
     ) -> Iterator[Changes]:  # fmt: skip
+        strength = {"box": box, "random": random, "sr": sr, "blur": blur, "motion": motion}.get(OPERATORS.get(kind, ""))
         stored, wanted, mask = _asked(
             model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
         )
@@ -99,27 +107,18 @@ def build(folder: Folder) -> None:
             yield changes
 
     source = [model, chosen, file, fit]
-    refreshed = [strength, painting, painted]
+    refreshed = [*strengths.values(), painting, painted]
     model.change(plainly(other_model), model, chosen, **LIGHT).then(
         plainly(other_kind), [kind, *source], refreshed, **LIGHT
     )
     for event in (kind.change, chosen.input, file.change, fit.input):
         event(plainly(other_kind), [kind, *source], refreshed, **LIGHT)
-    room.runs(show, [*source, kind, strength, painted, damaged, noise, draws, steps, seed], [pictures])
-
-
-def _strength(short: str) -> dict[str, Any]:
-    """The slider of an operator's number. Where it has none it is hidden, and nothing else: a click that comes before
-    the page hears of it brings the old value, which must still lie within the limits."""
-    if short not in STRENGTHS:
-        return {"visible": False}
-    least, most, value, step = STRENGTHS[short]
-    found = {"minimum": least, "maximum": most, "value": value, "step": step}
-    return {**found, "label": restoring.WORDS[short], "visible": True}
+    numbers = [strengths[short] for short in ("box", "random", "sr", "blur", "motion")]
+    room.runs(show, [*source, kind, *numbers, painted, damaged, noise, draws, steps, seed], [pictures])
 
 
 def _asked(
-    model: str, chosen: str, file: Any, fit: str, kind: str, strength: float, paint: Any, damaged: bool,
+    model: str, chosen: str, file: Any, fit: str, kind: str, strength: float | None, paint: Any, damaged: bool,
     noise: float, draws: int, steps: int, seed: int,
 ) -> tuple[numpy.ndarray, restoring.Wanted, numpy.ndarray | None]:  # fmt: skip
     """The image, the settings and the mask, from the controls."""
