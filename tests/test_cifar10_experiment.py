@@ -63,6 +63,28 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_run_whose_time_is_up_begins_no_block_and_shows_nothing(
+    prepared: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_block, of_time, begun = Chains._run, Context.check_time, []
+
+    def run(self: Chains, row: str, *given: Any) -> dict[str, torch.Tensor]:
+        begun.append(row)
+        return of_block(self, row, *given)
+
+    def check_time(self: Context) -> None:
+        of_time(replace(self, started=self.started - 1e9 * len(begun)))  # a block takes very long
+
+    monkeypatch.setattr(Chains, "_run", run)
+    monkeypatch.setattr(Context, "check_time", check_time)
+    with pytest.raises(UsageError, match="--resume goes on"):
+        performed("cifar10", replace(prepared, minutes=1.0))
+    assert begun == [FROM_NORMAL]
+    assert pictures_of(prepared) == set()
+    performed("cifar10", resumed(prepared, minutes=None))
+    assert begun.count(FROM_NORMAL) == 4  # two blocks of long chains, two of the curves: none of them twice
+
+
 def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     records, report = performed("cifar10", prepared)
     for kind in (DRAWS, MEANS):

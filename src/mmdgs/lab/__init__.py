@@ -106,7 +106,7 @@ EXPERIMENTS = {
             "CIFAR-10: one noise level, Gibbs chains from noise",
             "Covariances by 1, 10 and 100 probes, chains every 10 steps, FID against Gibbs steps, and mode collapse of "
             "a score network at sigma 0.3.",
-            options=("model", "many", "classifier", "images"),
+            options=("model", "many", "classifier", "images", "minutes"),
         ),
         Experiment(
             "table2",

@@ -83,9 +83,9 @@ def run(context: Context) -> Outcome:
     as_many = replace(settings, images=settings.long_chains)
     sampling = None if many is None else Sampling(context, many, of_long, as_many)
     # The test images are its first cell: a classifier of another size is refused before the work.
-    collapse = collapse_grid(chains, of_long, sampling, settings).run(context)
+    collapse = _whole(collapse_grid(chains, of_long, sampling, settings), context)
     found_maps = maps(chains, settings)
-    curves = {kind: curve_grid(kind, chains, judge, settings).run(context) for kind in (DRAWS, MEANS)}
+    curves = {kind: _whole(curve_grid(kind, chains, judge, settings), context) for kind in (DRAWS, MEANS)}
     named = asdict(settings) | {"model": model.source, "sigma": model.levels[0].sigma, "many": many and many.source}
     sections = [
         map_section(found_maps, context.quick),
@@ -95,6 +95,11 @@ def run(context: Context) -> Outcome:
     ]
     records = {"settings": named, "maps": found_maps.values, "collapse": collapse.records()}
     return Outcome({**records, **{kind: found.records() for kind, found in curves.items()}}, sections)
+
+
+def _whole(grid: Grid, context: Context) -> Results:
+    """All cells: the figures need every one, so a run whose time is up before shows none."""
+    return grid.run(context, least=len(grid.cells))
 
 
 def single_level_model(context: Context) -> Model:

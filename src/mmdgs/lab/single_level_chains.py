@@ -97,6 +97,7 @@ class Chains:
             depends = (self.depends, row, count, keep, seed)
 
             def compute(count: int = count, seed: int = seed) -> Part:
+                self.context.check_time()
                 return Part({}, self._run(row, count, keep, seed))
 
             part = self.context.workspace.part(f"chains-{row}-{keep[-1]}-{i}", depends, compute)
