@@ -99,6 +99,28 @@ def test_without_a_rival_a_goal_may_be_missed_but_not_reached(
     assert "20.00 dB (best rival 20.10)" in claim.numbers
 
 
+def test_rows_of_a_covariance_and_its_chains_are_one_curve_against_evaluations() -> None:
+    found = {
+        "spectral, multistep, 50 steps": (50.0, 22.0, 1.0), "spectral, multistep, 12 steps": (12.0, 21.0, 0.9),
+        "spectral, 25 steps": (25.0, 17.0, 0.8), "DPS (azula), 100 steps": (300.0, 22.5, 0.7),
+    }  # fmt: skip
+    parts = {
+        (row, task): Part({"evaluations": cost, "psnr_many": near, "calibration": spread})
+        for row, (cost, near, spread) in found.items() for task in ("box", "blur")
+        if (row, task) != ("DPS (azula), 100 steps", "blur")
+    }  # fmt: skip
+    canvas = inverse_networks._costs(Results(Grid("restore", {}, lambda cell: Part({}), (), "task"), parts))
+    box, blur, spread, _ = canvas.axes
+    curves = [[list(map(tuple, line.get_xydata())) for line in axis.lines] for axis in (box, blur, spread)]
+    means, bridge, dps = [(12.0, 21.0), (50.0, 22.0)], [(25.0, 17.0)], [(300.0, 22.5)]
+    assert curves[0] == [means, bridge, dps]
+    assert curves[1] == [means, bridge]
+    assert curves[2] == [[(12.0, 0.9), (50.0, 1.0)], [(25.0, 0.8)], [(300.0, 0.7)]]
+    assert box.get_ylim()[0] > 20  # what lies far below is left out
+    (legend,) = canvas.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["spectral, multistep", "spectral, bridge", "DPS"]
+
+
 def test_pictures_of_rivals_are_of_the_same_images_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rivals restore every second image here. Both "restore" by giving the measurements back."""
     stored = (torch.arange(12 * 3 * 16 * 16) % 251).reshape(12, 3, 16, 16).to(torch.uint8)

@@ -27,6 +27,7 @@ from mmdgs.lab.drawing import image_rows
 from mmdgs.lab.experiment import Context, Outcome
 from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.held_out import stored_images
+from mmdgs.lab.inverse_costs import cost_figure
 from mmdgs.lab.report import Claim, Figure, Section
 from mmdgs.lab.sampler_cells import COST
 from mmdgs.lab.workspace import Part, axis
@@ -286,6 +287,11 @@ def _section(found: Results, settings: NetworkSettings, source: str, work: _Work
         Figure(f"restored_{task.split()[0].strip('%')}", f"{task}: one draw of each method.", _draw(found, work, task))
         for task in found.columns
     ]
+    words = (
+        "The mean of the draws, and their spread, against evaluations: a curve for each covariance and its chains, "
+        "dark for methods of others. Means 2 dB below the best are left out; the band is the aim of the spread."
+    )
+    figures.append(Figure("restored_costs", words, _costs(found)))
     claims = [] if quick else [_goal(found, row) for row in found.rows if isinstance(ROWS[row], Ours)]
     return Section(f"Restoration with {source}", text, tables, figures, claims)
 
@@ -297,6 +303,15 @@ def _draw(found: Results, work: _Work, task: str) -> Canvas:
     strips = {"measurement": to_uint8(as_image(operator.known(y), truth.shape[1:])), "truth": to_uint8(truth)}
     strips |= {row: found.parts[row, task].tensors["draw"] for row in found.rows if found.has(row, task)}
     return image_rows(strips, tile=0.9)
+
+
+def _costs(found: Results) -> Canvas:
+    """Means and spreads against evaluations, a curve for each covariance and its chains, and for each rival."""
+    families: dict[str, list[str]] = {}
+    for row in found.rows:
+        what = ROWS[row]
+        families.setdefault(what.name if isinstance(what, Rival) else f"{what.name}, {what.chains}", []).append(row)
+    return cost_figure(found, families, MANY, CALIBRATION, EVALUATIONS)
 
 
 def _goal(found: Results, row: str) -> Claim:
