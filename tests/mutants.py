@@ -106,14 +106,14 @@ MUTANTS = [
     Mutant("linalg/spectral.py", "rows[0] *= math.sqrt(0.5)", "rows[0] *= 1.0", "test_spectral.py -k scipys"),
     Mutant("linalg/spectral.py", "inverse=True, squared=True", "inverse=False, squared=True", "test_linalg.py"),
     Mutant(
-        "linalg/krylov.py",
+        "linalg/lanczos.py",
         "torch.cat([coupling, coupling[..., :-1].flip(-1)], -1)",
         "torch.cat([coupling, coupling[..., :-1]], -1)",
         "test_krylov.py -k mirror",
     ),
-    Mutant("linalg/krylov.py", "for _ in range(2):", "for _ in range(0):", "test_krylov.py -k with_all_steps"),
+    Mutant("linalg/lanczos.py", "for _ in range(2):", "for _ in range(0):", "test_krylov.py -k with_all_steps"),
     Mutant(
-        "linalg/krylov.py",
+        "linalg/lanczos.py",
         "return self.norm.square() * (weights",
         "return self.norm * (weights",
         "test_krylov.py -k mahalanobis",

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.linalg.krylov import Product
+from mmdgs.linalg.lanczos import Product
 from mmdgs.linalg.operators import (
     MOST_DENSE,
     Covariance,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.linalg.krylov import Krylov, lanczos, tridiagonal
+from mmdgs.linalg.krylov import Krylov
+from mmdgs.linalg.lanczos import lanczos, tridiagonal
 from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.operators import Covariance, Diagonal, einsum
 from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines

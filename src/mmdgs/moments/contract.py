@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, subtracts_noise
 from mmdgs.jacobians import Linearised, chunked
-from mmdgs.linalg.krylov import Product
+from mmdgs.linalg.lanczos import Product
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.repair import SHARE
 from mmdgs.memory import Batches
