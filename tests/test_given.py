@@ -12,8 +12,9 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs.errors import UsageError
-from mmdgs.linalg import Covariance, Dense, Diagonal, Given, Krylov, Spectral, solvers
-from mmdgs.linalg.solvers import CholeskySolver, ConjugateGradients, CosineSolver, DiagonalSolver, LanczosSolver
+from mmdgs.linalg import Covariance, Dense, Diagonal, Given, Krylov, Spectral, iterations
+from mmdgs.linalg.iterations import ConjugateGradients, LanczosSolver
+from mmdgs.linalg.solvers import CholeskySolver, CosineSolver, DiagonalSolver
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, GivenMoments, KrylovMoments
 from mmdgs.operators import (
     Blur,
@@ -193,7 +194,7 @@ def test_an_indefinite_jacobian_breaks_no_draw() -> None:
 
 
 def test_what_did_not_converge_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    solvers._warn_once.cache_clear()
+    iterations._warn_once.cache_clear()
     cov = Krylov(product, torch.zeros(B, *SHAPE, dtype=torch.float64), steps=2, floor=1e-9)
     with caplog.at_level(logging.WARNING, "mmdgs"):
         for _ in range(2):

@@ -12,7 +12,8 @@ from torch import Tensor
 import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.linalg import Diagonal, Given, LowRank, Spectral
-from mmdgs.linalg.solvers import ConjugateGradients, LowRankSolver
+from mmdgs.linalg.iterations import ConjugateGradients
+from mmdgs.linalg.solvers import LowRankSolver
 from mmdgs.moments import FullMoments, GivenMoments, IsotropicMoments, LowRankMoments, SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.operators import Blur, Box, Downsample, Grayscale, Matrix, Operator

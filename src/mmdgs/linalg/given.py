@@ -5,7 +5,7 @@
     cov     C - C A' S^-1 A C
 
 A draw perturbs and solves: x0 ~ N(m, C) and y0 = A x0 + tau e give x0 + C A' S^-1 (y - y0), which needs products with
-C, a root of C, A and its adjoint, and one system in the space of y (solvers.py). No system is iterated where
+C, a root of C, A and its adjoint, and one system in the space of y (solvers.py). None is iterated (iterations.py) where
 
     C is diagonal and A a mask, or C is diagonal in cosines and so is A            the posterior is of C's own kind
     C is diagonal and no two measurements share a pixel                            S is diagonal
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+from mmdgs.linalg.iterations import ConjugateGradients, LanczosSolver
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.modulated import Modulated
@@ -31,10 +32,8 @@ from mmdgs.linalg.operators import MOST_DENSE, Covariance, Dense, Diagonal, matm
 from mmdgs.linalg.solvers import (
     MOST_EACH,
     MOST_SHARED,
-    ConjugateGradients,
     CosineSolver,
     DiagonalSolver,
-    LanczosSolver,
     LowRankSolver,
     Solver,
     cholesky_of_dense,

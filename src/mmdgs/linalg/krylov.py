@@ -1,4 +1,4 @@
-"""A covariance that is known by its products alone: its roots, densities and variances by Lanczos' method (lanczos.py)."""
+"""A covariance that is known by its products alone: roots, densities and variances by Lanczos' method (lanczos.py)."""
 
 from __future__ import annotations
 
