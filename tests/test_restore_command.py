@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -14,11 +15,12 @@ from typer.testing import CliRunner
 
 from mmdgs import cli
 from mmdgs.errors import UsageError
-from mmdgs.generation import restored
+from mmdgs.generation import restoration, restored
 from mmdgs.generation.restored import restore_into, simulated
 from mmdgs.models import Model, load
 from mmdgs.operators import Blur, Box, Downsample, Grayscale, Mask
 from mmdgs.operators.named import parse_operator
+from mmdgs.runtime import progress_bar
 
 run = CliRunner().invoke
 SHAPE = (1, 8, 8)
@@ -97,6 +99,26 @@ def test_what_is_set_of_the_covariance(folder: Path, tmp_path: Path) -> None:
     other = run(cli.app, command(tmp_path, tmp_path / "1", "--resume", images="small.npz", covariance="low-rank"))
     assert other.exit_code == 2
     assert "products" in other.output
+
+
+@pytest.mark.parametrize(("at_a_time", "unit"), [(9, "chain-step"), (3, "image")])
+def test_one_bar_tells_how_far_it_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_a_time: int, unit: str
+) -> None:
+    shown: list[str] = []
+
+    def noted(total: int, label: str | None, unit: str) -> Any:
+        shown.extend([unit] if label else [])
+        return progress_bar(total, None)
+
+    for module in (restoration, restored):
+        monkeypatch.setattr(module, "progress_bar", noted)
+    y = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    model, operator = load(folder / "model"), Downsample(SHAPE, 2)
+    restore_into(
+        tmp_path / "out", model, y, operator, noise=0.1, covariance="diagonal", steps=3, draws=3, batch_size=at_a_time
+    )
+    assert shown == [unit]
 
 
 def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

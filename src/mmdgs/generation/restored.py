@@ -154,7 +154,8 @@ def restore_into(
         present = place.present(count)
         parts = [range(first, min(first + group, count)) for first in range(0, count, group)]
         pending = [part for part in parts if not present.issuperset(part)]
-        with progress_bar(sum(map(len, pending)), progress, unit="image") as bar:
+        one = len(pending) == 1  # then its own steps are the progress
+        with progress_bar(sum(map(len, pending)), None if one else progress, unit="image") as bar:
             for part in pending:
                 found = restore(
                     model,
@@ -164,7 +165,7 @@ def restore_into(
                     first=part.start,
                     batch_size=size,
                     precision=precision,
-                    progress=None if len(pending) > 1 else progress,
+                    progress=progress if one else None,
                 )
                 spent = {"forwards": found.cost.forwards, "products": found.cost.products, "seconds": found.seconds}
                 place.write(part.start, found.draws.transpose(0, 1).contiguous(), set(part) - present, spent)
