@@ -18,7 +18,7 @@ LAYERS = [
     ["errors", "interrupts", "lazy", "options", "tables", "version"],
     ["reading"],
     ["files", "cost", "derivatives", "memory", "runtime"],
-    ["randomness"],
+    ["randomness", "pickled"],
     ["noise", "compiled"],
     ["schedules"],
     ["operators"],

@@ -27,12 +27,13 @@ from mmdgs.data.decoding import Fit
 from mmdgs.data.idx import IMAGES, LABELS, read_idx
 from mmdgs.data.pickles import read_inert
 from mmdgs.errors import UsageError, shown
-from mmdgs.files import read_checkpoint, read_json
+from mmdgs.files import read_json
 from mmdgs.metrics.inception_file import load_inception
 from mmdgs.models.catalogue import licence_of
 from mmdgs.models.conversion import convert_checkpoint
 from mmdgs.networks import MLP
 from mmdgs.operators.named import parse_operator
+from mmdgs.pickled import read_checkpoint
 from mmdgs.reading import FREE, reading
 from mmdgs.training import read_recipe
 

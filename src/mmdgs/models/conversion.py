@@ -14,7 +14,6 @@ from mmdgs.files import (
     folder_written_atomically,
     holds_nothing,
     made,
-    read_checkpoint,
     read_file,
     tensors_to_bytes,
     write_atomically,
@@ -26,6 +25,7 @@ from mmdgs.models.loading import CHECKPOINTS, load
 from mmdgs.models.model import CARD, CONFIG
 from mmdgs.models.ncsnv2 import read_ncsnv2
 from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS
+from mmdgs.pickled import read_checkpoint
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What weights are stored in. Not in float16: its range is too small for some of them."""

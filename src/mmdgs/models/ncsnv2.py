@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import read_checkpoint
 from mmdgs.models.config import ModelConfig
 from mmdgs.models.model import Model
 from mmdgs.models.weights import load_weights
 from mmdgs.networks.declared import parameters_as_in
+from mmdgs.pickled import read_checkpoint
 from mmdgs.reading import reading
 
 PREFIX, SIGMAS, FIRST = "module.", "sigmas", "begin_conv.weight"
