@@ -83,6 +83,14 @@ def test_every_module_has_a_place() -> None:
     assert modules() <= RANK.keys(), f"place these in LAYERS: {sorted(modules() - RANK.keys())}"
 
 
+def test_the_map_of_the_design_has_every_module_in_the_order_of_the_layers() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    lines = text[text.index("    errors, interrupts") :].split("\n\n", 1)[0].splitlines()
+    named = [name.rstrip("/") for line in lines if line[4] != " " for name in line[4:34].strip().split(", ")]
+    assert sorted(named) == sorted(RANK.keys() - {"__init__", "__main__"})
+    assert [RANK[name] for name in named] == sorted(RANK[name] for name in named)
+
+
 @pytest.mark.parametrize("file", FILES, ids=[str(file.relative_to(ROOT)) for file in FILES])
 def test_imports_go_up_only(file: Path) -> None:
     layer = layer_of(file)
