@@ -491,6 +491,36 @@ def test_a_signal_cuts_a_validation_which_is_made_up_for(every: int | None, batc
     assert torch.equal(found.losses, whole.losses)
 
 
+@pytest.mark.parametrize(("every", "at", "step"), [(2, 2, 2), (None, 5, 5)])
+def test_no_look_is_begun_after_a_signal_and_it_is_made_up_for(every: int | None, at: int, step: int, tmp_path: Path):
+    looks: list[int] = []
+
+    class Looking:
+        judged_by = None
+
+        def look(self, step: int, /) -> dict[str, float]:
+            looks.append(step)
+            return {"seen": float(step)}
+
+    def run(folder: RunFolder | None = None, loss: Callable[[Model], PerExampleLoss] = loss_of) -> Trained:
+        model = small()
+        chosen = settings(steps=5, watch=4, watch_every=every)
+        trainer = Trainer(model.network, loss(model), ImageExamples(IMAGES), chosen, watcher=Looking(), folder=folder)
+        return trainer.run(None)
+
+    whole = run()
+    expected = [2, 4, 5] if every else [5]
+    assert looks == expected
+    looks.clear()
+    with pytest.raises(Interrupted) as caught:
+        run(RunFolder(tmp_path, {}), signalled(at, signal.SIGINT))
+    assert (caught.value.step, looks) == (step, [])
+    found = run(RunFolder(tmp_path, {}))
+    assert looks == expected
+    assert found.watches == whole.watches
+    assert torch.equal(found.losses, whole.losses)
+
+
 def test_a_second_signal_stops_at_once(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(stopping, "SAME_REQUEST", 0.01)
     folder, model = RunFolder(tmp_path, {}), small()

@@ -146,10 +146,11 @@ class Trainer:
             stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
         )
         with bar, matmul_precision(settings.precision), stops as self.asked:
-            if first and (first == end or self._due(settings.validate_every)):
-                self._validate()  # unless it was done: a signal may have cut it
-                if self._lacks_validation:
-                    self._end_if_asked()
+            for every, event in events[:-1] if first else ():
+                if first == end or self._due(every):
+                    event()  # unless it was done: a signal may have cut it
+                    if self._lacking:
+                        self._end_if_asked()
             while done.ended_by == "steps" and (end is None or self.step < end):
                 self._stop_with_companions()
                 fraction = max(clock.fraction, self.step / end if end else 0.0)
@@ -174,7 +175,7 @@ class Trainer:
                 early = self.saved is None and settings.checkpoint_every is not None
                 if looking and early and clock.seconds - self.seconds_before >= FIRST_SAVE:
                     self._save()
-                if not last or self._lacks_validation:
+                if not last or self._lacking:
                     self._end_if_asked(looking)
         done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
         done.seconds = self._seconds()
@@ -254,7 +255,7 @@ class Trainer:
 
         A signal cuts it, unless several processes validate side by side; a resumed run makes up for it.
         """
-        if self.validation is None or not self._lacks_validation:
+        if self.validation is None or _has(self.done.validations, self.step):
             return
         examples, total = self.validation.examples, 0.0
         with self._averaged():
@@ -271,12 +272,18 @@ class Trainer:
         self._log({"step": self.step, "validation_loss": value})
 
     @property
-    def _lacks_validation(self) -> bool:
-        """Whether there is none of this step yet."""
-        return self.validation is not None and all(step != self.step for step, _ in self.done.validations)
+    def _lacking(self) -> bool:
+        """Whether there is no validation of this step yet, or no look."""
+        validated = self.validation is None or _has(self.done.validations, self.step)
+        return not (validated and (self.settings.watch is None or _has(self.done.watches, self.step)))
 
     def _look(self) -> None:
-        """Watch the averaged weights; the randomness of a look is its own, and its time is counted apart."""
+        """Watch the averaged weights; the randomness of a look is its own, and its time is counted apart.
+
+        None is begun after a signal; a resumed run makes up for it.
+        """
+        if _has(self.done.watches, self.step) or self._stopping():
+            return
         started, found = time.perf_counter(), {}
         if self.watcher is not None:
             with self._averaged():
@@ -346,6 +353,11 @@ def agreed(value: float, accelerator: Accelerator | None) -> float:
         return value
     mine = torch.tensor([value * accelerator.is_main_process], dtype=torch.float64, device=accelerator.device)
     return accelerator.reduce(mine, "sum").item()
+
+
+def _has(found: list[tuple[int, Any]], step: int) -> bool:
+    """Whether something was found at a step."""
+    return any(at == step for at, _ in found)
 
 
 class _Clock:
