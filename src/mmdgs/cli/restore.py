@@ -56,7 +56,9 @@ def restore(
     ] = False,
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="The first so many images.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each image.")] = 16,
-    steps: Annotated[int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw.")] = 25,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw, but for products.")
+    ] = 25,
     covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
     products: Annotated[
         int | None, typer.Option(min=1, help="Jacobian products of low-rank, at every level.", show_default="2")
