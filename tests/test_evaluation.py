@@ -549,7 +549,7 @@ def test_a_table_of_all_metrics_with_the_open_cell_and_the_warnings() -> None:
     for words in ("against data:samples (30 images)", "FID", "KID x 1000", "precision", "recall", "duplicates"):
         assert words in said(result)
     assert "│ Inception score │ open │" in said(result).replace("  ", " ")
-    assert "is left open: fake.pt has no classification head" in said(result)
+    assert "the metric 'is' is left open: fake.pt has no classification head" in said(result)
     assert "20 samples are few" in said(result)
     assert "±" not in said(result).split("FID")[1].split("KID")[0]
     result = run(cli.app, ["evaluate", "a.npz", *COMMAND, "--metrics", "fid,kid", "--groups", "4"])

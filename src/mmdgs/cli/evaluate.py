@@ -133,7 +133,11 @@ def _show(found: list[Evaluation], earlier: list[Evaluation], content: dict[str,
     else:
         output.print(_table([*found, *earlier]).to_rich())
     said = [f"{record.samples.name}: {warning}" for record in found for warning in record.warnings]
-    said += [f"{record.samples.name}: {name} left open: {why}" for record in found for name, why in record.open.items()]
+    said += [
+        f"{record.samples.name}: the metric {name!r} is left open: {why}"
+        for record in found
+        for name, why in record.open.items()
+    ]
     for line in dict.fromkeys(said):
         messages.print(f"[yellow]note:[/yellow] {escape(line)}", soft_wrap=True)
 

@@ -227,7 +227,7 @@ def _section(found: Results, papers: Results | None, settings: Table2Settings, s
 
 def _table(found: Results, settings: Table2Settings, source: str, quick: bool) -> Table:
     every = [part.values for part in found.parts.values()]
-    reasons = {f" {name} left open: {why}." for values in every for name, why in values["open"].items()}
+    reasons = {f" The metric {name!r} is left open: {why}." for values in every for name, why in values["open"].items()}
     note = (
         f"{settings.images:,} images of {settings.seeds} seeds together (± 95% interval, from leaving out each seed), "
         f"of {source}, {settings.precision}. {COST} Diversity: the distance of an image to its nearest other, over "
