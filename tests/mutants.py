@@ -116,7 +116,7 @@ MUTANTS = [
         "linalg/lanczos.py",
         "return self.norm.square() * (weights",
         "return self.norm * (weights",
-        "test_krylov.py -k mahalanobis",
+        "test_krylov.py -k with_all_steps",
     ),
     # Denoisers, Jacobians, estimators, targets
     Mutant(
@@ -382,6 +382,21 @@ MUTANTS = [
         "self.first + self.step * k",
         "self.first - self.step * k",
         "test_modulated.py -k interpolated",
+    ),
+    # Restoration
+    Mutant("generation/restoration.py", "mean_last=False", "mean_last=True", "test_restore.py -k varies_as_much"),
+    Mutant(
+        "generation/restoration.py", "eta=1.0, midpoint=True", "eta=0.5, midpoint=True", "test_restore.py -k midpoint"
+    ),
+    Mutant(
+        "generation/restoration.py", "eta=1.0, midpoint=True", "eta=1.0, midpoint=False", "test_restore.py -k midpoint"
+    ),
+    Mutant("generation/restoration.py", "(1, *model.shape), low,", "(1, *model.shape), high,", "test_restore.py"),
+    Mutant(
+        "lab/inverse_networks.py",
+        "/ (1 - 1 / draws)  # v",
+        "/ (1 + 1 / draws)  # v",
+        "test_inverse_experiment.py -k many",
     ),
 ]
 

@@ -12,11 +12,14 @@ from toy_models import LEVELS, SHAPE, exact, of_levels
 import mmdgs
 from mmdgs import schedules
 from mmdgs.errors import UsageError
+from mmdgs.generation.restoration import restoration_plan
 from mmdgs.metrics import calibration_ratio
 from mmdgs.models import Model
 from mmdgs.moments import ExactMoments, FullMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Box, Downsample, Grayscale, Matrix
+from mmdgs.randomness import Streams
+from mmdgs.samplers import multistep_plan, run
 from mmdgs.targets import GaussianMixture
 
 FINE = schedules.geometric(6, 20.0, 0.01)
@@ -107,6 +110,20 @@ def test_what_is_measured_varies_as_much_as_its_noise(chains: str) -> None:
     ratio = found.std[measured] / expected
     assert ratio.numel() > 0
     assert (ratio - 1).abs().max() < 4.5 / math.sqrt(2 * 3_000) + 0.02
+
+
+def test_chains_of_means_are_the_midpoint_method_of_the_sde_and_draw_at_the_last_level() -> None:
+    """The numbers of the docs are by this method: others have other spreads along few levels."""
+    levels, seeds = schedules.edm(6, 20.0, 0.05), [0, 1, 2]
+    given = mmdgs.GivenMoments(ExactMoments(gaussian()), torch.ones(3, 4).double(), torch.eye(12)[:4].double(), 0.3)
+    plan = restoration_plan(given, levels, "multistep")
+    method = multistep_plan(given.denoiser, levels, eta=1.0, midpoint=True)
+    x0 = method.noise((12,), 3, generator=Streams(seeds, 3, purpose="start")).double()
+    steps = range(1, len(levels))
+    found, expected = (run(one, x0, seed=seeds, keep=steps, progress=None) for one in (plan, method))
+    torch.testing.assert_close(found.samples, expected.samples)
+    draws = [run(one, x0, seed=seeds, progress=None).x for one in (plan, method)]
+    assert (draws[0] - draws[1]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("chains", ["multistep", "bridge", "mirrored"])
