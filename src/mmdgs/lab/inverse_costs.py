@@ -29,7 +29,7 @@ def cost_figure(
     A family is named "covariance, chains", or by a method's name.
     """
     tasks = found.columns
-    canvas, axes = new_figure(2, len(tasks), inches=(1.2 + 2.6 * len(tasks), 5.6))
+    canvas, axes = new_figure(2, len(tasks), inches=(1.0 + 2.2 * len(tasks), 4.8))
     for place, task in enumerate(tasks):
         for measure, axis in zip((near, spread), (axes[0][place], axes[1][place]), strict=True):
             for family, rows in families.items():
