@@ -14,7 +14,7 @@ import mmdgs
 from mmdgs.errors import UsageError
 from mmdgs.linalg import Covariance, Dense, Diagonal, Given, Krylov, Spectral, iterations
 from mmdgs.linalg.iterations import ConjugateGradients, LanczosSolver
-from mmdgs.linalg.solvers import CholeskySolver, CosineSolver, DiagonalSolver
+from mmdgs.linalg.solvers import ChannelSolver, CholeskySolver, CosineSolver, DiagonalSolver
 from mmdgs.moments import DiagonalMoments, ExactMoments, FullMoments, GivenMoments, KrylovMoments
 from mmdgs.operators import (
     Blur,
@@ -133,10 +133,33 @@ def test_what_is_exact_takes_no_iterations() -> None:
     assert kind_of("spectral", "gaussian") is kind_of("isotropic", "gaussian") is Spectral
     for operator in ("crop", "downsample", "gray"):
         assert kind_of("diagonal", operator) is DiagonalSolver
-    for cov in ("dense", "one spectrum", "krylov, exact"):
+    for cov in ("dense", "krylov, exact"):
         assert kind_of(cov, "box") is kind_of(cov, "matrix") is CholeskySolver
+    assert kind_of("one spectrum", "matrix") is kind_of("one spectrum", "lopsided") is CholeskySolver
+    for operator in ("box", "mask", "crop"):
+        assert kind_of("one spectrum", operator) is ChannelSolver
     assert kind_of("spectral", "box") is CholeskySolver  # a factor for each row
     assert kind_of("spectral", "downsample") is kind_of("one spectrum", "blurred and smaller") is CosineSolver
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_who_measures_every_channel_by_itself_and_alike(name: str) -> None:
+    operator = OPERATORS[name]
+    assert operator.channelwise is (name not in ("gray", "matrix"))
+    if operator.channelwise:
+        x = numbers(B, *SHAPE, seed=5)
+        y = operator(x)
+        torch.testing.assert_close(operator(x.flip(1)), y.flip(1))
+        alone = operator(x * (torch.arange(SHAPE[0]) == 0)[:, None, None])
+        torch.testing.assert_close(alone[:, 0], y[:, 0])
+        assert not alone[:, 1:].any()
+
+
+def test_a_mask_that_differs_from_channel_to_channel_is_not_alike() -> None:
+    keep = torch.rand(SHAPE, generator=seeded()) < 0.5
+    assert not Mask(keep).channelwise
+    assert not Mask(keep[0, 0], (4,)).channelwise  # numbers in a row have no channels
+    test_given_is_the_closed_form(COVARIANCES["one spectrum"], Mask(keep), "number")
 
 
 def test_many_measurements_take_conjugate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

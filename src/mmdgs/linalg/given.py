@@ -11,6 +11,7 @@ C, a root of C, A and its adjoint, and one system in the space of y (solvers.py)
     C is diagonal and no two measurements share a pixel                            S is diagonal
     C is diagonal in cosines, and A gives each cosine of x one of y                so is S (`cosine_squares`)
     C is a matrix, or the same in all rows, and y is not too large; y is small     Cholesky
+    C is one spectrum, and A measures some pixels of all channels                  Cholesky, channel by channel
     C is known along a few directions, and its rest is one of these                Woodbury's formula
 """
 
@@ -36,6 +37,7 @@ from mmdgs.linalg.solvers import (
     DiagonalSolver,
     LowRankSolver,
     Solver,
+    cholesky_of_channels,
     cholesky_of_dense,
     cholesky_of_rows,
     cholesky_of_shared,
@@ -258,6 +260,10 @@ def _solver(mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor
             return CosineSolver(one, operator, variances, values + variances)
     if isinstance(cov, Diagonal | Spectral):
         places = measured_places(operator, mean)
+        if isinstance(shared, Spectral) and variances.numel() == 1 and operator.channelwise and mean.shape[1] > 1:
+            own = places[: len(places) // mean.shape[1]]
+            if len(own) <= MOST_SHARED and len(own) < math.prod(mean.shape[2:]):
+                return cholesky_of_channels(shared, operator, variances, own, mean)
         if shared is not None and len(places) <= MOST_SHARED:
             return cholesky_of_shared(shared, operator, variances, places, mean)
         if len(places) <= MOST_EACH:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.operators import Covariance, Diagonal
-from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
+from mmdgs.linalg.spectral import Spectral, cosines, from_cosines, to_cosines
 from mmdgs.operators import Operator
 from mmdgs.runtime import in_full_precision
 
@@ -99,6 +99,41 @@ class CholeskySolver(Solver):
 
 
 @dataclass(frozen=True)
+class ChannelSolver(Solver):
+    """S in cosines over the channels of y, where it falls into a block for each: L (C, m, m), at the `places` of a
+    channel (m,) that were measured. For an A that is `channelwise`, one spectrum and one noise for all rows.
+    """
+
+    prior: Spectral  # one row
+    operator: Operator
+    factor: Tensor
+    places: Tensor
+    noise: Tensor  # tau^2, one number
+
+    def solve(self, b: Tensor) -> Solution:
+        seen = self._mixed(b).flatten(2)[..., self.places].movedim(0, 2).to(self.factor)  # (C, m, B)
+        inner = torch.cholesky_solve(seen, self.factor).movedim(2, 0).to(b)
+        w = self._mixed(torch.zeros_like(b).flatten(2).index_copy(2, self.places, inner).reshape(b.shape), back=True)
+        return w, self.prior.apply(self.operator.adjoint(w)), {}
+
+    def logdet(self) -> Tensor:
+        ends = self.factor.diagonal(dim1=1, dim2=2)
+        return (2 * ends.log() - self.noise.log()).sum()[None].to(self.noise)
+
+    def inverse_root(self) -> Tensor | None:
+        rows = torch.linalg.inv(self.factor).to(self.noise)
+        wide = rows.new_zeros(*rows.shape[:2], math.prod(self.operator.out_shape[1:])).index_copy(2, self.places, rows)
+        basis = cosines(len(rows), rows.dtype, rows.device)
+        return (basis[:, None, :, None] * wide[:, :, None]).reshape(-1, *self.operator.out_shape)
+
+    @in_full_precision
+    def _mixed(self, y: Tensor, *, back: bool = False) -> Tensor:
+        """The cosines over channels of y, or y of them."""
+        basis = cosines(y.shape[1], y.dtype, y.device)
+        return torch.einsum("kc,bc...->bk...", basis.mT if back else basis, y)
+
+
+@dataclass(frozen=True)
 class CosineSolver(Solver):
     """S = Q diag(values) Q' in the cosines Q of y, with values (B, *out_shape): of an A with `cosine_squares`."""
 
@@ -166,6 +201,22 @@ def cholesky_of_shared(
     """The factor of an S that is the same in all rows: `prior` is one row."""
     matrix = operator(prior.apply(_adjoint_at(operator, places, like))).flatten(1)[:, places]
     return _cholesky(prior, operator, matrix[None], variances, places)
+
+
+def cholesky_of_channels(
+    prior: Spectral, operator: Operator, variances: Tensor, places: Tensor, like: Tensor
+) -> ChannelSolver:
+    """The factors of an S that falls into a block for each channel; `places` are those of one channel."""
+    basis = like.new_zeros(len(places), math.prod(operator.out_shape[1:]))
+    basis[torch.arange(len(places), device=like.device), places] = 1
+    rows = basis[:, None].expand(-1, operator.out_shape[0], -1).reshape(-1, *operator.out_shape)
+    # A acts on every channel alike, so it takes cosines over channels as it takes the channels.
+    image = from_cosines(prior.variances * to_cosines(operator.adjoint(rows), lead=2), lead=2)
+    matrix = operator(image).flatten(2)[..., places].movedim(0, 1).double()  # (C, m, m)
+    noise = variances.flatten()[0]
+    eye = torch.eye(len(places), dtype=matrix.dtype, device=matrix.device)
+    factor = torch.linalg.cholesky(0.5 * (matrix + matrix.mT) + noise * eye)
+    return ChannelSolver(prior, operator, factor, places, noise)
 
 
 def _adjoint_at(operator: Operator, places: Tensor, like: Tensor) -> Tensor:

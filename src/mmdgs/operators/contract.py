@@ -68,6 +68,11 @@ class Operator(abc.ABC):
             raise ValueError(f"the adjoint of {self!r} takes (B, {_words(self.out_shape)}), got {tuple(y.shape)}")
         return self._adjoint(y)
 
+    @property
+    def channelwise(self) -> bool:
+        """Whether every channel of x, its first dimension, is measured by itself, and all in the same way."""
+        return False
+
     def squares(self, v: Tensor) -> Tensor | None:
         """The diagonal of A diag(v) A' for v (B, *shape) where nothing else is in it; None where it may be."""
         return None
@@ -174,6 +179,10 @@ class Composed(Operator):
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.parts))})"
+
+    @property
+    def channelwise(self) -> bool:
+        return all(part.channelwise for part in self.parts)
 
     def squares(self, v: Tensor) -> Tensor | None:
         """Known where every part knows its own: then each number of x reaches one measurement."""

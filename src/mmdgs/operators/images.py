@@ -54,6 +54,11 @@ class Mask(Operator):
         keep[order[:kept]] = True
         return cls(keep.reshape(tuple(places)), shape)
 
+    @property
+    def channelwise(self) -> bool:
+        keep = self.keep.tensor
+        return keep.ndim > 1 and bool((keep == keep[:1]).all())
+
     def known(self, y: Tensor) -> Tensor:
         return torch.where(self.keep.at(y).bool(), y, 0.0)
 
@@ -88,6 +93,8 @@ class Box(Mask):
 
 class Crop(Operator):
     """A window of `size` (a number, or height and width) of x, in the middle unless told where."""
+
+    channelwise = True
 
     def __init__(
         self, shape: Sequence[int], size: int | tuple[int, int], *, top: int | None = None, left: int | None = None
@@ -125,6 +132,8 @@ def _window(
 
 class Downsample(Operator):
     """Means over blocks of `factor` x `factor` pixels: the measurement of super-resolution."""
+
+    channelwise = True
 
     def __init__(self, shape: Sequence[int], factor: int) -> None:
         channels, height, width = _image(shape, "Downsample")
@@ -196,6 +205,8 @@ class Blur(Operator):
 
     A kernel that is symmetric along both axes is diagonal in cosines, and conditioning on it is exact.
     """
+
+    channelwise = True
 
     def __init__(self, shape: Sequence[int], kernel: Tensor) -> None:
         _, height, width = _image(shape, "Blur")
@@ -308,6 +319,8 @@ class Fourier(Operator):
 
     Frequency zero comes first, as in torch.fft.fft2. Without a mask all are kept.
     """
+
+    channelwise = True
 
     def __init__(self, shape: Sequence[int], keep: Tensor | None = None) -> None:
         event = _image(shape, "Fourier")
