@@ -8,7 +8,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from inspect import Parameter
 from typing import Annotated, Any
 
@@ -16,11 +16,12 @@ import typer
 
 
 def options_of(
-    *kinds: type, told: Callable[[str, str], str] | None = None
+    *kinds: type, told: Callable[[str, str], str] | None = None, only: Container[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each field of some dataclasses that was made with `mmdgs.options.option`.
 
-    `told(name, help)` may say more in an option's help. A field of several texts is an option that may be repeated.
+    `told(name, help)` may say more in an option's help, and `only` names the fields that are wanted. A field of several
+    texts is an option that may be repeated.
 
     The command takes them as keyword arguments (**given), and only those that the user gave. In its help they stand
     before the command's own keyword-only options:
@@ -32,6 +33,7 @@ def options_of(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         made = [one for kind in kinds for one in _options(kind, told or (lambda name, text: text))]
+        made = [one for one in made if only is None or one.name in only]
         names = {one.name for one in made}
         own = list(inspect.signature(command, eval_str=True).parameters.values())
         first = [one for one in own if one.kind is Parameter.POSITIONAL_OR_KEYWORD]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,7 +23,9 @@ from mmdgs.cli.app import (
     plain_errors,
     resumable,
 )
+from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
+from mmdgs.generation.settings import Method
 from mmdgs.runtime import check_precision
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ WORDS = {
 
 
 @app.command()
+@options_of(Method, only=("products", "symmetric"))
 def restore(
     model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
     images: Annotated[str, typer.Argument(help="Measurements: a folder, .zip, .npz or file; or a set (cifar10:test).")],
@@ -60,17 +63,6 @@ def restore(
         int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw, but for products.")
     ] = 25,
     covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
-    products: Annotated[
-        int | None, typer.Option(min=1, help="Jacobian products of low-rank, at every level.", show_default="2")
-    ] = None,
-    symmetric: Annotated[
-        bool | None,
-        typer.Option(
-            "--symmetric/--symmetrised",
-            help="Take the network's Jacobian as symmetric, for half the products (low-rank, krylov).",
-            show_default="auto",
-        ),
-    ] = None,
     chains: Annotated[
         str, typer.Option(help="multistep; bridge; or mirrored: nearer to the truth, but draws differ too little.")
     ] = "multistep",
@@ -83,6 +75,7 @@ def restore(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     debug: Debug = False,
+    **posterior: Any,
 ) -> None:
     """Draw images that explain measurements y = A x + noise; killed or stopped, it goes on with --resume."""
     with plain_errors(debug):
@@ -113,7 +106,7 @@ def restore(
                 noise=level,
                 truth=x if simulate else None,
                 covariance=covariance,
-                posterior={"products": products, "symmetric": symmetric},
+                posterior=posterior,
                 chains=chains,
                 steps=steps,
                 draws=draws,

@@ -139,7 +139,7 @@ def restore_into(
         noise_variances(noise, operator, y)  # type: ignore[arg-type]
     options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
     options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
-    chosen = {name: value for name, value in (posterior or {}).items() if value is not None}
+    chosen = posterior or {}
     wanted = {"count": count, "model": model.digest, **options, **chosen, "precision": precision, **(settings or {})}
     size = batch_size or chains_at_once(model)
     group = max(1, size // draws)

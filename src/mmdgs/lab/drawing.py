@@ -29,24 +29,24 @@ class Style(NamedTuple):
 
 LOOKS = {
     Style(GREY): ("data", "ancestral, small", "small variance", "Rademacher (paper)", "10 products"),
-    Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products"),
+    Style(GREY, "s--"): ("ancestral, large", "large variance", "3 products", "lattice, bridge"),
     Style(GREY, "v:"): ("1 product",),
     Style(SLATE): ("exact",),
-    Style(PINK, "^:"): ("second",),
+    Style(PINK, "^:"): ("second", "spectral, mirrored"),
     Style(RED): ("learned", "diagonal, learned", "Langevin", "many levels, Gibbs", "1 sweep"),
     Style(RED, "s--"): ("consistent annealing", "1 sweep, down first"),
     Style(ORANGE): ("isotropic", "ancestral, isotropic"),
-    Style(ORANGE, "s--"): ("Gibbs, isotropic",),
-    Style(PINK): ("spectral", "ancestral, spectral"),
-    Style(PINK, "s--"): ("Gibbs, spectral", "spectral, from N(0, I)"),
+    Style(ORANGE, "s--"): ("Gibbs, isotropic", "isotropic, bridge"),
+    Style(PINK): ("spectral", "ancestral, spectral", "spectral, multistep"),
+    Style(PINK, "s--"): ("Gibbs, spectral", "spectral, from N(0, I)", "spectral, bridge"),
     Style(PURPLE, "^:"): ("diagonal, 10 Rademacher, from N(0, I)",),
-    Style(PURPLE): ("diagonal", "diagonal, Rademacher", "ancestral, diagonal"),
+    Style(PURPLE): ("diagonal", "diagonal, Rademacher", "ancestral, diagonal", "modulated, multistep"),
     Style(PURPLE, "s--"): (
         "diagonal, from N(0, I)", "diagonal, lattice", "lattice", "3 products, lattice", "ancestral, full",
-        "ancestral, Krylov",
+        "ancestral, Krylov", "modulated, bridge",
     ),
-    Style(BLUE): ("full", "lattice, filtered", "OCM head", "Gibbs (paper)", "3 sweeps"),
-    Style(BLUE, "s--"): ("Krylov", "Gibbs, down first", "3 sweeps, down first"),
+    Style(BLUE): ("full", "lattice, filtered", "OCM head", "Gibbs (paper)", "3 sweeps", "low-rank, multistep"),
+    Style(BLUE, "s--"): ("Krylov", "Gibbs, down first", "3 sweeps, down first", "low-rank, bridge"),
     Style(GREEN): ("moments", "DDIM", "10 sweeps"),
     Style(GREEN, "s--"): ("Heun", "10 sweeps, down first"),
     Style(GREEN, "^:"): ("Hadamard", "Heun, guided"),
@@ -60,6 +60,9 @@ LOOKS = {
     Style(RED, "^:"): ("multistep, third order",),
     Style(RED, "D--"): ("multistep, eta 1",),
     Style(RED, "o-."): ("multistep, third order, eta 1",),
+    Style(SLATE, "D:"): ("MMPS",),
+    Style(SLATE, "v:"): ("PiGDM",),
+    Style(SLATE, "P:"): ("DPS",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 """The look of every row of every table, by its name."""

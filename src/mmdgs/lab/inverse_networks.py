@@ -311,7 +311,7 @@ def _costs(found: Results) -> Canvas:
     for row in found.rows:
         what = ROWS[row]
         families.setdefault(what.name if isinstance(what, Rival) else f"{what.name}, {what.chains}", []).append(row)
-    return cost_figure(found, families, MANY, CALIBRATION, EVALUATIONS)
+    return cost_figure(found, families, MANY, CALIBRATION, EVALUATIONS, GOAL_CALIBRATION)
 
 
 def _goal(found: Results, row: str) -> Claim:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.linalg.lowrank import LowRank
-from mmdgs.linalg.operators import Covariance, Diagonal
+from mmdgs.linalg.operators import Covariance, Diagonal, einsum
 from mmdgs.linalg.spectral import Spectral, cosines, from_cosines, to_cosines
 from mmdgs.operators import Operator
 from mmdgs.runtime import in_full_precision
@@ -126,11 +126,10 @@ class ChannelSolver(Solver):
         basis = cosines(len(rows), rows.dtype, rows.device)
         return (basis[:, None, :, None] * wide[:, :, None]).reshape(-1, *self.operator.out_shape)
 
-    @in_full_precision
     def _mixed(self, y: Tensor, *, back: bool = False) -> Tensor:
         """The cosines over channels of y, or y of them."""
         basis = cosines(y.shape[1], y.dtype, y.device)
-        return torch.einsum("kc,bc...->bk...", basis.mT if back else basis, y)
+        return einsum("kc,bc...->bk...", basis.mT if back else basis, y)
 
 
 @dataclass(frozen=True)
@@ -207,11 +206,8 @@ def cholesky_of_channels(
     prior: Spectral, operator: Operator, variances: Tensor, places: Tensor, like: Tensor
 ) -> ChannelSolver:
     """The factors of an S that falls into a block for each channel; `places` are those of one channel."""
-    basis = like.new_zeros(len(places), math.prod(operator.out_shape[1:]))
-    basis[torch.arange(len(places), device=like.device), places] = 1
-    rows = basis[:, None].expand(-1, operator.out_shape[0], -1).reshape(-1, *operator.out_shape)
-    # A acts on every channel alike, so it takes cosines over channels as it takes the channels.
-    image = from_cosines(prior.variances * to_cosines(operator.adjoint(rows), lead=2), lead=2)
+    rows = _adjoint_at(operator, places, like)[:, :1]  # of the first channel, and so of each, and of cosines over them
+    image = from_cosines(prior.variances * to_cosines(rows, lead=2), lead=2)
     matrix = operator(image).flatten(2)[..., places].movedim(0, 1).double()  # (C, m, m)
     noise = variances.flatten()[0]
     eye = torch.eye(len(places), dtype=matrix.dtype, device=matrix.device)

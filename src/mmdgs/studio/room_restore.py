@@ -91,7 +91,7 @@ def build(folder: Folder) -> None:
         model: str, chosen: str, file: Any, fit: str, kind: str, box: float, random: float, sr: float, blur: float,
         motion: float, paint: Any, damaged: bool, noise: float, draws: int, steps: int, seed: int, request: gr.Request,
     ) -> Iterator[Changes]:  # fmt: skip
-        strength = {"box": box, "random": random, "sr": sr, "blur": blur, "motion": motion}.get(OPERATORS.get(kind, ""))
+        strength = dict(zip(STRENGTHS, (box, random, sr, blur, motion), strict=True)).get(OPERATORS.get(kind, ""))
         stored, wanted, mask = _asked(
             model, chosen, file, fit, kind, strength, paint, damaged, noise, draws, steps, seed
         )
@@ -113,8 +113,7 @@ def build(folder: Folder) -> None:
     )
     for event in (kind.change, chosen.input, file.change, fit.input):
         event(plainly(other_kind), [kind, *source], refreshed, **LIGHT)
-    numbers = [strengths[short] for short in ("box", "random", "sr", "blur", "motion")]
-    room.runs(show, [*source, kind, *numbers, painted, damaged, noise, draws, steps, seed], [pictures])
+    room.runs(show, [*source, kind, *strengths.values(), painted, damaged, noise, draws, steps, seed], [pictures])
 
 
 def _asked(
