@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed, use_fake_inception
@@ -22,6 +23,7 @@ from mmdgs.generation import Method, engine
 from mmdgs.lab import Context, TimeIsUp, Workspace, sampler_cells, table2, table2_rows
 from mmdgs.lab.grid import Cell, Grid, Results
 from mmdgs.lab.sampler_cells import Judge, References, Sampling
+from mmdgs.lab.table2_papers import count_figure
 from mmdgs.lab.workspace import Part
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn
@@ -89,7 +91,7 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     assert by["Heun", 2]["evaluations"] == 3
     assert by[table2_rows.GUIDED, 2]["evaluations"] == 6
     assert ("DDIM", 3) in by
-    assert pictures_of(prepared) == {"table2", "table2_images"}
+    assert pictures_of(prepared) == {"table2", "table2_images", "table2_more"}
     assert not list((prepared.workspace.out / "parts").glob("*.npz"))
     claims = report.sections[0].claims
     assert "15 images" in claims[0].numbers  # the paper's rows, by all their seeds
@@ -98,6 +100,15 @@ def test_it_measures_every_row_and_resumes_without_work(prepared: Context, monke
     assert ["paper: Gibbs (paper), NCSNv2, 50,000 images", "232", "4,852", "10.75"] in [row[:4] for row in table.rows]
     monkeypatch.setattr(sampler_cells, "generate", None)  # nothing is sampled again
     assert table2.run(resumed(prepared)).records["samplers"] == records["samplers"]
+
+
+def test_fids_that_end_early_are_extrapolated_in_the_picture_of_more_images() -> None:
+    # FIDs 3 + 20 / n of n images; one of two groups left out has half of them.
+    few, many = ({"fid": 3 + 20 / n, "fid_left_out": [3 + 40 / n, 3 + 40 / n]} for n in (10, 40))
+    parts = {("Langevin", 10): Part(few), ("Heun", 10): Part(few), ("Heun", 40): Part(many)}
+    (axis,) = count_figure(Results(Grid("papers", {}, lambda cell: Part({})), parts), 40).axes
+    (dotted,) = (line for line in axis.lines if line.get_linestyle() == ":")  # Heun's is measured to the end
+    assert dotted.get_xydata()[[0, -1]] == pytest.approx(numpy.array([[10, 5], [40, 3.5]]))
 
 
 def test_a_model_without_a_guide_has_no_guided_row(prepared: Context, tmp_path: Path) -> None:

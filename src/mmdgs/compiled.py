@@ -266,7 +266,13 @@ def _convolution_backward(
 def _numbers(values: Sequence[Number], x: Tensor) -> Tensor:
     """Numbers for every row, (numbers, B, 1, ...), in the dtype of x."""
     shape = (len(x), *[1] * (x.ndim - 1))
-    return torch.stack([torch.as_tensor(value, dtype=x.dtype).to(x.device).expand(shape) for value in values])
+
+    def placed(value: Number) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.to(x).expand(shape)
+        return x.new_full(shape, value)  # no copy, for which the host would wait until the device is idle
+
+    return torch.stack([placed(value) for value in values])
 
 
 class Program:

@@ -69,7 +69,8 @@ def label_curves(canvas: Figure, size: float = 8.0) -> None:
 
 def _label_panel(axis: Axes, size: float) -> None:
     curves = {curve.name: curve for curve in _curves(axis)}
-    places = {name: list(_places(axis, curve, list(curves.values()), size)) for name, curve in curves.items()}
+    nameless = list(_nameless(axis))
+    places = {name: list(_places(axis, curve, list(curves.values()), nameless, size)) for name, curve in curves.items()}
     chosen: dict[str, _Place] = {}
     for _ in range(ROUNDS):
         before = dict(chosen)
@@ -99,6 +100,16 @@ def _curves(axis: Axes) -> Iterator[_Curve]:
         yield _Curve(name, str(line.get_color()), data, points, path)
 
 
+def _nameless(axis: Axes) -> Iterator[NDArray[numpy.float64]]:
+    """The lines of a panel that get no label, followed."""
+    parts = {
+        part for one in axis.containers if isinstance(one, ErrorbarContainer) for part in (one.lines[0], *one.lines[1])
+    }
+    for line in axis.lines:
+        if line not in parts and str(line.get_label()).startswith("_"):
+            yield _followed(line.get_transform().transform(numpy.asarray(line.get_xydata(), dtype=float)))
+
+
 def _followed(points: NDArray[numpy.float64], every: float = PIXELS) -> NDArray[numpy.float64]:
     """Points every so many pixels along a path."""
     pieces = [points[:1]]
@@ -108,13 +119,15 @@ def _followed(points: NDArray[numpy.float64], every: float = PIXELS) -> NDArray[
     return numpy.concatenate(pieces)
 
 
-def _places(axis: Axes, curve: _Curve, curves: list[_Curve], size: float) -> Iterator[_Place]:
+def _places(
+    axis: Axes, curve: _Curve, curves: list[_Curve], nameless: list[NDArray[numpy.float64]], size: float
+) -> Iterator[_Place]:
     width, height = _extent(axis, curve.name, size)
     pixels = axis.figure.dpi / 72
     panel, last = axis.get_window_extent(), len(curve.points) - 1
     others = numpy.concatenate([numpy.full((1, 2), numpy.inf), *(one.points for one in curves if one is not curve)])
     everything = [(one.points, COVERS_MARKER, MARKER) for one in curves]
-    everything += [(one.path, COVERS_CURVE, 0.0) for one in curves]
+    everything += [(path, COVERS_CURVE, 0.0) for path in (*(one.path for one in curves), *nameless)]
     everything += [(others, NEAR_OTHER, 1.2 * GAP * pixels)]
     for i, (x, y) in enumerate(curve.points):
         shared = int((numpy.hypot(*(others - (x, y)).T) < SHARED * pixels).sum())

@@ -15,17 +15,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
+from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from mmdgs.data import image_set
 from mmdgs.errors import UsageError
 from mmdgs.generation import Method
+from mmdgs.lab.drawing import line_style, new_figure
 from mmdgs.lab.experiment import TimeIsUp
 from mmdgs.lab.grid import Cell, Grid, Results
-from mmdgs.lab.report import Section
+from mmdgs.lab.labels import label_curves
+from mmdgs.lab.report import Figure, Section
 from mmdgs.lab.sampler_cells import FID, Sampling
 from mmdgs.lab.workspace import Part
+from mmdgs.metrics import extrapolated
 from mmdgs.metrics.features import image_features
 
 ACROSS = "first images"
@@ -73,8 +78,13 @@ class ManySeeds:
         """What a report shows of them."""
         text = f"Seeds of {self.a_seed:,} images are added one by one; ± 95%, from leaving out each."
         columns = {n: f"{n:,} images" for n in sorted(found.columns)}
-        tables = [found.table("FID of more images", [FID], head="sampler", columns=columns)] if columns else []
-        return Section("More seeds", [text, *found.unfinished()], tables)
+        if not columns:
+            return Section("More seeds", [text, *found.unfinished()])
+        table = found.table("FID of more images", [FID], head="sampler", columns=columns)
+        usual = STOPS[-1] * self.sampling.settings.images
+        caption = f"FID against the number of images. Dotted: extrapolated to {usual:,} by a + c / n."
+        figures = [Figure("table2_more", caption, count_figure(found, usual))]
+        return Section("More seeds", [text, *found.unfinished()], [table], figures)
 
     def keep(self, cell: Cell, images: Tensor, cost: Mapping[str, Any]) -> None:
         """Keep the features of images that the table has made, one seed after the other."""
@@ -110,6 +120,23 @@ class ManySeeds:
         found = image_features(image_set(x, "a seed"), judge.inception, keep=True, device=judge.device).features
         assert found is not None
         return Part({key: cost[key] for key in KEPT}, {"features": found.to(torch.float16)})
+
+
+def count_figure(found: Results, usual: int) -> Canvas:
+    """FIDs against the number of images; from a row's last, dotted, to what it would be of the usual number."""
+    canvas, ((axis,),) = new_figure(1, 1, inches=(7.2, 4.2))
+    axis.margins(x=0.2)  # room for labels
+    found.draw(axis, FID)
+    for row in found.rows:
+        last = max(n for n in found.columns if found.has(row, n))
+        values, counts = found.values(row, last), numpy.geomspace(last, usual, 30)
+        if last < usual:
+            by = [extrapolated(values["fid"], values["fid_left_out"], n / last) for n in counts]
+            look = line_style(row) | {"linestyle": ":", "marker": "o", "markerfacecolor": "white"}
+            axis.plot(counts, by, **look, markevery=[-1])
+    axis.set_xlabel("images")
+    label_curves(canvas)
+    return canvas
 
 
 class _LeftToAnotherRun(Exception):  # noqa: N818 - not an error
