@@ -17,6 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from mmdgs import cli, samplers
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked, output_folder
-from mmdgs.generation import Generated, Method, generate, make_plan, writers
+from mmdgs.generation import Generated, Method, engine, generate, make_plan, writers
 from mmdgs.generation.identity import plan_record
 from mmdgs.generation.writers import Destination
 from mmdgs.models import Model
@@ -657,6 +658,16 @@ def test_a_record_is_the_same_in_every_process() -> None:
             "interval": [0.0, 1.0],
         },
     }
+
+
+def test_a_gpu_runs_as_many_chains_at_once_as_its_memory_suggests(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("edm", (3, 32, 32))
+    assert engine.chains_at_once(model) == 21  # on a CPU
+    for gibibytes, chains in ((16, 170), (139.8, 1_482)):  # a card has less than its name says
+        known = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, known=known: known)
+        there = SimpleNamespace(device=torch.device("cuda"), shape=model.shape)
+        assert engine.chains_at_once(there) == chains  # type: ignore[arg-type]
 
 
 def test_a_batch_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmdgs.data import image_set
 from mmdgs.errors import CovarianceTooLargeError, UsageError
 from mmdgs.evaluation import evaluate
-from mmdgs.memory import Batches
+from mmdgs.memory import Batches, evenly
 from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import CLASSES, Model, ModelConfig
@@ -70,6 +70,18 @@ def test_ranges_are_halved_until_they_fit_and_stay_so(error: Exception, caplog: 
     found = [*batches.over(5, work)]
     assert found == [range(0, 2), range(2, 4), range(4, 5)]
     assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "processes", "size"),
+    [(7, 10, 1, 7), (10, 10, 1, 10), (11, 10, 1, 6), (1_500, 1_493, 1, 750), (1, 10, 4, 1), (1_000, 1_493, 4, 250),
+     (41, 10, 2, 7)],
+)  # fmt: skip
+def test_batches_are_alike_and_as_many_for_each_process(count: int, most: int, processes: int, size: int) -> None:
+    assert evenly(count, most, processes) == size
+    sizes = [min(size, count - first) for first in range(0, count, size)]
+    assert max(sizes) <= most
+    assert 2 * min(sizes) >= max(sizes)  # one compiled program serves them all
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the sizes differ"), CovarianceTooLargeError("d is too large")])

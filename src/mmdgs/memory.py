@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +42,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID_BY_TORCH)
+
+
+def evenly(count: int, most: int, processes: int = 1) -> int:
+    """The size of batches of `count` rows, at most `most`: alike, and as many for each process.
+
+    A GPU compiles a network anew for another size.
+    """
+    return math.ceil(count / (processes * math.ceil(count / (processes * most))))
 
 
 @dataclass

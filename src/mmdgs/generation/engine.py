@@ -26,7 +26,7 @@ from mmdgs.generation.identity import plan_record
 from mmdgs.generation.methods import make_plan, resolved
 from mmdgs.generation.settings import Method
 from mmdgs.generation.writers import Destination, destination
-from mmdgs.memory import Batches
+from mmdgs.memory import Batches, evenly
 from mmdgs.models import Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
 from mmdgs.reading import reading
@@ -37,8 +37,9 @@ from mmdgs.samplers.driver import kept_steps
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-BATCH_NUMBERS = {"cuda": 1 << 19, "cpu": 1 << 16}
-"""Numbers in the states of the chains that run at once: 668 digits on a GPU, 83 on a CPU."""
+NUMBERS, NUMBERS_A_GIBIBYTE = 1 << 16, 1 << 15
+"""Numbers in the states of the chains that run at once: on a CPU, and for each GiB of a GPU's memory. 83 digits, and 41
+for each GiB: large batches keep a large GPU busy, and a small one has no room for them."""
 
 ADVICE = "use a covariance with fewer products (--probes 1), --precision bf16, or the CPU (--device cpu)"
 """Where not even one sample fits in memory."""
@@ -150,8 +151,11 @@ class _Engine:
 
 
 def chains_at_once(model: Model) -> int:
-    """How many chains run together where no batch size is given."""
-    return max(1, BATCH_NUMBERS.get(model.device.type, BATCH_NUMBERS["cpu"]) // math.prod(model.shape))
+    """How many chains run together at most, where no batch size is given."""
+    numbers = NUMBERS
+    if model.device.type == "cuda":
+        numbers = NUMBERS_A_GIBIBYTE * (torch.cuda.get_device_properties(model.device).total_memory >> 30)
+    return max(1, numbers // math.prod(model.shape))
 
 
 def generate(
@@ -203,7 +207,8 @@ def generate(
     if keep is not None:
         kept_steps(keep, len(plan.steps))
     device = model.device
-    size = batch_size or chains_at_once(model)
+    processes = accelerator.num_processes if accelerator else 1
+    size = batch_size or evenly(count, chains_at_once(model), processes)
     begin = _starting(start, (count, *model.shape), first)
     path = _path(fast, count * len(plan.steps), device)
     batches = Batches(size, "samples", ADVICE)

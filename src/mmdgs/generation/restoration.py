@@ -25,7 +25,7 @@ from mmdgs.cost import Cost
 from mmdgs.errors import UsageError, unknown_name
 from mmdgs.generation.engine import ADVICE, Watch, chains_at_once
 from mmdgs.generation.methods import edm_levels
-from mmdgs.memory import Batches
+from mmdgs.memory import Batches, evenly
 from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.moments.given import GivenDenoiser
@@ -105,9 +105,9 @@ def restore(
     y, tau = (high - low) * y + offset, (high - low) * tau
     moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
     chosen = edm_levels(model, steps) if levels is None else tuple(levels)
-    size = batch_size or chains_at_once(model)
     work = _Work(model, moments, found, y, tau, chains, chosen, draws, checked_seed(seed), first, precision, callback)
     started, total = time.perf_counter(), len(y) * draws
+    size = batch_size or evenly(total, chains_at_once(model))
     with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
         made = list(Batches(size, "draws", ADVICE).over(total, lambda start, stop: work.run(start, stop, bar.update)))
     x = torch.cat([one.x.cpu() for one in made])

@@ -26,6 +26,7 @@ from mmdgs.files import file_written_atomically, refuse_file, write_atomically
 from mmdgs.generation.engine import chains_at_once
 from mmdgs.generation.restoration import BRIDGE, MULTISTEP, check_restoration, restore
 from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
+from mmdgs.memory import evenly
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.operators import ESTIMATE, Operator, measured, noise_variances
@@ -141,8 +142,7 @@ def restore_into(
     options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
     chosen = posterior or {}
     wanted = {"count": count, "model": model.digest, **options, **chosen, "precision": precision, **(settings or {})}
-    size = batch_size or chains_at_once(model)
-    group = max(1, size // draws)
+    group = max(1, batch_size // draws) if batch_size else evenly(count, max(1, chains_at_once(model) // draws))
     place.check(resume=resume, overwrite=overwrite)
     check_restoration(model, steps, draws, batch_size, chains)
     moments = model.posterior(covariance, **chosen)  # refused before anything is written
@@ -163,7 +163,7 @@ def restore_into(
                     operator,
                     **{**options, "covariance": moments},  # type: ignore[arg-type]
                     first=part.start,
-                    batch_size=size,
+                    batch_size=batch_size,
                     precision=precision,
                     progress=progress if one else None,
                 )

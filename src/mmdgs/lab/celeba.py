@@ -57,13 +57,12 @@ class CelebaSettings(SamplingSettings):
     few_sweeps: int = 2
     fit_images: int = 200
     shown: int = 64
-    batch_size: int = 250
 
 
 FULL = CelebaSettings()
 QUICK = CelebaSettings(
-    images=9, levels=12, few_levels=6, fit_images=8, shown=9, batch_size=16, precision="float32",
-    metrics=("diversity",), reference_limit=200,
+    images=9, levels=12, few_levels=6, fit_images=8, shown=9, precision="float32", metrics=("diversity",),
+    reference_limit=200,
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
     size=16, limit=1_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02", training=QUICK_TRAINING

@@ -62,8 +62,7 @@ class Cifar10Settings(SamplingSettings):
 FULL = Cifar10Settings()
 QUICK = Cifar10Settings(
     images=16, steps=(2, 4, 8), block=8, long_chains=25, long_steps=(0, 2, 4, 8, 16), map_images=3, map_probes=(1, 10),
-    lattice_probes=(3,), levels=6, fit_images=16, batch_size=16, precision="float32", metrics=("diversity",),
-    reference_limit=500,
+    lattice_probes=(3,), levels=6, fit_images=16, precision="float32", metrics=("diversity",), reference_limit=500,
 )  # fmt: skip
 QUICK_RECIPE = Recipe(
     data=DATA, size=16, limit=2_000, model="unet-tiny", param="score", sigma=SIGMA, training=QUICK_TRAINING

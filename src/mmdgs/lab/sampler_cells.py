@@ -52,7 +52,7 @@ class SamplingSettings:
     images: int = 5_000
     seeds: int = 1
     fit_images: int = 2_000  # from which variances and spectra are estimated
-    batch_size: int = 1_000  # chains at a time: fewer leave a GPU idle between kernels
+    batch_size: int | None = None  # chains at a time; None: as many as suit the device
     precision: str = "bf16"
     metrics: tuple[str, ...] = ("fid", "diversity")
     reference_limit: int | None = None
