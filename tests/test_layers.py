@@ -1,16 +1,22 @@
-"""The direction of imports: a module imports only from the layers above its own, or from its own package."""
+"""The direction of imports: a module imports only from the layers above its own, or from its own package.
+
+And what it imports from outside is declared: as a dependency, or in an extra that users install.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import mmdgs
+from mmdgs.cli.app import LAB_EXTRA
 
 ROOT = Path(mmdgs.__file__).parent
 
@@ -132,3 +138,36 @@ def test_only_its_commands_import_the_lab() -> None:
 def test_the_command_line_starts_without_the_labs_extra() -> None:
     code = "import sys, mmdgs.cli; print([name for name in ('matplotlib', 'jinja2', 'sklearn') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+PROVIDED = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+"""The distributions of modules that have another name."""
+DEVELOPERS = ("test", "docs", "studio-test")
+WITH_OTHERS = {"fastapi", "starlette", "uvicorn", "markupsafe"}
+"""They come with gradio, and with jinja2."""
+
+
+def outside(folder: Path) -> set[str]:
+    """The modules from outside that the sources of a folder import, wherever in a file they do so."""
+    found = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {name.partition(".")[0] for name in names}
+    return found - set(sys.stdlib_module_names) - {"mmdgs"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+
+    def names(wanted: list[str]) -> set[str]:
+        return {re.split(r"[^\w.-]", one)[0] for one in wanted}
+
+    always = names(project["dependencies"])
+    ours = {name: names(wanted) for name, wanted in extras.items() if name not in DEVELOPERS}
+    missing = {PROVIDED.get(one, one) for one in outside(ROOT)} - always.union(*ours.values()) - WITH_OTHERS
+    assert not missing
+    # The message for a module that is missing names the extra that has it.
+    assert {PROVIDED.get(one, one) for one in LAB_EXTRA} == ours["lab"]

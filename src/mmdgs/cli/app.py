@@ -125,7 +125,7 @@ def number_or_estimate(option: str, text: str) -> float | str:
         raise UsageError(f"{option} must be a number, or {ESTIMATE}, got {text!r}") from None
 
 
-LAB_EXTRA = ("matplotlib", "jinja2", "sklearn", "scipy")
+LAB_EXTRA = ("matplotlib", "jinja2", "sklearn")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ def convert(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model.")],
     raw: Annotated[bool, typer.Option("--raw", help="The raw weights instead of their moving average.")] = False,
-    size: Annotated[int | None, typer.Option(min=1, help="Side of the images.", show_default="32")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Side of an NCSNv2 checkpoint's images.", show_default="32; CelebA's 64")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there.")] = False,
     debug: Debug = False,
 ) -> None:

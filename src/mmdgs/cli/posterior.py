@@ -56,7 +56,9 @@ def posterior(
     calibration_images: Annotated[int, typer.Option(min=20, help="How many of them: half fit, half check.")] = 64,
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="The first so many images.")] = None,
     tolerance: Annotated[float, typer.Option(min=1e-6, max=1.0, help="Residual of each component.")] = 0.01,
-    krylov_steps: Annotated[int, typer.Option(min=1, help="Jacobian products for each draw.")] = 20,
+    krylov_steps: Annotated[
+        int, typer.Option(min=1, help="Krylov steps a draw, of one product (energies) or two.")
+    ] = 20,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     seed: Seed = 0,
     device: Device = "auto",

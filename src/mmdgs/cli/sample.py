@@ -52,7 +52,7 @@ def sample(
     ] = Path("samples.png"),
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Chains: one sample each.")] = 25,
     *,
-    data: Annotated[str | None, typer.Option(help="Images to estimate isotropic or spectral variances from.")] = None,
+    data: Annotated[str | None, typer.Option(help="Images to fit isotropic or spectral variances on.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
     fit_images: Annotated[int | None, typer.Option(min=1, help="How many of them.", show_default="by device")] = None,
     floating: Annotated[

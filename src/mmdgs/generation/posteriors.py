@@ -39,7 +39,7 @@ Region = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class PosteriorSettings:
-    """What is wanted of each image: `sigma` is the noise's standard deviation for values in [0, 1]."""
+    """What is wanted of each image: how many components and draws, of which region, and how near."""
 
     components: int = 5
     draws: int = 8

@@ -25,10 +25,13 @@ class Method:
         show_default="gibbs; over many levels heun",
     )
     levels: Levels | None = option(
-        None, "Noise levels, such as geometric:232:50:0.01.", show_default="the model's", kind=str
+        None, "Noise levels, such as geometric:232:50:0.01.", show_default="the model's, or EDM's", kind=str
     )
     steps: int | None = option(
-        None, "Noise levels that are used; sweeps of a model of one level.", min=1, show_default="all, 20"
+        None,
+        "Noise levels that are used; sweeps of a model of one level.",
+        min=1,
+        show_default="all; 18 of EDM's; 20 sweeps",
     )
     covariance: str | None = option(
         None,

@@ -43,7 +43,8 @@ EXPERIMENTS = {
         Experiment(
             "many-levels",
             "Samplers over many noise levels, on exact mixtures",
-            "Langevin, Gibbs, consistent annealing, ancestral sampling, DDIM and Heun with an exact denoiser.",
+            "Langevin, Gibbs, consistent annealing, ancestral sampling, DDIM, Heun and multistep with an exact "
+            "denoiser.",
         ),
         Experiment(
             "inverse",
@@ -62,8 +63,8 @@ EXPERIMENTS = {
         Experiment(
             "few-steps",
             "Few-step sampling of a pretrained diffusion model",
-            "Ancestral sampling with fixed, isotropic, spectral, diagonal and full covariances, DDIM and Heun: FID "
-            "against steps.",
+            "Ancestral sampling with fixed, isotropic, spectral, modulated, diagonal, low-rank and full covariances, "
+            "DDIM, Heun and multistep: FID against steps.",
             options=("model", "head", "images", "minutes", "only", "case"),
         ),
         Experiment(
@@ -83,8 +84,8 @@ EXPERIMENTS = {
         Experiment(
             "covariances",
             "Which covariance: the likelihood of held-out images",
-            "Isotropic, diagonal, spectral and full (Krylov) covariances of one network, by the likelihood of held-out "
-            "images under the posteriors of their noisy versions, level by level.",
+            "Isotropic, diagonal, spectral, modulated and full (Krylov) covariances of one network, by the likelihood "
+            "of held-out images under the posteriors of their noisy versions, level by level.",
             options=("model", "images", "minutes", "only"),
         ),
         Experiment(

@@ -2,11 +2,11 @@
 
 A page marks where a table stands, and which one it is:
 
-    <!-- table: table1 rings -->
+    <!-- table: table1 single -->
     ...
     <!-- end of table -->
 
-`table1` is docs/records/table1.json, and `rings` one of its "tables": columns, and rows of cells. A cell is a text, a
+`table1` is docs/records/table1.json, and `single` one of its "tables": columns, and rows of cells. A cell is a text, a
 number, a pair (value, half its 95% interval), nothing, {"at": path}: where in the record its number stands, or
 {"all": [path, ...]}: several numbers side by side. A path's step is a key, or {"row": "full"}: the first entry of a
 list with these values. A table with "cells" is made of all cells of its record (record_cells.py), and has its "rows",

@@ -50,7 +50,7 @@ def export(data_dir: Path, images: int, out: Path) -> None:
 
 
 def estimators(model: Model) -> list[Moments]:
-    """Those that a model comes calibrated for."""
+    """Those that are calibrated here; Krylov and full ones do not come with the models (--only leaves them out)."""
     if model.param == MEAN_STD:
         return [model.posterior("learned", calibrated=False)]
     found: list[Moments] = [DiagonalMoments(model, 3), DiagonalMoments(model, 10)]

@@ -30,7 +30,9 @@ MOST_EACH = 128
 """
 
 MOST_SHARED = 1024
-"""Measurements up to which an S that all rows share is factored, or its inverse written out: 4 MB, and milliseconds."""
+"""Measurements up to which an S that all rows share is factored, or its inverse written out: 4 MB, and milliseconds.
+
+Of one channel, where S falls into one for each channel."""
 
 Solution = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 

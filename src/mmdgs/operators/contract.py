@@ -6,6 +6,7 @@ An operator of this package may say more of itself, by which a conditioned poste
     cosine_gains(v)    the eigenvalues of A, where it is diagonal in the basis of cosines Q (linalg/spectral.py)
     cosine_squares(v)  those of A Q diag(v) Q' A', where this is diagonal in the cosines of y
     cosine_power(v)    the squares of the gains, where it is nearly so: a preconditioner
+    channelwise        whether it measures every channel alike, and by itself: systems fall into one for each
 
 Anything with `shape`, `out_shape`, a call and `adjoint` is an operator too (`LinearOperator`), and so is anything with
 `A` and `A_adjoint`, such as a LinearPhysics of deepinv. Those of others are checked once: whether A is linear, row by

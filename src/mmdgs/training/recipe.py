@@ -49,7 +49,7 @@ class TrainingSettings:
     minutes: float | None = option(None, "End after so much time, watching included.")
     batch_size: int = option(100, "Examples a step, over all processes.")
     optimiser: str = key("adam", "adam or muon.")
-    learning_rate: float = option(1e-4, "Adam's step size.")
+    learning_rate: float = option(1e-4, "The optimiser's step size.")
     warmup: int = key(0, "Steps of linear growth of the learning rate.")
     decay: bool = key(False, "Cosine decay of the learning rate to zero.")
     clip: float | None = key(None, "Largest norm of the gradient.")
@@ -109,7 +109,9 @@ class Recipe:
     model: str = option("unet-small", "unet-small, unet-paper, unet-tiny, ncsnv2, mlp, classifier or spectrum-head.")
     network: dict[str, Any] = field(default_factory=dict, metadata={"help": "Options over those of the model."})
     param: str = option(
-        "energy", "The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes."
+        "energy",
+        "The output: energy, energy-squared, score, noise, clean, velocity, edm, mean-std, classes; of heads "
+        "variance-ratio, covariance.",
     )
     loss: str | None = option(None, "dsm, kl, cross-entropy, ocm or covariance; goes with --param.")
     denoiser: str | None = option(

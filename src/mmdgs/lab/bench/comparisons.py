@@ -1,4 +1,4 @@
-"""The four benchmarks of `mmdgs bench`, each against its plain implementation."""
+"""Four benchmarks of `mmdgs bench` (restoration.py has the fifth), each against its plain implementation."""
 
 from __future__ import annotations
 
