@@ -58,23 +58,31 @@ def layer_of(file: Path) -> str:
     return file.relative_to(ROOT).with_suffix("").parts[0]
 
 
-def imported(source: str) -> Iterator[str]:
-    """The layers a source imports from, wherever in the file it does so."""
+RELATIVE = "a relative import"
+
+
+def imports(source: str) -> Iterator[str]:
+    """The modules a source imports, with their packages, wherever in the file it does so."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield RELATIVE
+        elif isinstance(node, ast.ImportFrom) and node.module == "mmdgs":
+            yield from (f"mmdgs.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                yield "a relative import"
-                continue
+            yield node.module or ""
+
+
+def imported(source: str) -> Iterator[str]:
+    """The layers a source imports from."""
+    for name in imports(source):
+        package, *rest = name.split(".")
+        if name == RELATIVE:
+            yield name
+        elif package == "mmdgs":
             # `from mmdgs import x` reads the module x if there is one, and else what __init__ offers.
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "mmdgs" else [node.module]
-        else:
-            continue
-        for name in names:
-            package, *rest = name.split(".")
-            if package == "mmdgs":
-                yield rest[0] if rest and rest[0] in modules() else "__init__"
+            yield rest[0] if rest and rest[0] in modules() else "__init__"
 
 
 def modules() -> set[str]:
@@ -147,17 +155,6 @@ WITH_OTHERS = {"fastapi", "starlette", "uvicorn", "markupsafe"}
 """They come with gradio, and with jinja2."""
 
 
-def outside(folder: Path) -> set[str]:
-    """The modules from outside that the sources of a folder import, wherever in a file they do so."""
-    found = set()
-    for file in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found |= {name.partition(".")[0] for name in names}
-    return found - set(sys.stdlib_module_names) - {"mmdgs"}
-
-
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -167,7 +164,9 @@ def test_what_is_imported_is_declared() -> None:
 
     always = names(project["dependencies"])
     ours = {name: names(wanted) for name, wanted in extras.items() if name not in DEVELOPERS}
-    missing = {PROVIDED.get(one, one) for one in outside(ROOT)} - always.union(*ours.values()) - WITH_OTHERS
+    packages = {name.partition(".")[0] for file in FILES for name in imports(file.read_text())}
+    outside = packages - sys.stdlib_module_names - {"mmdgs"}
+    missing = {PROVIDED.get(one, one) for one in outside} - always.union(*ours.values()) - WITH_OTHERS
     assert not missing
     # The message for a module that is missing names the extra that has it.
     assert {PROVIDED.get(one, one) for one in LAB_EXTRA} == ours["lab"]

@@ -26,6 +26,7 @@ from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, evaluated, has_symmetric_jacobian, pure_of
 from mmdgs.derivatives import SecondOrder
 from mmdgs.errors import UsageError
+from mmdgs.memory import evenly
 from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.runtime import stop_if_asked
 
@@ -240,8 +241,7 @@ def chunk_size(x_t: Tensor) -> int:
 
 def chunks(total: int, x_t: Tensor) -> Iterator[tuple[int, int]]:
     """Cut `total` products into ranges of at most the chunk size, as equal as may be."""
-    parts = -(-total // chunk_size(x_t))
-    size = -(-total // parts)
+    size = evenly(total, chunk_size(x_t))
     return ((start, min(start + size, total)) for start in range(0, total, size))
 
 

@@ -129,8 +129,8 @@ def count_figure(found: Results, usual: int) -> Canvas:
     found.draw(axis, FID)
     for row in found.rows:
         last = max(n for n in found.columns if found.has(row, n))
-        values, counts = found.values(row, last), numpy.geomspace(last, usual, 30)
         if last < usual:
+            values, counts = found.values(row, last), numpy.geomspace(last, usual, 30)
             by = [extrapolated(values["fid"], values["fid_left_out"], n / last) for n in counts]
             look = line_style(row) | {"linestyle": ":", "marker": "o", "markerfacecolor": "white"}
             axis.plot(counts, by, **look, markevery=[-1])

@@ -230,7 +230,7 @@ def _many_of_seed(fitted: Fitted, settings: ToySettings, cell: Cell) -> dict[str
         result = run(plan, x0, seed=child_seed(seed, "many"), progress=f"{cell.name}, {seed}")
         x, values["repaired"] = result.x, [result.repaired]
     groups = x.split(settings.many_chains)
-    # 32 bits, as scikit-learn took them that drew these data once: they stay the same.
+    # Cut to 32 bits, as when scikit-learn drew these data: they stay the same.
     fresh = one.sample(settings.points, child_seed(seed, "fresh data") % 2**32).to(x)
     values |= against_truth(fitted.density(), groups, [fresh] * len(groups), mean_log_density(one.name, cell.seed))
     if one.modes is not None:
