@@ -1,10 +1,25 @@
 """Fixtures shared by the tests."""
+# ruff: noqa: E402  the home folder is set before anything is imported that looks for it
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
+
+# Tests read nothing from the user's home folder and write nothing there: each process has an empty one of its own.
+# That of a worker of xdist is inside that of the process that started it, which removes them all.
+_worker = os.environ.get("PYTEST_XDIST_WORKER")
+_home = tempfile.mkdtemp(prefix="mmdgs-home-", dir=os.environ["HOME"] if _worker else None)
+if not _worker:
+    atexit.register(shutil.rmtree, _home, ignore_errors=True)
+for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME",
+              "MMDGS_CACHE", "MMDGS_DATA", "MMDGS_INCEPTION"):  # fmt: skip
+    os.environ.pop(_name, None)
+os.environ["HOME"] = _home
 
 import oracles
 import pytest

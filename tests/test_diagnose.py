@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import sys
 import warnings
 import zipfile
@@ -118,6 +120,39 @@ def test_arviz_gets_chains_first() -> None:
     pytest.importorskip("arviz")
     chain = normals(10, 3, 2, 2)
     assert np.array_equal(to_arviz(chain, "y").posterior["y"].values, chain.movedim(0, 1).numpy())
+
+
+def test_arviz_is_imported_while_another_process_imports_it(tmp_path: Path) -> None:
+    pytest.importorskip("arviz")
+    # It renames a file once a day: another process does so between its writing and its renaming.
+    program = """
+import pathlib, torch
+renamed, rename = [], pathlib.Path.replace
+def raced(path, target):
+    if path.name == "daily_warning.tmp" and not renamed:
+        renamed.append(rename(path, target))
+    return rename(path, target)
+pathlib.Path.replace = raced
+from mmdgs.diagnostics import to_arviz
+assert to_arviz(torch.zeros(4, 2, 1)).posterior["x"].shape == (2, 4, 1)
+print(len(renamed))
+"""
+    environment = os.environ | {"HOME": str(tmp_path)}
+    made = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert int(made.stdout) <= 1  # no race where arviz announces nothing any more
+
+
+def test_tests_leave_the_home_folder_alone(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    # Two workers that both import arviz, and other libraries with caches, where the home folder is empty.
+    file = Path(__file__).with_name("test_metrics.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-k", "ess", str(file)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_arviz_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,14 +119,27 @@ def read_draws(path: Path, truth: Path | None = None) -> dict[str, tuple[Tensor,
 
 def to_arviz(chain: Float[Tensor, "steps chains ..."], name: str = "x") -> Any:
     """Chains (steps, chains, ...) as ArviZ's InferenceData, with one variable of this name."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # arviz announces its next version at import
-            arviz = importlib.import_module("arviz")
-    except ImportError as error:
-        raise UsageError('this needs arviz, which is not installed: pip install "mmdgs[arviz]"') from error
+    arviz = _arviz()
     _require_chain(chain, "a chain")
     return arviz.from_dict(posterior={name: chain.detach().cpu().movedim(0, 1).numpy()})
+
+
+def _arviz(attempts: int = 5) -> Any:
+    """ArviZ, without what it announces once a day.
+
+    It notes the day in a file in the home folder. Of two processes that do so at once, one finds the file that it was
+    about to rename taken away by the other (FileNotFoundError), and tries again.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return importlib.import_module("arviz")
+    except ImportError as error:
+        raise UsageError('this needs arviz, which is not installed: pip install "mmdgs[arviz]"') from error
+    except FileNotFoundError:
+        if attempts == 1:
+            raise
+        return _arviz(attempts - 1)
 
 
 def _require_chain(chain: Tensor, name: str) -> None:
