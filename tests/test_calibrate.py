@@ -16,14 +16,14 @@ from torch import Tensor
 
 import mmdgs
 from mmdgs.linalg import repair
-from mmdgs.linalg.operators import Dense
+from mmdgs.linalg.operators import Dense, Diagonal
 from mmdgs.metrics import CalibrationReport, calibration_report
 from mmdgs.models import FitData
 from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, contract
 from mmdgs.moments.calibrated import fit_reach, likeliest_lift
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.noise import LevelTable, NoiseLevel
-from mmdgs.randomness import seeded
+from mmdgs.randomness import randn_like, seeded
 from mmdgs.targets import GaussianMixture
 
 D = 16
@@ -268,6 +268,34 @@ def test_intervals_reach_as_far_as_errors_do() -> None:
         q.interval(1)
     z = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert fit_reach(3 * z) == pytest.approx(3, rel=0.02)
+
+
+@dataclass(frozen=True)
+class Noting:
+    """An estimator that notes what it was given and what it drew, row by row."""
+
+    noted: dict[str, list[tuple[float, ...]]]
+
+    @property
+    def denoiser(self) -> mmdgs.Denoiser:
+        return lambda x_t, level: x_t
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator=None) -> mmdgs.Gaussian:
+        self.noted["noise"] += map(tuple, x_t.tolist())
+        self.noted["probes"] += map(tuple, randn_like(x_t, generator).tolist())
+        return mmdgs.Gaussian(x_t, Diagonal(torch.ones_like(x_t)))
+
+
+def test_no_example_is_judged_with_noise_or_probes_of_the_fit() -> None:
+    """Of clean zeros x_t is the noise itself: twelve examples have twelve noises, in whatever half they are."""
+    noting = Noting({"noise": [], "probes": []})
+    mmdgs.calibrate(noting, torch.zeros(12, 3), PLAIN, progress=None)
+    for what in ("noise", "probes"):
+        assert len(set(noting.noted[what])) == 12, what
+    fitted = set(noting.noted["noise"][:6])
+    noting.noted["noise"].clear()
+    calibration_report(noting, torch.zeros(12, 3), PLAIN)
+    assert fitted.isdisjoint(noting.noted["noise"])
 
 
 def test_between_levels_it_is_interpolated() -> None:

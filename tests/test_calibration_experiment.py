@@ -14,7 +14,7 @@ from toy_models import many_level_model
 from mmdgs import metrics, save
 from mmdgs.errors import UsageError
 from mmdgs.lab import Context, Workspace, calibration, calibration_cases, held_out
-from mmdgs.moments import FLOOR, CalibratedMoments
+from mmdgs.moments import FLOOR, CalibratedMoments, FullMoments
 from mmdgs.moments.calibrated import with_floor
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.training import TrainingSettings
@@ -60,6 +60,13 @@ def test_one_pass_is_as_good_as_three(prepared: Context, row: str) -> None:
         report = metrics.calibration_report(moments, case.judge, case.level)
         for key in calibration.SHOWN:
             assert found[f"{key}, {stage}"] == pytest.approx(getattr(report, key), rel=1e-3, abs=1e-4), (key, stage)
+
+
+def test_what_judges_has_noise_of_its_own() -> None:
+    """Row i of both parts is the same image: with the same noise the means would be the same too."""
+    case = calibration_cases.Case(lambda x_t, level: x_t, NoiseLevel(sigma=0.5), torch.zeros(4, 5), torch.zeros(4, 5))
+    (_, fit), (_, judge) = (one[0] for one in calibration._pairs(FullMoments(case.denoiser), case, None, seed=0))
+    assert not torch.isclose(fit.mean, judge.mean).any()
 
 
 def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Path, monkeypatch) -> None:

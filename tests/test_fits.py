@@ -95,7 +95,7 @@ def test_the_variances_are_those_of_the_data_in_the_models_interval(data: FitDat
     found = fitted(denoiser, LEVELS, data)
     x = 2 * midpoints(random_images(IMAGES, SHAPE)) - 1
     for level in LEVELS:
-        by_hand = IsotropicMoments.fit(denoiser, x, level, generator=Streams(3, IMAGES, purpose="noise"))
+        by_hand = IsotropicMoments.fit(denoiser, x, level, generator=Streams(3, IMAGES, purpose="fit"))
         assert found.variances[level] == pytest.approx(by_hand.variances[level], rel=KEPT)
     cleanest = LEVELS[-1]
     expected = cleanest.sigma**2 / 3 / (1 / 3 + cleanest.sigma**2)  # of a Gaussian of variance 1/3
@@ -191,7 +191,7 @@ def test_a_spectrum_is_fitted_between_the_ends_of_the_models_range(data: FitData
     assert found.ratios[[0, -1]].tolist() == pytest.approx(ends)
     x = 2 * midpoints(random_images(IMAGES, SHAPE)) - 1
     level = NoiseLevel(sigma=found.ratios[7].item())
-    by_hand = SpectralMoments.fit(denoiser, x, [level], generator=Streams(3, IMAGES, purpose="noise"))
+    by_hand = SpectralMoments.fit(denoiser, x, [level], generator=Streams(3, IMAGES, purpose="fit"))
     torch.testing.assert_close(found[level], by_hand.variances[level], rtol=KEPT, atol=0)
 
 

@@ -38,7 +38,7 @@ from mmdgs.moments import (
     OcmMoments,
     SpectralMoments,
 )
-from mmdgs.moments.calibrated import FLOORED, fit_reach, likeliest_lift, posteriors, with_floor
+from mmdgs.moments.calibrated import FITTING, FLOORED, JUDGING, fit_reach, likeliest_lift, posteriors, with_floor
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.training import TrainingSettings
@@ -157,7 +157,10 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
 def _pairs(moments: Moments, case: Case, few: int | None, seed: int) -> tuple[Pairs, Pairs]:
     """Posteriors before any floor, of what is fitted to and of what judges."""
     raw = with_floor(moments, -math.inf)
-    fit, judge = (list(posteriors(raw, x[:few], case.level, seed=seed)) for x in (case.fit, case.judge))
+    fit, judge = (
+        list(posteriors(raw, x[:few], case.level, seed=seed, purpose=purpose))
+        for x, purpose in ((case.fit, FITTING), (case.judge, JUDGING))
+    )
     return fit, judge
 
 

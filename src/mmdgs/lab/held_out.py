@@ -55,7 +55,7 @@ def held_out_images(context: Context, model: Model, split: str, count: int) -> T
     """Images spread over a set, dequantised, as the model has them."""
     stored = stored_images(context, model, split).images
     images = stored[spread(len(stored), count)].to(context.device)
-    return model.scaled(dequantised(images, Streams(context.seed, len(images), purpose="images")))
+    return model.scaled(dequantised(images, Streams(context.seed, len(images), purpose=f"{split} images")))
 
 
 def chosen_levels(levels: Sequence[NoiseLevel], count: int) -> dict[float, NoiseLevel]:

@@ -17,7 +17,7 @@ from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.metrics.coverage import Reliability, reliability_of, standardised
 from mmdgs.moments import Moments, require_batch
-from mmdgs.moments.calibrated import COVERED, posteriors
+from mmdgs.moments.calibrated import COVERED, JUDGING, posteriors
 from mmdgs.noise import SAME_LEVEL, NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
@@ -95,7 +95,7 @@ def calibration_report(
     """
     check_examples(moments, data)
     check_level(moments.denoiser, level)
-    return report_of(posteriors(moments, data, level, seed=seed), level, seed=seed)
+    return report_of(posteriors(moments, data, level, seed=seed, purpose=JUDGING), level, seed=seed)
 
 
 def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, seed: int = 0) -> CalibrationReport:

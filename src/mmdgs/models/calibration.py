@@ -28,7 +28,7 @@ from mmdgs.moments import (
     OcmMoments,
     SpectralMoments,
 )
-from mmdgs.moments.calibrated import fit_floor_and_scale, fit_reach, posteriors
+from mmdgs.moments.calibrated import FITTING, JUDGING, fit_floor_and_scale, fit_reach, posteriors
 from mmdgs.moments.probes import Lattice, Rademacher, design_for
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.runtime import progress_bar
@@ -105,10 +105,11 @@ def fit_at(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[l
     fitted, judged = x[::2], x[1::2]
     floor, scale = fit_floor_and_scale(moments, fitted, level, seed=seed)
     narrow = CalibratedMoments(moments, LevelTable.of({level: [floor, scale, 1.0]}))
-    z = torch.cat([standardised(clean, q).cpu() for clean, q in posteriors(narrow, fitted, level, seed=seed)])
+    pairs = posteriors(narrow, fitted, level, seed=seed, purpose=FITTING)
+    z = torch.cat([standardised(clean, q).cpu() for clean, q in pairs])
     found = [floor, scale, fit_reach(z)]
     whole = CalibratedMoments(moments, LevelTable.of({level: found}))
-    return found, report_of(posteriors(whole, judged, level, seed=seed), level, seed=seed)
+    return found, report_of(posteriors(whole, judged, level, seed=seed, purpose=JUDGING), level, seed=seed)
 
 
 def kept_calibration(model: Model, moments: Moments) -> Moments:

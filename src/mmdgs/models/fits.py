@@ -203,7 +203,7 @@ class FitStore:
                 for level in missing:
                     if table is not None and _holds(table, level):  # the same ratio, with another alpha
                         continue
-                    found = fit(x, level, Streams(data.seed, len(x), purpose="noise"))
+                    found = fit(x, level, Streams(data.seed, len(x), purpose="fit"))
                     table = self._added(table, level, torch.as_tensor(found, dtype=torch.float64))
                     if place is not None:
                         self.write(place, data.key, table)

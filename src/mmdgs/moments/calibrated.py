@@ -49,6 +49,8 @@ HEAD_LEVELS = 8
 """Levels at which the floors of a head of variances are fitted."""
 COVERED = 0.9
 """The probability whose interval the reach makes right."""
+FITTING, JUDGING = "fitting", "judging"
+"""Purposes of the noise and probes that a calibration is fitted with and of those that it is judged by."""
 NUMBERS_AT_ONCE = {"cuda": 1 << 20, "cpu": 1 << 15}
 """Numbers of x that go through an estimator at once."""
 
@@ -95,12 +97,12 @@ def posteriors(
     level: NoiseLevel,
     *,
     seed: int,
-    purpose: str = "calibration",
+    purpose: str,
     rows: int | None = None,
 ) -> Iterator[tuple[Tensor, Gaussian]]:
     """Some rows of clean x at a time (None: by the device), and the posteriors of noisy versions of them.
 
-    Each row has random streams of its own: one for its noise, one for what an estimator draws.
+    Each row has random streams of its own, of this purpose: one for its noise, one for what an estimator draws.
     """
     rows = rows or _rows_at_once(moments, x)
     for first in range(0, len(x), rows):
@@ -121,7 +123,7 @@ def fit_floor_and_scale(
     moments: Moments, x: Float[Tensor, "data ..."], level: NoiseLevel, *, seed: int
 ) -> tuple[float, float]:
     """The floor, in units of (sigma / alpha)^2, and the scale under which clean x are likeliest."""
-    pairs = posteriors(with_floor(moments, FLOOR), x, level, seed=seed)
+    pairs = posteriors(with_floor(moments, FLOOR), x, level, seed=seed, purpose=FITTING)
     return likeliest_lift(pairs, level.variance, floors=FLOORS if _has_floor(moments) else 1)
 
 
