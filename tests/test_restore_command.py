@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,18 @@ def test_simulated_noise_has_its_size_and_does_not_depend_on_the_number_of_image
     y = simulated(truth, operator, 0.3, seed=1)
     assert y.std().item() == pytest.approx(0.3, rel=0.1)
     assert torch.equal(simulated(truth[:2], operator, 0.3, seed=1), y[:2])
+
+
+def test_a_warning_where_the_model_was_trained_on_the_images_it_is_judged_by(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    (tmp_path / "faces").mkdir()
+    for i, pixels in enumerate(numpy.load(folder / "clean.npz")["arr_0"]):
+        Image.fromarray(pixels[..., 0]).save(tmp_path / "faces" / f"{i}.png")
+    config = tmp_path / "model" / "config.json"
+    trained_on = f"{tmp_path / 'faces'}:test"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"trained_on": trained_on}))
+    warning = f"was trained on {trained_on}: scores and intervals from these images do not hold for others"
+    for images, warned in (("faces:test", True), ("faces:train", False)):
+        result = run(cli.app, command(tmp_path, tmp_path / images, "--simulate", images=images))
+        assert result.exit_code == 0, result.output
+        assert (warning in result.output) == warned

@@ -16,7 +16,8 @@ from mmdgs import cli, data, schedules
 from mmdgs.errors import UsageError, nearest, unknown_name
 from mmdgs.evaluation.checks import check_metrics
 from mmdgs.generation import Method
-from mmdgs.lab import experiment
+from mmdgs.lab import Context, Workspace, experiment
+from mmdgs.lab.held_out import held_out_images
 from mmdgs.models.catalogue import licence_of, shipped_models
 from mmdgs.models.shipped import shipped_names
 
@@ -57,9 +58,9 @@ def test_the_command_shows_it() -> None:
     assert status == 0, said
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines() if line.startswith("│")}
     cells = [cell.strip() for cell in rows["celeba"]]
-    assert cells == ["edm", "celeba 3x64x64", "500: 90 to 0.01", "isotropic", "non-commercial-research", "25.0"]
+    assert cells == ["edm", "celeba:test", "500: 90 to 0.01", "isotropic", "non-commercial-research", "25.0"]
     assert [cell.strip() for cell in rows["mnist, mnist-energy"]][1:5] == [
-        "mnist 1x28x28",
+        "mnist",
         "1: 0.5",
         "isotropic",
         "MIT",
@@ -159,3 +160,13 @@ def test_the_package_says_that_some_weights_are_not_free() -> None:
     for one in SHIPPED.values():
         place = limited if one.folder.name in restricted else free
         assert one.folder.name in place, one.folder.name
+
+
+def test_faces_that_celeba_was_trained_on_are_not_taken_for_held_out_ones(tmp_path: Path) -> None:
+    model = mmdgs.load("celeba")
+    assert model.trained_on("celeba:test")
+    assert not model.trained_on("celeba:train")
+    assert mmdgs.load("cifar10").trained_on("cifar10:train")
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), data_dir=str(tmp_path))
+    with pytest.raises(UsageError, match=r"celeba was trained on celeba:test, so these images are not held out"):
+        held_out_images(context, model, "test", 2)

@@ -25,6 +25,8 @@ from mmdgs.version import __version__
 if TYPE_CHECKING:
     import torch
 
+    from mmdgs.models import Model
+
 MISUSE, FAILURE = 2, 1
 
 
@@ -100,6 +102,17 @@ def plain_errors(debug: bool) -> Iterator[None]:
         said = str(error) or type(error).__name__
         messages.print(f"[bold red]error:[/bold red] {escape(said)}", soft_wrap=True)
         raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
+
+
+def warn_of_training_images(model: Model, *sources: str | None) -> None:
+    """Say in one line where images, such as celeba:test, are those the model was trained on."""
+    for source in sources:
+        if source is not None and model.trained_on(source):
+            messages.print(
+                f"[yellow]warning:[/yellow] {escape(model.source)} was trained on {escape(source)}: scores and "
+                "intervals from these images do not hold for others",
+                soft_wrap=True,
+            )
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def _row(one: ShippedModel) -> list[str]:
     return [
         ", ".join(one.names),
         one.config.param,
-        f"{one.config.trained_on} {'x'.join(map(str, one.config.shape))}",
+        f"{one.config.trained_on}\n{'x'.join(map(str, one.config.shape))}",
         f"{len(levels)}: {' to '.join(ends)}" if levels else "none",
         "\n".join(one.fitted) or "none",
         one.licence.upper() if one.licence == FREE else one.licence,

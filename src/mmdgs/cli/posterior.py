@@ -22,6 +22,7 @@ from mmdgs.cli.app import (
     output,
     plain_errors,
     resumable,
+    warn_of_training_images,
 )
 from mmdgs.cli.restore import images_of_shape
 from mmdgs.errors import UsageError
@@ -79,6 +80,7 @@ def posterior(
         asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed)
         found = named_images(images, data_dir=data_dir, limit=n)
         made = load(model, device=device_named(device))
+        warn_of_training_images(made, calibrate, *(images if simulate else ()))
         held_out = None if calibrate is None else _held_out(calibrate, data_dir, made, calibration_images)
         with resumable():
             result = posteriors_into(

@@ -22,6 +22,7 @@ from mmdgs.cli.app import (
     output,
     plain_errors,
     resumable,
+    warn_of_training_images,
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
@@ -91,6 +92,8 @@ def restore(
         found = load(model, device=where)
         if len(found.shape) != 3:
             raise UsageError(f"restoration is for images, and this model's data have shape {found.shape}")
+        if simulate:
+            warn_of_training_images(found, images)
         measure = parse_operator(operator, found.shape, seed=seed)
         shape = tuple(found.shape if simulate else measure.out_shape)
         pictures = images_of_shape(images, data_dir, shape, resize=simulate)

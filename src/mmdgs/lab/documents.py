@@ -37,7 +37,7 @@ MARK = re.compile(r"^<!-- table: (\S+) (\S+) -->\n(.*?)^<!-- end of table -->$",
 OPENED = "<!-- table:"
 IDENTITY = (
     "model", "row", "case", "data", "task", "steps", "levels", "levels or steps", "Gibbs steps", "sigma / alpha",
-    "first images",
+    "first images", "x_t",
 )  # fmt: skip
 """Keys that say which cell of an experiment an entry is."""
 LINES = 3

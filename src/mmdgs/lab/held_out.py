@@ -37,6 +37,11 @@ def stored_images(context: Context, model: Model, split: str) -> ImageSet:
     channels, height, _ = model.shape
     for folder, data in _places(data_of(model), context.data_dir):
         try:
+            if split != "train" and model.trained_on(f"{data}:{split}"):
+                raise UsageError(
+                    f"{model.source} was trained on {data}:{split}, so these images are not held out; put a "
+                    f"faces*.zip of others into {Path(context.data_dir or '.') / data}"
+                )
             return load_images(data, split, data_dir=folder, size=height, channels=channels)
         except UsageError as error:
             reason = error

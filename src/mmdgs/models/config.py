@@ -129,7 +129,7 @@ class ModelConfig:
     interval: tuple[float, float] = (0.0, 1.0)  # where the data's values lie
     classes: tuple[str, ...] = ()
     isotropic_variance: float | None = None
-    trained_on: str = ""
+    trained_on: str = ""  # a set, where its part for training is meant, or a set and a part, such as celeba:test
     head: dict[str, Any] = field(default_factory=dict)  # of a head: for which denoiser, and the scale of its numbers
     trained_images: int | None = None  # seen in training, over all runs; none: not known
     runs: tuple[dict[str, Any], ...] = ()  # of training, in order: command, steps, images, where it started

@@ -194,6 +194,11 @@ class Model:
             )
         return self._config
 
+    def trained_on(self, images: str) -> bool:
+        """Whether the network was trained on these images: a set and its part, such as celeba:test."""
+        trained = "" if self._config is None else self._config.trained_on
+        return images == (trained if ":" in trained else f"{trained}:train")
+
     @property
     def param(self) -> str | None:
         """What the output of a network of mmdgs means (`ModelConfig.param`); None for others."""
