@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from image_experiments import picture_folder
 from nets import tiny_model
 from oracles import PLAIN, linear_denoiser, random_covariances
 from torch import Tensor
+from toy_models import many_level_model
+from typer.testing import CliRunner
 
 import mmdgs
+from mmdgs import cli
+from mmdgs.errors import UsageError
 from mmdgs.linalg import repair
 from mmdgs.linalg.operators import Dense, Diagonal
 from mmdgs.metrics import CalibrationReport, calibration_report
 from mmdgs.models import FitData
-from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, contract
+from mmdgs.moments import FLOOR, CalibratedMoments, ClippedMoments, calibrated, contract
 from mmdgs.moments.calibrated import fit_reach, likeliest_lift
 from mmdgs.moments.ocm import OcmMoments
 from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.posterior import PROBABILITIES
 from mmdgs.randomness import randn_like, seeded
 from mmdgs.targets import GaussianMixture
 
@@ -185,9 +193,11 @@ def test_a_wrong_scale_is_found(factor: float) -> None:
     found = mmdgs.calibrate(Scaled(mmdgs.FullMoments(target().denoiser()), factor), draws(2000), LEVELS, progress=None)
     # 1,000 rows of 16 numbers: the relative error of a mean of squares is sqrt(2 / 16,000) = 0.011.
     for level in LEVELS:
-        _, scale, reach = found.table[level].tolist()
+        _, scale, *reach = found.table[level].tolist()
         assert scale == pytest.approx(1 / factor, rel=0.05)
-        assert reach == pytest.approx(1, abs=0.03)
+        # A quantile's relative error is sqrt(p (1 - p) / 16,000) / (z density): at most 0.04 at 5% and 99.9%.
+        assert reach == pytest.approx([1] * len(PROBABILITIES), abs=0.12)
+        assert reach[3:-2] == pytest.approx([1] * (len(PROBABILITIES) - 5), abs=0.05)
         report = found.report[level.ratio]
         assert isinstance(report, CalibrationReport)
         assert report.examples == 1000
@@ -216,12 +226,10 @@ def test_the_best_floor_and_scale_are_those_of_a_search() -> None:
     """The grid in one pass over the data, against likelihoods of calibrated estimators one by one."""
     x, level, post = draws(200), LEVELS[0], mmdgs.FullMoments(corrupted())
     found = mmdgs.calibrate(post, x, level, progress=None)
-    floor, scale, _ = found.table[level].tolist()
+    floor, scale, *_ = found.table[level].tolist()
 
     def nats(floor: float, scale: float) -> float:
-        return calibration_report(
-            CalibratedMoments(post, LevelTable.of({level: [floor, scale, 1.0]})), x[::2], level
-        ).nats
+        return calibration_report(CalibratedMoments(post, LevelTable.of({level: [floor, scale]})), x[::2], level).nats
 
     best = nats(floor, scale)
     others = [
@@ -257,17 +265,66 @@ def test_densities_and_draws_both_come_right(name: str) -> None:
     assert spread / (clean - q.mean).square().mean() == pytest.approx(1, abs=0.25)
 
 
-def test_intervals_reach_as_far_as_errors_do() -> None:
-    q = mmdgs.Gaussian(
-        torch.zeros(3, 2), mmdgs.FullMoments(linear_denoiser(torch.eye(2)))(torch.zeros(3, 2), PLAIN).cov
-    )
-    low, high = replace(q, reach=2.0).interval(0.9)
-    torch.testing.assert_close(high, 2 * 1.6448536 * q.cov.diagonal().sqrt())
-    torch.testing.assert_close(low, -high)
+@pytest.mark.parametrize("tails", ["heavy", "light"])
+def test_every_interval_holds_what_it_says(tails: str) -> None:
+    """Errors that are no Gaussian's, two Gaussians mixed or a sign: also intervals between those that are fitted."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(6_000, 8, generator=generator, dtype=torch.float64)
+    wide = torch.rand(drawn.shape, generator=generator) < 0.1
+    x = drawn * torch.where(wide, 8.0, 0.5) if tails == "heavy" else drawn.sign() + 0.05 * drawn
+    moments, level = Still(), NoiseLevel(sigma=1e-3)
+    found = mmdgs.calibrate(moments, x[:4_000], level, progress=None)
+    clean = x[4_000:]
+    q = found(clean, level)
+    held = {p: _held(q, clean, p) for p in (0.05, 0.25, 0.5, 0.65, 0.8, 0.9, 0.93, 0.95, 0.97, 0.99, 0.995)}
+    # 16,000 numbers judge and as many fitted: a standard error of at most sqrt(2 / 4 / 16,000) = 0.0056.
+    assert held == pytest.approx({p: p for p in held}, abs=0.02)
+    assert held[0.99] == pytest.approx(0.99, abs=0.005)
+    assert found.report[level.ratio].covered[0.99] == pytest.approx(0.99, abs=0.005)
+    assert "99% hold 9" in str(found.report[level.ratio])
+    halves = [q.deviations(p / 1000) for p in range(50, 1000)]
+    assert halves == sorted(halves)
+    # Without the shape 50% and 99% are far off.
+    assert abs(_held(replace(q, reach=None), clean, 0.5) - 0.5) > 0.1
+
+
+@dataclass(frozen=True)
+class Still:
+    """An estimator whose mean is 0 and whose variances are 1."""
+
+    @property
+    def denoiser(self) -> mmdgs.Denoiser:
+        return lambda x_t, level: 0 * x_t
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator=None) -> mmdgs.Gaussian:
+        return mmdgs.Gaussian(0 * x_t, Diagonal(torch.ones_like(x_t)))
+
+
+def _held(q: mmdgs.Gaussian, x: Tensor, probability: float) -> float:
+    low, high = q.interval(probability)
+    return ((low <= x) & (x <= high)).double().mean().item()
+
+
+def test_intervals_that_few_examples_do_not_tell_are_refused() -> None:
+    """Of 400 numbers 8 lie beyond 98%, which are too few, and 20 beyond 95%."""
+    found = mmdgs.calibrate(Still(), torch.randn(200, 4, generator=seeded(0)), PLAIN, progress=None)
+    q = found(torch.zeros(1, 4), PLAIN)
+    assert q.highest == 0.95
+    assert [*found.report[PLAIN.ratio].covered][-1] == 0.95
+    for probability in (0.01, 0.951, 0.99):
+        with pytest.raises(ValueError, match=rf"fitted for intervals of probability 0.05 to 0.95, got {probability}"):
+            q.interval(probability)
     with pytest.raises(ValueError, match="probability must lie between 0 and 1, got 1"):
         q.interval(1)
+    plain = replace(q, reach=None)
+    torch.testing.assert_close(plain.interval(0.9)[1], 1.6448536 * q.cov.diagonal().sqrt())
+    assert plain.deviations(1e-3) < plain.deviations(0.9999)
+
+
+def test_a_quantile_curve_of_normals_is_flat() -> None:
     z = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    assert fit_reach(3 * z) == pytest.approx(3, rel=0.02)
+    assert fit_reach(3 * z) == pytest.approx([3] * len(PROBABILITIES), rel=0.03)
+    assert min(fit_reach(torch.zeros(100))) > 0
 
 
 @dataclass(frozen=True)
@@ -299,10 +356,50 @@ def test_no_example_is_judged_with_noise_or_probes_of_the_fit() -> None:
 
 
 def test_between_levels_it_is_interpolated() -> None:
-    table = LevelTable([0.1, 0.4], [[0.01, 1.0, 1.0], [0.04, 4.0, 1.0]])
+    table = LevelTable([0.1, 0.4], [[0.01, 1.0], [0.04, 4.0]])
     found = CalibratedMoments(mmdgs.DiagonalMoments(linear_denoiser(-torch.eye(2)), None), table)
     q = found(torch.zeros(1, 2), NoiseLevel(sigma=0.2))
     torch.testing.assert_close(q.cov.diagonal(), torch.full((1, 2), 2.0 * 0.02 * 0.04))
+
+
+def test_beyond_the_levels_of_the_fit_it_fades_to_nothing(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Scale 4 and reach 2 at sigma 1: half as much in logarithms at sqrt(2), and none from 2 on; said once."""
+    monkeypatch.setattr(calibrated, "_told", set())
+    row = [1e-3, 4.0, *[2.0] * len(PROBABILITIES)]
+    own = mmdgs.DiagonalMoments(linear_denoiser(0.5 * torch.eye(2, dtype=torch.float64)), None)
+    found = CalibratedMoments(own, LevelTable([0.1, 1.0], [row, row]))
+    x_t = torch.zeros(1, 2, dtype=torch.float64)
+
+    def scale_and_reach(sigma: float) -> tuple[float, float]:
+        level = NoiseLevel(sigma=sigma)
+        q = found(x_t, level)
+        scale = (q.cov.diagonal() / own(x_t, level).cov.diagonal()).mean().item()
+        return scale, q.deviations(0.9) / replace(q, reach=None).deviations(0.9)
+
+    with caplog.at_level(logging.WARNING, logger="mmdgs"):
+        assert scale_and_reach(0.5) == pytest.approx((4, 2))
+        assert caplog.text == ""
+        for beyond in (math.sqrt(2), 0.1 / math.sqrt(2)):
+            assert scale_and_reach(beyond) == pytest.approx((2, math.sqrt(2)))
+        for far in (2.0, 50.0, 0.05, 1e-3):
+            assert scale_and_reach(far) == pytest.approx((1, 1))
+    assert caplog.text.count("lies outside 0.1 to 1, where the calibration was fitted") == 1
+
+
+@pytest.mark.parametrize("name", ["full", "diagonal", "krylov", "ocm", "clipped"])
+def test_the_fade_ends_at_the_estimators_own_floor(name: str) -> None:
+    """The Jacobian has negative values, so that the floor without a calibration comes from their size."""
+    own = estimators(corrupted())[name]
+    found = CalibratedMoments(own, LevelTable([1.0], [[0.3, 1.0]]))
+    x_t = draws(2)
+
+    def covariance(moments: mmdgs.Moments, sigma: float) -> Tensor:
+        return moments(x_t, NoiseLevel(sigma=sigma), generator=seeded(0)).cov.dense()
+
+    for before, after in ((1.999, 1.999), (0.5003, 0.5003)):
+        torch.testing.assert_close(covariance(found, before), covariance(own, after), rtol=0.02, atol=1e-3)
+    assert (covariance(found, 1.0) - covariance(own, 1.0)).abs().max() > 0.05
+    assert (covariance(found, 1.01) - covariance(found, 1.0)).abs().max() < 0.05, "no jump where it begins"
 
 
 # --- kept beside the model ----------------------------------------------------------------------------------------
@@ -335,6 +432,12 @@ def test_a_models_calibration_is_kept_and_used(folder: Path) -> None:
         again.posterior("diagonal", probes=4, floor=1e-6),
     ):
         assert not isinstance(other, CalibratedMoments)
+    assert kept.fit_digest == found.fit_digest
+    assert isinstance(again.posterior("diagonal", probes=4, calibrated=True), CalibratedMoments)
+    with pytest.raises(UsageError, match=r"no calibration of lattice-3 is kept for .*: fit one with mmdgs.calibrate"):
+        again.posterior("diagonal", calibrated=True)
+    with pytest.raises(UsageError, match="a calibration has a floor of its own: leave out the floor 1e-06"):
+        again.posterior("diagonal", probes=4, floor=1e-6, calibrated=True)
     with torch.no_grad():
         next(again.network.parameters()).add_(1.0)  # other weights
     assert isinstance(again.posterior("diagonal", probes=4), mmdgs.DiagonalMoments)
@@ -399,3 +502,69 @@ def test_a_covariance_whose_large_eigenvalues_are_too_small_is_fitted_for_densit
     by_direction, by_spread = (x.square() / fitted).mean().item(), (x.square().sum(1).mean() / fitted.sum()).item()
     assert max(by_direction, by_spread) < 1.11
     assert by_direction * by_spread == pytest.approx(1), "one is as much above as the other is below"
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of five levels from 4 to 0.1, calibrated from 0.8 to 0.2, and images for it."""
+    monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
+    many_level_model().save_pretrained(tmp_path / "many")
+    model = mmdgs.load(tmp_path / "many")
+    for probes in (3, 10):
+        moments, levels = model.posterior("diagonal", probes=probes), [NoiseLevel(sigma=0.8), NoiseLevel(sigma=0.2)]
+        mmdgs.calibrate(moments, images(24), levels, progress=None)
+    numpy.savez(tmp_path / "clean.npz", arr_0=(255 * images(2)).byte().permute(0, 2, 3, 1).numpy())
+    return tmp_path
+
+
+COMMANDS = {
+    "sample": (["--n", "2", "--covariance", "diagonal", "--sweeps", "1"], "samples.json", 3),
+    "restore": (
+        ["clean.npz", "--simulate", "--operator", "sr:2", "--noise", "0.1", "--steps", "3", "--covariance", "diagonal"],
+        "restored.json",
+        3,
+    ),
+    "posterior": (["clean.npz", "--sigma", "0.3", "--draws", "1", "--components", "1"], "posterior.json", 0),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_record_the_calibration_and_can_leave_it_out(many: Path, name: str) -> None:
+    more, file, outside = COMMANDS[name]
+
+    def settings(out: str, *options: str) -> dict[str, Any]:
+        words = [str(many / word) if word == "clean.npz" else word for word in more]
+        result = CliRunner().invoke(cli.app, [name, str(many / "many"), *words, "-q", "-o", str(many / out), *options])
+        assert result.exit_code == 0, result.output
+        return json.loads((many / out / file).read_text())["settings"]
+
+    probes = 10 if name == "posterior" else 3
+    kept = mmdgs.load(many / "many").posterior("diagonal", probes=probes)
+    with_it, without, required = settings("with"), settings("without", "--uncalibrated"), settings("r", "--calibrated")
+    recorded = {
+        "digest": kept.fit_digest,
+        "fitted_at": [pytest.approx(0.2), pytest.approx(0.8)],
+        "fitted_levels": 2,
+        "levels_outside": outside,
+    }
+    for one in (with_it, required):
+        assert (one["calibration"]["diagonal"] if name == "posterior" else one["calibration"]) == recorded
+    assert without["calibration"] == ({"diagonal": None, "krylov": None} if name == "posterior" else None)
+    option = without["method"] if name == "sample" else without
+    assert option["calibrated"] is False
+    # What was made with one calibration is not gone on with with another.
+    words = [str(many / word) if word == "clean.npz" else word for word in more]
+    mmdgs.calibrate(kept, images(24), [NoiseLevel(sigma=0.7), NoiseLevel(sigma=0.2)], progress=None)
+    again = [name, str(many / "many"), *words, "-q", "-o", str(many / "with"), "--resume"]
+    assert CliRunner().invoke(cli.app, again).exit_code == 2
+
+
+def test_a_calibration_that_is_not_kept_cannot_be_required(many: Path) -> None:
+    words = ["sample", str(many / "many"), "--covariance", "krylov", "--calibrated", "-o", str(many / "out")]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 2
+    assert "no calibration of krylov-20 is kept for" in " ".join(result.output.split())
+    assert not (many / "out").exists()

@@ -54,7 +54,7 @@ def test_one_pass_is_as_good_as_three(prepared: Context, row: str) -> None:
     cell = calibration.Cell(row, "digits MLP", row, (0,))
     found = calibration._measured(cell, case, settings, prepared).values
     post = calibration._estimator(row, case, settings, prepared)
-    fitted = CalibratedMoments(post, LevelTable.of({case.level: [found[key] for key in ("floor", "scale", "reach")]}))
+    fitted = CalibratedMoments(post, LevelTable.of({case.level: [found["floor"], found["scale"], *found["reach"]]}))
     stages = {calibration.BEFORE: with_floor(post, FLOOR), calibration.DEFAULT: post, calibration.AFTER: fitted}
     for stage, moments in stages.items():
         report = metrics.calibration_report(moments, case.judge, case.level)

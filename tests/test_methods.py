@@ -140,7 +140,7 @@ def test_a_model_with_mean_and_std_has_chains_of_its_own_posterior() -> None:
     x = torch.rand(2, *model.shape, generator=seeded(0))
     found = [run(plan, x, seed=1, progress=None).x for plan in (make_plan(Method(steps=2), model), written)]
     assert torch.equal(*found)
-    with pytest.raises(UsageError, match="'learned' takes no probes; it takes clip"):
+    with pytest.raises(UsageError, match="'learned' takes no probes; it takes calibrated, clip"):
         make_plan(Method(probes=3), model)
     with pytest.raises(UsageError, match="'score' has no learned posterior"):
         make_plan(Method(covariance="learned"), tiny_model("score"))

@@ -15,6 +15,7 @@ q(x_t | x_{t+1}) of Algorithm 2; with variance-preserving levels it is ancestral
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,9 @@ from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
 from mmdgs.randomness import Generator, as_shape, randn
 
+PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+"""Those of the intervals whose lengths are fitted; between them lengths are interpolated."""
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -40,14 +44,15 @@ class Gaussian:
 
     `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below the
     floor and were lifted to it; None where the covariance cannot need repair, or where that is only known of
-    a draw (KrylovMoments): `sample_with_info` says. `reach` widens `interval` where errors have heavier (or lighter)
-    tails than a Gaussian's; `mmdgs.calibrate` measures it.
+    a draw (KrylovMoments): `sample_with_info` says. `reach` is the shape of the errors where it was fitted
+    (`mmdgs.calibrate`): the quantiles of |x - mean| / std at the first of PROBABILITIES, each over a Gaussian's. None
+    is a Gaussian's shape.
     """
 
     mean: Float[Tensor, "batch ..."]
     cov: Covariance
     repaired: Float[Tensor, " batch"] | None = None
-    reach: float = 1.0
+    reach: tuple[float, ...] | None = None
 
     def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
         """Draw mean + C^(1/2) z; (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
@@ -122,10 +127,35 @@ class Gaussian:
 
     def interval(self, probability: float = 0.9) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
         """The ends (low, high) of the interval that holds each number with this probability, (B, ...) each."""
+        half = self.deviations(probability) * self.cov.diagonal().sqrt()
+        return self.mean - half, self.mean + half
+
+    @property
+    def highest(self) -> float:
+        """The largest probability whose interval was fitted; 1 where nothing was."""
+        return 1.0 if self.reach is None else PROBABILITIES[len(self.reach) - 1]
+
+    def deviations(self, probability: float) -> float:
+        """How many standard deviations the interval of a probability reaches on either side.
+
+        A fitted reach is interpolated: its logarithm, linearly in that of the Gaussian's quantile, so that more
+        probable intervals are never shorter. What was not fitted is refused.
+        """
         if not 0 < probability < 1:
             raise ValueError(f"probability must lie between 0 and 1, got {probability}")
-        half = self.reach * NormalDist().inv_cdf(0.5 + probability / 2) * self.cov.diagonal().sqrt()
-        return self.mean - half, self.mean + half
+        normal = _normal_quantile(probability)
+        if self.reach is None:
+            return normal
+        known = PROBABILITIES[: len(self.reach)]
+        if not known[0] <= probability <= self.highest:
+            raise ValueError(
+                f"the calibration was fitted for intervals of probability {known[0]:g} to {self.highest:g}, got "
+                f"{probability:g}; more examples tell larger ones, calibrated=False takes a Gaussian's"
+            )
+        above = max(1, bisect.bisect_left(known, probability))
+        low, high = (math.log(_normal_quantile(known[i])) for i in (above - 1, above))
+        share = (math.log(normal) - low) / (high - low)
+        return normal * self.reach[above - 1] ** (1 - share) * self.reach[above] ** share
 
     def bridge(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel) -> Gaussian:
         """The law of x_s | x_t at the cleaner level s, given that this is the law of x | x_t at `level`."""
@@ -138,3 +168,8 @@ class Gaussian:
         mean = gain * self.mean + (a * cleaner.sigma**2 / level.sigma**2) * x_t
         cov = self.cov.affine(gain**2, (cleaner.sigma * b / level.sigma) ** 2)
         return Gaussian(mean, cov, self.repaired)
+
+
+def _normal_quantile(probability: float) -> float:
+    """How many standard deviations of a Gaussian hold it with this probability."""
+    return NormalDist().inv_cdf(0.5 + probability / 2)

@@ -108,7 +108,9 @@ def kept_fit(folder: Path, kind: str) -> FitStore:
 
 def make_fit(folder: Path, kind: str) -> None:
     store = kept_fit(folder, kind)
-    table = LevelTable([0.5, 1.0, 2.0], torch.rand(3, *store.shape, generator=torch.Generator().manual_seed(0)) + 0.1)
+    table = LevelTable(
+        [0.5, 1.0, 2.0], torch.rand(3, *store.shapes[-1], generator=torch.Generator().manual_seed(0)) + 0.1
+    )
     store.write(folder / f"{kind}.safetensors", {"data": "a", "images": 3, "seed": 0, "of": "errors"}, table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -24,8 +24,10 @@ from mmdgs.cli.app import (
     resumable,
     warn_of_training_images,
 )
+from mmdgs.cli.options import options_of
 from mmdgs.cli.restore import images_of_shape
 from mmdgs.errors import UsageError
+from mmdgs.generation.settings import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@options_of(Method, only=("calibrated",))
 def posterior(
     model: Annotated[str, typer.Argument(help="A model: one that ships (cifar10, celeba), a folder ...")],
     images: Annotated[
@@ -67,6 +70,7 @@ def posterior(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     debug: Debug = False,
+    **given: Any,
 ) -> None:
     """Show the posterior p(x | noisy x) of images of any size: mean, uncertainty, draws and principal components."""
     with plain_errors(debug):
@@ -77,7 +81,7 @@ def posterior(
 
         PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
         level = number_or_estimate("--sigma", sigma)
-        asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed)
+        asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed, **given)
         found = named_images(images, data_dir=data_dir, limit=n)
         made = load(model, device=device_named(device))
         warn_of_training_images(made, calibrate, *(images if simulate else ()))

@@ -45,7 +45,7 @@ WORDS = {
 
 
 @app.command()
-@options_of(Method, only=("products", "symmetric"))
+@options_of(Method, only=("products", "symmetric", "calibrated"))
 def restore(
     model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
     images: Annotated[str, typer.Argument(help="Measurements: a folder, .zip, .npz or file; or a set (cifar10:test).")],

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -70,28 +69,28 @@ def calibrated_factors(
     components: int = 5,
     tolerance: float = TOLERANCE,
     seed: int = 0,
+    calibrated: bool | None = None,
     progress: str | None = "calibrating",
 ) -> Conformal:
     """Fit on every second of clean images x (n, C, H, W) in [0, 1], and check on the others."""
     level = level_of(model, sigma)
     if len(x) < LEAST:
         raise UsageError(f"calibration needs {LEAST} images or more, half to fit and half to check, got {len(x)}")
-    made = Estimators.of(model, model.shape)
-    pixels, along, reach = [], [], 1.0
+    made = Estimators.of(model, model.shape, calibrated=calibrated)
+    pixels, along, before = [], [], math.nan
     with progress_bar(len(x), progress, unit="image") as bar:
         for i, image in enumerate(x):
             clean = model.scaled(image[None].float()).to(model.device)
-            (own, others), reach = _scores(made, clean, level, (components, tolerance), (seed, i))
+            (own, others), before = _scores(made, clean, level, (components, tolerance), (seed, i))
             pixels.append(own)
             along.append(others)
             bar.update()
-    normal = reach * NormalDist().inv_cdf(0.5 + COVERED / 2)
     found = []
     for scores in (torch.stack(pixels), torch.stack(along)):
         factor = conformal_factor(scores[::2])
-        found.append((factor, *[(scores[1::2] <= f).double().mean().item() for f in (factor, normal)]))
-    (pixel, covers, before), (component, component_covers, component_before) = found
-    return Conformal(sigma, len(x), pixel, component, covers, component_covers, before, component_before)
+        found.append((factor, *[(scores[1::2] <= f).double().mean().item() for f in (factor, before)]))
+    (pixel, covers, pixel_before), (component, component_covers, component_before) = found
+    return Conformal(sigma, len(x), pixel, component, covers, component_covers, pixel_before, component_before)
 
 
 def _scores(
@@ -107,6 +106,6 @@ def _scores(
     error = x - q.mean
     pixels = (error.abs() / q.cov.diagonal().sqrt()).flatten().cpu()
     if not components:
-        return (pixels, torch.zeros(1)), q.reach
+        return (pixels, torch.zeros(1)), q.deviations(COVERED)
     found = made.full(x_t, level).components(components, tolerance=tolerance)
-    return (pixels, (found.along(error).abs() / found.stds)[0].cpu()), q.reach
+    return (pixels, (found.along(error).abs() / found.stds)[0].cpu()), q.deviations(COVERED)

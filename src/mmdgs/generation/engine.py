@@ -23,7 +23,7 @@ from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
 from mmdgs.generation.identity import plan_record
-from mmdgs.generation.methods import make_plan, resolved
+from mmdgs.generation.methods import make_plan, settings_of
 from mmdgs.generation.settings import Method
 from mmdgs.generation.writers import Destination, destination
 from mmdgs.memory import Batches, evenly
@@ -199,7 +199,7 @@ def generate(
     """
     check_precision(precision)
     if isinstance(plan, Method):
-        settings = {"method": resolved(plan, model).to_json(), **(settings or {})}
+        settings = {**settings_of(plan, model), **(settings or {})}
         plan = make_plan(plan, model)
     _check(model, count, batch_size, out, floating, accelerator)
     if out is not None and (keep is not None or first or callback is not None):

@@ -27,6 +27,7 @@ from mmdgs.guidance import GuidedDenoiser
 from mmdgs.models import FitData, Model, load
 from mmdgs.models.covariances import COVARIANCES, FITTED, own_covariance
 from mmdgs.moments import ClippedDenoiser, ClippedMoments, Moments
+from mmdgs.moments.calibrated import calibration_record
 from mmdgs.samplers import Plan
 from mmdgs.samplers.ancestral import LAST_NOISE, grey_levels
 from mmdgs.samplers.langevin_rates import suggested_rate
@@ -163,7 +164,7 @@ SAMPLERS: dict[str, Sampler] = {
 """Samplers by the names they have on the command line."""
 OF_GIBBS = (
     "covariance", "sweeps", "probes", "products", "products_below", "krylov_steps", "most_products", "symmetric",
-    "floor", "head",
+    "floor", "head", "calibrated",
 )  # fmt: skip
 """Settings that say that Gibbs sampling is meant, where no sampler is named."""
 
@@ -244,7 +245,10 @@ def _covariance_defaults(covariance: str, sampler: str) -> dict[str, Any]:
         raise UsageError(
             f"the sampler {sampler!r} has no covariance {covariance!r}{like}; choose one of {', '.join(known)}"
         )
-    return {} if covariance in FIXED else COVARIANCES[covariance][0]
+    if covariance in FIXED:
+        return {}
+    # Variances that were fitted are right as they are: a calibration only adds the reach of their intervals.
+    return {**COVARIANCES[covariance][0], "calibrated": False if covariance in FITTED else None}
 
 
 def make_plan(method: Method, model: Model, *, data: FitData | None = None) -> Plan:
@@ -268,8 +272,7 @@ def _moments(method: Method, model: Model, data: FitData | None) -> Moments | No
     given = {key: getattr(method, key) for key in COVARIANCES[method.covariance][0]}
     fitting = {"data": data, "levels": method.levels}
     given |= {key: fitting[key] for key in FITTED.get(method.covariance, ())}
-    # Variances that were fitted are right as they are: a calibration only adds the reach of their intervals.
-    return model.posterior(method.covariance, calibrated=method.covariance not in FITTED, **given)
+    return model.posterior(method.covariance, calibrated=method.calibrated, **given)
 
 
 def _denoiser(method: Method, model: Model) -> Denoiser:
@@ -293,8 +296,12 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
 
 
 def settings_of(method: Method, model: Model, data: FitData | None = None) -> dict[str, Any]:
-    """What the record of a run says of its method: every setting, what variances were fitted on, which head."""
-    found: dict[str, Any] = {"method": resolved(method, model).to_json()}
+    """What the record of a run says of its method: every setting, its calibration, the data of variances, its head."""
+    whole = resolved(method, model)
+    found: dict[str, Any] = {"method": whole.to_json()}
+    if whole.covariance is not None and whole.covariance not in FIXED:
+        moments = None if whole.calibrated is False else _moments(whole, model, data)
+        found["calibration"] = calibration_record(moments, whole.levels or ())
     if data is not None and method.covariance is not None:
         found[method.covariance] = data.key
     if method.head is not None:

@@ -31,7 +31,14 @@ from mmdgs.files import folder_written_atomically, read_json, refuse_file, to_js
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.posterior_page import index_page, page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
-from mmdgs.generation.posteriors import ImagePosterior, PosteriorSettings, image_posterior, level_of, parts_of
+from mmdgs.generation.posteriors import (
+    Estimators,
+    ImagePosterior,
+    PosteriorSettings,
+    image_posterior,
+    level_of,
+    parts_of,
+)
 from mmdgs.generation.tiles import fitted_denoiser
 from mmdgs.generation.writers import PARTS, Destination
 from mmdgs.linalg.components import checked_region
@@ -141,6 +148,7 @@ def posteriors_into(
     place = PosteriorFolder(Path(out), [one.name for one in images], model.source)
     wanted = {"count": len(images), "model": model.digest, "names": place.names, "images": work.digest, "sigma": sigma}
     wanted |= {"simulate": simulate, **asdict(asked), "region": asked.region and list(asked.region)}
+    wanted["calibration"] = work.calibrations
     wanted |= {"calibrate": None if calibrate is None else _digest([calibrate]), **(settings or {})}
     place.check(resume=resume, overwrite=overwrite)
     with place.held():
@@ -212,6 +220,12 @@ class PosteriorWork:
         """The noise of each image, within what the model knows."""
         return [self._level(one) for one in self.images]
 
+    @property
+    def calibrations(self) -> dict[str, Any]:
+        """What is recorded of the calibrations that are kept with the model."""
+        made = Estimators.of(self.model, self.model.shape, self.asked.krylov_steps, self.asked.calibrated)
+        return made.calibrations([level_of(self.model, sigma) for sigma in self.levels])
+
     def _level(self, one: NamedImage) -> float:
         sigma = self.sigma
         if isinstance(sigma, str):
@@ -274,6 +288,7 @@ def _conformal(place: PosteriorFolder, work: PosteriorWork, images: Tensor) -> C
         components=asked.components,
         tolerance=asked.tolerance,
         seed=child_seed(asked.seed, "conformal"),
+        calibrated=asked.calibrated,
     )
     write_atomically(file, to_json(found.record()))
     return found

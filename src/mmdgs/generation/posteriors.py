@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from mmdgs.linalg.components import Components, checked_region
 from mmdgs.metrics import psnr
 from mmdgs.models import Model
 from mmdgs.moments import CalibratedMoments, Moments, higher_moments
+from mmdgs.moments.calibrated import calibration_record
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams, checked_seed, child_seed
@@ -47,6 +47,7 @@ class PosteriorSettings:
     tolerance: float = 0.01
     krylov_steps: int = KRYLOV_STEPS
     seed: int = 0
+    calibrated: bool | None = None  # True: require the calibration that is kept with the model; False: leave it out
 
     def __post_init__(self) -> None:
         for name, least in (("components", 0), ("draws", 0), ("krylov_steps", 1)):
@@ -148,14 +149,22 @@ class Estimators:
     full: Moments
 
     @classmethod
-    def of(cls, model: Model, shape: Sequence[int], krylov_steps: int = KRYLOV_STEPS) -> Estimators:
-        """Those of a model for images of a shape (C, H, W)."""
+    def of(
+        cls, model: Model, shape: Sequence[int], krylov_steps: int = KRYLOV_STEPS, calibrated: bool | None = None
+    ) -> Estimators:
+        """Those of a model for images of a shape (C, H, W); where `calibrated` is True, the diagonal must be."""
         denoiser = fitted_denoiser(model, *shape[-2:])
+        full = None if calibrated else calibrated
         return cls(
             denoiser,
-            moments_for(model, denoiser, "diagonal", probes=PROBES),
-            moments_for(model, denoiser, "krylov", krylov_steps=krylov_steps),
+            moments_for(model, denoiser, "diagonal", probes=PROBES, calibrated=calibrated),
+            moments_for(model, denoiser, "krylov", krylov_steps=krylov_steps, calibrated=full),
         )
+
+    def calibrations(self, levels: Sequence[NoiseLevel]) -> dict[str, Any]:
+        """For records: which calibration each of the two has, and at how many of the levels it was not fitted."""
+        both = {"diagonal": self.diagonal, "krylov": self.full}
+        return {name: calibration_record(moments, levels) for name, moments in both.items()}
 
 
 def image_posterior(
@@ -181,13 +190,13 @@ def image_posterior(
     level = level_of(model, sigma)
     checked_region(asked.region, noisy.shape)
     started = time.perf_counter()
-    made = Estimators.of(model, noisy.shape, asked.krylov_steps)
+    made = Estimators.of(model, noisy.shape, asked.krylov_steps, asked.calibrated)
     with counting() as cost:
         q, arrays = _computed(made, model.scaled(noisy[None].float()).to(model.device), level, asked, number, tick)
     low, width = model.interval[0], model.interval[1] - model.interval[0]
     mean, draws = ((arrays[name] - low) / width for name in ("mean", "draws"))
     std, variances = arrays["std"] / width, arrays["variances"] / width**2
-    reached = factors or Factors(*[q.reach * NormalDist().inv_cdf(0.5 + COVERED / 2)] * 2)
+    reached = factors or Factors(*[q.deviations(COVERED)] * 2)
     seen = ImagePosterior(
         name=name,
         sigma=float(sigma),

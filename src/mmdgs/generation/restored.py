@@ -24,11 +24,13 @@ from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.files import file_written_atomically, refuse_file, write_atomically
 from mmdgs.generation.engine import chains_at_once
+from mmdgs.generation.methods import edm_levels
 from mmdgs.generation.restoration import BRIDGE, MULTISTEP, check_restoration, restore
 from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
 from mmdgs.memory import evenly
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
+from mmdgs.moments.calibrated import calibration_record
 from mmdgs.operators import ESTIMATE, Operator, measured, noise_variances
 from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
@@ -134,6 +136,7 @@ def restore_into(
 
     `posterior` is what is set of the covariance, as `Model.posterior` takes it.
     """
+    check_restoration(model, steps, draws, batch_size, chains)
     place, count = RestoredFolder(Path(out)), len(y)
     measured(y, operator)
     if noise != ESTIMATE:
@@ -141,11 +144,11 @@ def restore_into(
     options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
     options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
     chosen = posterior or {}
+    moments = model.posterior(covariance, **chosen)  # refused before anything is written
     wanted = {"count": count, "model": model.digest, **options, **chosen, "precision": precision, **(settings or {})}
+    wanted["calibration"] = calibration_record(moments, edm_levels(model, steps))
     group = max(1, batch_size // draws) if batch_size else evenly(count, max(1, chains_at_once(model) // draws))
     place.check(resume=resume, overwrite=overwrite)
-    check_restoration(model, steps, draws, batch_size, chains)
-    moments = model.posterior(covariance, **chosen)  # refused before anything is written
     with place.held():
         place.begin(wanted, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:

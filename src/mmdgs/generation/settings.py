@@ -61,6 +61,12 @@ class Method:
     floor: float | None = option(
         None, "Smallest variance, in sigma^2 (the paper: 1e-6).", min=0, show_default="from the network's own error"
     )
+    calibrated: bool | None = option(
+        None,
+        "Require the calibration that is kept with the model for this covariance, or leave it out.",
+        flag="--calibrated/--uncalibrated",
+        show_default="where one is kept",
+    )
     rate: float | None = option(None, "Step size of Langevin, in sigma^2.", show_default="NCSNv2's for the levels")
     eta: float | None = option(None, "Fresh noise: of ddim, in [0, 1]; of multistep, 0 or more; of consistent.")
     churn: float | None = option(None, "Share of noise added before a step of heun [0].")

@@ -26,7 +26,7 @@ from mmdgs.linalg import Dense, Diagonal, Krylov
 from mmdgs.linalg.operators import Covariance
 from mmdgs.linalg.repair import FEW, SHARE, error_size, lifted
 from mmdgs.metrics.coverage import standardised
-from mmdgs.metrics.reports import CalibrationReport, report_of
+from mmdgs.metrics.reports import LISTED, CalibrationReport, report_of
 from mmdgs.models import Model, load_head
 from mmdgs.moments import (
     FLOOR,
@@ -39,6 +39,7 @@ from mmdgs.moments import (
     SpectralMoments,
 )
 from mmdgs.moments.calibrated import FITTING, FLOORED, JUDGING, fit_reach, likeliest_lift, posteriors, with_floor
+from mmdgs.moments.contract import least_and_share
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 from mmdgs.training import TrainingSettings
@@ -144,7 +145,7 @@ def _measured(cell: Cell, case: Case, settings: CalibrationSettings, context: Co
     floored = isinstance(moments, FLOORED)
     stages = {BEFORE: (FLOOR, 0.0), DEFAULT: (FLOOR, SHARE)} if floored else {DEFAULT: (0.0, 0.0)}
     if isinstance(moments, OcmMoments) and (own := moments.own_floor(case.level)) is not None:
-        stages[DEFAULT] = (own, 0.0)
+        stages[DEFAULT] = least_and_share(own)
     reports = {
         stage: report_of(_lifted(judge, least * case.level.variance, share), case.level, seed=cell.seed)
         for stage, (least, share) in stages.items()
@@ -206,18 +207,25 @@ def _estimator(row: str, case: Case, settings: CalibrationSettings, context: Con
 
 def _calibrated(
     fit: Pairs, judge: Pairs, case: Case, floored: bool, seed: int
-) -> tuple[dict[str, float], CalibrationReport]:
+) -> tuple[dict[str, Any], CalibrationReport]:
     """What `mmdgs.calibrate` fits, and the report on the data it has not seen."""
     unit = case.level.variance
     base = _lifted(fit, FLOOR * unit, 0.0) if floored else fit
     floor, scale = likeliest_lift(base, unit) if floored else likeliest_lift(base, unit, floors=1)
     least = floor * unit if floored else 0.0
 
-    def scaled(pairs: Pairs, reach: float) -> Pairs:
+    def scaled(pairs: Pairs, reach: tuple[float, ...] | None) -> Pairs:
         return [(x, replace(q, cov=q.cov.affine(scale, 0.0), reach=reach)) for x, q in _lifted(pairs, least, 0.0)]
 
-    reach = fit_reach(torch.cat([standardised(x, q).cpu() for x, q in scaled(fit, 1.0)]))
-    return {"floor": floor, "scale": scale, "reach": reach}, report_of(scaled(judge, reach), case.level, seed=seed)
+    reach = fit_reach(torch.cat([standardised(x, q).cpu() for x, q in scaled(fit, None)]))
+    report = report_of(scaled(judge, tuple(reach)), case.level, seed=seed)
+    held = {held_by(p): report.covered[p] for p in LISTED if p in report.covered}
+    return {"floor": floor, "scale": scale, "reach": reach, **held}, report
+
+
+def held_by(probability: float) -> str:
+    """The name of what calibrated intervals hold."""
+    return f"{100 * probability:g}% intervals hold, {AFTER}"
 
 
 def _lifted(pairs: Pairs, least: float, share: float) -> Pairs:
@@ -271,6 +279,15 @@ def _section(found: Results, settings: CalibrationSettings, absent: Mapping[str,
             ("repaired", "share repaired"),
         )
         for stage in (STAGES if key != "repaired" else STAGES[:2])
+    ]
+    tables += [
+        found.table(
+            f"coverage of {100 * p:g}% intervals: {AFTER}",
+            [Measure(held_by(p), "coverage", 3)],
+            head="estimator",
+            columns={name: f"{name}" for name in found.columns},
+        )
+        for p in LISTED
     ]
     caption = (
         "Green: z variance, also that of single numbers, between 0.8 and 1.25 and coverage of 90% intervals between "

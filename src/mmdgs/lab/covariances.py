@@ -147,7 +147,7 @@ class Estimators:
         x = self.images("train")[: self.settings.floor_images]
         moments = DiagonalMoments(self.model, probes=self.settings.probes)
         found = fit_floor_and_scale(moments, x, self.level, seed=self.seed)
-        return CalibratedMoments(moments, LevelTable.of({self.level: [*found, 1.0]}))
+        return CalibratedMoments(moments, LevelTable.of({self.level: found}))
 
 
 def judged(moments: Moments, x: Tensor, level: NoiseLevel, *, seed: int) -> Iterator[tuple[Tensor, Gaussian]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -17,15 +16,18 @@ from mmdgs.errors import UsageError
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.metrics.coverage import Reliability, reliability_of, standardised
 from mmdgs.moments import Moments, require_batch
-from mmdgs.moments.calibrated import COVERED, JUDGING, posteriors
+from mmdgs.moments.calibrated import JUDGING, posteriors
 from mmdgs.noise import SAME_LEVEL, NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams
 
 LEAST = 8
 """Examples below which nothing is fitted or judged."""
-NOMINAL = tuple(i / 20 for i in range(1, 20))
-"""Probabilities of intervals at which coverage is measured."""
+COVERED = 0.9
+NOMINAL = (*(i / 20 for i in range(1, 20)), 0.98, 0.99, 0.995, 0.999)
+"""Probabilities of intervals at which coverage is measured, as far as a calibration was fitted."""
+LISTED = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Those that a report says in its line."""
 SLACK = 0.5
 """How far beyond its interval data may lie, in its width, before they are taken for data of another range."""
 
@@ -46,15 +48,19 @@ class CalibrationReport:
     nats: float  # log-likelihood a number
     above_isotropic: float  # nats a number above one variance for all, fitted on these same examples
     repaired: float  # the fraction of eigenvalues or variances that were lifted to the floor
-    covered: Mapping[float, float]  # by the probability of an interval, what it holds
+    covered: Mapping[float, float]  # by the probability of an interval, the share of numbers that it holds
     reliability: Reliability  # predicted against observed errors
 
     def __str__(self) -> str:
         return (
             f"sigma / alpha {self.level.ratio:.3g}, {self.examples} examples: z variance {self.z_variance:.3g} (1), "
-            f"coverage of 90% {self.interval_coverage:.3f} ({self.coverage:.3f} as a Gaussian), "
+            f"intervals of {self._listed()} (90% as a Gaussian's: {100 * self.coverage:.1f}%), "
             f"{self.above_isotropic:+.3f} nats a number against isotropic, {100 * self.repaired:.0f}% repaired"
         )
+
+    def _listed(self) -> str:
+        held = [f"{100 * p:g}% hold {100 * self.covered[p]:.1f}%" for p in LISTED if p in self.covered]
+        return ", ".join(held)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, for a record."""
@@ -102,10 +108,10 @@ def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, se
     """The same from batches of clean data and the posteriors of noisy versions of them."""
     sums: dict[str, float] = dict.fromkeys(("z", "distance", "nats", "repaired", "square"), 0.0)
     parts: dict[str, list[Tensor]] = {"z": [], "error": [], "variance": []}
-    reach, rows = 1.0, 0
+    rows = 0
     for clean, q in pairs:
         rows += len(clean)
-        z, reach = standardised(clean, q), q.reach
+        z = standardised(clean, q)
         error = (clean - q.mean).double()
         sums["z"] += z.square().sum().item()
         sums["square"] += error.square().sum().item()
@@ -120,13 +126,13 @@ def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, se
     z = torch.cat(parts["z"]).abs()
     numbers = len(z)
     isotropic = -0.5 * (math.log(2 * math.pi * sums["square"] / numbers) + 1)
-    within = {p: _share_within(z, reach * _half(p)) for p in NOMINAL}
+    within = {p: _share_within(z, q.deviations(p)) for p in NOMINAL if p <= q.highest}  # the same for all rows
     return CalibrationReport(
         level,
         rows,
         sums["z"] / numbers,
         sums["distance"] / numbers,
-        _share_within(z, _half(COVERED)),
+        _share_within(z, replace(q, reach=None).deviations(COVERED)),
         within[COVERED],
         sums["nats"] / numbers,
         sums["nats"] / numbers - isotropic,
@@ -134,10 +140,6 @@ def report_of(pairs: Iterable[tuple[Tensor, Gaussian]], level: NoiseLevel, *, se
         within,
         reliability_of(torch.cat(parts["error"]), torch.cat(parts["variance"])),
     )
-
-
-def _half(probability: float) -> float:
-    return NormalDist().inv_cdf(0.5 + probability / 2)
 
 
 def _share_within(z: Tensor, half: float) -> float:

@@ -73,7 +73,8 @@ def calibrate(
     found, reports = {}, {}
     with progress_bar(len(chosen), progress, unit="level") as bar:
         for level in chosen:
-            found[level], reports[level.ratio] = fit_at(moments, x, level, seed)
+            found[level] = fit_at(moments, x[::2], level, seed)
+            reports[level.ratio] = judge_at(moments, found[level], x[1::2], level, seed)
             bar.update()
     table = LevelTable.of(found)
     if model is not None:
@@ -100,25 +101,31 @@ def levels_of(model: Model | None, levels: NoiseLevel | Sequence[NoiseLevel] | N
     return sorted(dict.fromkeys(chosen), key=lambda level: -level.ratio)
 
 
-def fit_at(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> tuple[list[float], CalibrationReport]:
-    """Floor, scale and reach at a level by every second example, and the report on the others."""
-    fitted, judged = x[::2], x[1::2]
-    floor, scale = fit_floor_and_scale(moments, fitted, level, seed=seed)
-    narrow = CalibratedMoments(moments, LevelTable.of({level: [floor, scale, 1.0]}))
-    pairs = posteriors(narrow, fitted, level, seed=seed, purpose=FITTING)
-    z = torch.cat([standardised(clean, q).cpu() for clean, q in pairs])
-    found = [floor, scale, fit_reach(z)]
-    whole = CalibratedMoments(moments, LevelTable.of({level: found}))
-    return found, report_of(posteriors(whole, judged, level, seed=seed, purpose=JUDGING), level, seed=seed)
+def fit_at(moments: Moments, x: Tensor, level: NoiseLevel, seed: int) -> list[float]:
+    """Floor, scale and reach at a level."""
+    lift = fit_floor_and_scale(moments, x, level, seed=seed)
+    lifted = CalibratedMoments(moments, LevelTable.of({level: lift}))
+    pairs = posteriors(lifted, x, level, seed=seed, purpose=FITTING)
+    return [*lift, *fit_reach(torch.cat([standardised(clean, q).cpu() for clean, q in pairs]))]
 
 
-def kept_calibration(model: Model, moments: Moments) -> Moments:
-    """An estimator of a model with the calibration that is kept for it; where there is none, as it is."""
-    name = estimator_name(moments, model)
-    if name is None:
-        return moments
-    store = FitStore(model, f"{CALIBRATION}-{name}")
-    table = store.best_of() if store.might_hold() else None
+def judge_at(moments: Moments, fitted: Sequence[float], x: Tensor, level: NoiseLevel, seed: int) -> CalibrationReport:
+    """The report of what was fitted at a level, on examples that the fit has not seen."""
+    whole = CalibratedMoments(moments, LevelTable.of({level: fitted}))
+    return report_of(posteriors(whole, x, level, seed=seed, purpose=JUDGING), level, seed=seed)
+
+
+def kept_calibration(model: Model, moments: Moments, required: bool = False) -> Moments:
+    """An estimator of a model with the calibration that is kept for it; where there is none, as it is or refused."""
+    name, table = estimator_name(moments, model), None
+    if name is not None:
+        store = FitStore(model, f"{CALIBRATION}-{name}")
+        table = store.best_of() if store.might_hold() else None
+    if table is None and required:
+        raise UsageError(
+            f"no calibration of {name or type(moments).__name__} is kept for {model.source}: fit one with "
+            "mmdgs.calibrate(model.posterior(...), data), or leave out --calibrated"
+        )
     return moments if table is None else CalibratedMoments(moments, table)
 
 

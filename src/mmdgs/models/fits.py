@@ -36,6 +36,7 @@ from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
 from mmdgs.models.shipped import shipped_roots
 from mmdgs.moments import IsotropicMoments, SpectralMoments
+from mmdgs.moments.calibrated import WIDTHS
 from mmdgs.moments.isotropic import FITTED_AT
 from mmdgs.moments.spectral import fitted_spectrum
 from mmdgs.noise import LevelTable, NoiseLevel
@@ -147,8 +148,8 @@ class FitStore:
 
     def __init__(self, model: Model, kind: str) -> None:
         self.model, self.kind = model, kind
-        calibration = (3,) if kind.startswith(CALIBRATION) else ()
-        self.shape = model.shape if kind == SPECTRAL else calibration  # of what is fitted at a level
+        calibration = [(width,) for width in WIDTHS] if kind.startswith(CALIBRATION) else [()]
+        self.shapes = [model.shape] if kind == SPECTRAL else calibration  # of what is fitted at a level
         self.known_as = FITTED_AT if kind == ISOTROPIC else None
         self.beside = model.folder / f"{kind}.safetensors" if model.folder else None
         self.cache = cache_folder() / kind
@@ -244,7 +245,7 @@ class FitStore:
                 return None
             key = parse_json(notes["key"], file)
             ratios, logs = (stored.get_tensor(name).double() for name in ("ratios", "log_variances"))
-        if not isinstance(key["images"], int) or logs.shape[1:] != self.shape:
+        if not isinstance(key["images"], int) or logs.shape[1:] not in self.shapes:
             raise ValueError("it does not say what it was estimated from, or is of another shape")
         values = logs.exp()
         if not ((values.float() > 0) & values.float().isfinite()).all():

@@ -148,7 +148,7 @@ class Model:
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
         floor: float | None = None,
-        calibrated: bool = True,
+        calibrated: bool | None = None,
     ) -> Moments:
         """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
 
@@ -159,7 +159,7 @@ class Model:
         alpha is less than `products_below` (None: everywhere), and its rest is "spectral"; with `symmetric` it and
         "krylov" take a network's Jacobian as symmetric, for half the work. Where a calibration is kept for the
         estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless `calibrated` is False or a `floor`
-        is given.
+        is given; where `calibrated` is True it must be there.
         """
         settings: dict[str, Any] = {
             "probes": probes,
@@ -175,7 +175,9 @@ class Model:
         }
         self.require_denoiser()
         made = make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
-        return kept_calibration(self, made) if calibrated and floor is None else made
+        if floor is not None and calibrated:
+            raise UsageError(f"a calibration has a floor of its own: leave out the floor {floor:g}, or the calibration")
+        return made if calibrated is False or floor is not None else kept_calibration(self, made, bool(calibrated))
 
     def learned(self) -> LearnedMoments:
         """The posterior with the learned mean and standard deviation."""

@@ -42,12 +42,22 @@ FAR = 10.0
 """How many times as large as it can be the root mean square of an input is before it is refused."""
 
 
-def floor_at(level: NoiseLevel, floor: float | None) -> tuple[float, float]:
-    """`least` and `share` of linalg/repair.py for an estimator's `floor`: a number is relative to (sigma / alpha)^2.
+Floor = float | tuple[float, float] | None
+"""An estimator's floor: a number is relative to (sigma / alpha)^2, and None is the rule of linalg/repair.py, by what
+the network's own negative values say of its error. A pair is between the two: a number, and the share of that error."""
 
-    None is the rule: what the network's own negative values say of its error.
-    """
-    return (FLOOR * level.variance, SHARE) if floor is None else (floor * level.variance, 0.0)
+
+def least_and_share(floor: Floor) -> tuple[float, float]:
+    """A floor as the pair that it stands for."""
+    if isinstance(floor, tuple):
+        return floor
+    return (FLOOR, SHARE) if floor is None else (floor, 0.0)
+
+
+def floor_at(level: NoiseLevel, floor: Floor) -> tuple[float, float]:
+    """`least` and `share` of linalg/repair.py for an estimator's `floor` at a level."""
+    least, share = least_and_share(floor)
+    return least * level.variance, share
 
 
 STRONG_NOISE, ROUNDING = 10.0, 0.01

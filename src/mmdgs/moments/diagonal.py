@@ -12,7 +12,7 @@ from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.linalg.operators import Dense, Diagonal, raise_non_finite
 from mmdgs.linalg.repair import FEW, error_size, lifted
-from mmdgs.moments.contract import floor_at, require_input, watch_rounding
+from mmdgs.moments.contract import Floor, floor_at, require_input, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -33,7 +33,7 @@ class DiagonalMoments:
 
     denoiser: Denoiser
     probes: int | None = 10
-    floor: float | None = None
+    floor: Floor = None
     design: ProbeDesign | None = None
 
     def __post_init__(self) -> None:
@@ -46,8 +46,9 @@ class DiagonalMoments:
     ) -> Gaussian:
         require_input(x_t, level, self.denoiser)
         d, errors = math.prod(x_t.shape[1:]), None
+        least, share = floor_at(level, self.floor)
         probes = self.probes if self.probes is not None and self.probes < d else None
-        if probes is None and self.floor is None and d <= FEW:
+        if probes is None and share > 0 and d <= FEW:
             mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
             diagonal = jacobian.diagonal(dim1=1, dim2=2).reshape(x_t.shape)
             whole = Dense.from_matrix(0.5 * (jacobian + jacobian.mT), x_t.shape[1:])
@@ -65,5 +66,5 @@ class DiagonalMoments:
         variances = level.tweedie * diagonal
         watch_rounding(self.denoiser, variances, level)
         errors = None if errors is None else level.tweedie * errors
-        values, repaired = lifted(variances, *floor_at(level, self.floor), errors)
+        values, repaired = lifted(variances, least, share, errors)
         return Gaussian(mean, Diagonal(values, errors), repaired)

@@ -13,7 +13,7 @@ from mmdgs.errors import UsageError
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.linalg.operators import Dense, raise_non_finite, require_room_for_dense
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, floor_at, require_input, watch_rounding
+from mmdgs.moments.contract import FLOOR, Floor, floor_at, require_input, watch_rounding
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -23,7 +23,7 @@ MOST_PRODUCTS = 10_000
 """Products with the Jacobian, over all rows, that FullMoments takes unasked: three images of CIFAR-10."""
 
 
-def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: float | None) -> Gaussian:
+def _repaired_dense(mean: Tensor, covariance: Tensor, level: NoiseLevel, floor: Floor) -> Gaussian:
     """A Gaussian with a dense covariance (B, d, d), its eigenvalues lifted to a floor."""
     raise_non_finite("denoising mean", mean)
     cov = Dense.from_matrix(covariance, mean.shape[1:])
@@ -41,7 +41,7 @@ class FullMoments:
     """
 
     denoiser: Denoiser
-    floor: float | None = None
+    floor: Floor = None
     most_products: int | None = field(default=MOST_PRODUCTS, compare=False)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from mmdgs.jacobians import linearised
 from mmdgs.linalg.components import TOLERANCE, Components
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import covariance_product, floor_at, require_input
+from mmdgs.moments.contract import Floor, covariance_product, floor_at, require_input
 from mmdgs.moments.probes import design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -35,7 +35,7 @@ class KrylovMoments:
 
     denoiser: Denoiser
     steps: int = 20
-    floor: float | None = None
+    floor: Floor = None
     symmetric: bool | None = None
     probes: int = 10
 

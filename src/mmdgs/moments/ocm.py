@@ -32,7 +32,7 @@ from mmdgs.denoisers import Denoiser, Network, require_denoiser, takes_level
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, floor_at, mean_of, require_batch, require_input
+from mmdgs.moments.contract import FLOOR, Floor, floor_at, mean_of, require_batch, require_input
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher, probed_diagonal
 from mmdgs.noise import LevelTable, NoiseLevel, NoiseLevels, add_noise
 from mmdgs.posterior import Gaussian
@@ -201,7 +201,7 @@ class OcmMoments:
 
     denoiser: Denoiser
     head: Head
-    floor: float | None = None
+    floor: Floor = None
 
     def __post_init__(self) -> None:
         require_denoiser(self.denoiser)
@@ -220,6 +220,6 @@ class OcmMoments:
         values, repaired = lifted(level.variance * ratio, *floor_at(level, self.own_floor(level)))
         return Gaussian(mean, Diagonal(values), repaired)
 
-    def own_floor(self, level: NoiseLevel) -> float | None:
+    def own_floor(self, level: NoiseLevel) -> Floor:
         """The floor at a level: the one that was given, or the head's."""
         return self.head.scale.floor(level) if self.floor is None and isinstance(self.head, RatioHead) else self.floor
