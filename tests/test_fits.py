@@ -131,6 +131,21 @@ def test_they_are_estimated_once(data: FitData) -> None:
     assert unasked.asked == []
 
 
+@pytest.mark.parametrize("kind", ["isotropic", "spectral"])
+def test_images_that_were_replaced_are_fitted_anew(data: FitData, kind: str) -> None:
+    """A fit is known by the images themselves: also those of another folder are the same data."""
+    model = model_of(Counting())
+    before = model.posterior(kind, data=data, calibrated=False).variances
+    moved = Path(data.name).rename(Path(data.name).with_name("elsewhere"))
+    again = model.posterior(kind, data=FitData(str(moved), IMAGES, seed=3), calibrated=False).variances
+    assert same(again, before)
+    assert len(files(kind)) == 1
+    for file in moved.rglob("*.png"):
+        Image.new("RGB", (2, 2), (200, 10, 10)).save(file)
+    now = model.posterior(kind, data=FitData(str(moved), IMAGES, seed=3), calibrated=False).variances
+    assert not torch.allclose(now.values, before.values)
+
+
 def test_without_data_what_is_kept_will_do_and_is_interpolated(data: FitData) -> None:
     with pytest.raises(UsageError, match="no isotropic variances are kept for a test that cover these 2 levels"):
         fitted(Counting(), LEVELS[:2], None)
@@ -326,7 +341,7 @@ def test_the_command_fits_once_and_then_needs_no_data(covariance: str, data: Fit
     assert result.exit_code == 0, result.output
     assert "0 Jacobian products each" in result.output
     record = json.loads((tmp_path / "a.samples.json").read_text())
-    assert record["settings"][covariance] == {"data": data.name, "images": 6, "seed": 0, "of": "errors"}
+    assert record["settings"][covariance] == {"data": data.name, "images": 6, "seed": 0}
     assert (folder / f"{covariance}.safetensors").is_file()
     result = run(cli.app, [*common, "--out", str(tmp_path / "b.npz")])
     assert result.exit_code == 0, result.output

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import json
 import logging
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +29,7 @@ import torch
 from nets import tiny_model
 from PIL import Image
 from torch import Tensor
-from toy_models import LEVELS, SHAPE, exact, many_level_model
+from toy_models import LEVELS, SHAPE, exact, many_level_model, of_levels
 from typer.testing import CliRunner
 
 import mmdgs
@@ -330,21 +333,20 @@ def test_an_array_of_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 class Stopping:
-    """A denoiser that counts the rows it is asked for, and stops the run after so many calls."""
+    """Counts the rows a model is asked for, and stops the run after so many calls."""
 
     def __init__(self, calls: int | None = None) -> None:
-        self.model, self.calls, self.rows = exact(), calls, 0
+        self.calls, self.rows = calls, 0
 
-    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+    def __call__(self, x_t: Tensor) -> None:
         if self.calls == 0:
             raise KeyboardInterrupt
         self.calls = None if self.calls is None else self.calls - 1
         self.rows += len(x_t)
-        return self.model(x_t, level)
 
     @property
     def pretrained(self) -> Model:
-        return Model(self, self.model.network, LEVELS, SHAPE, (-1.0, 1.0), "a test")
+        return exact(before=self)
 
 
 CALLS = len(LEVELS)
@@ -449,14 +451,33 @@ def test_damaged_notes_are_named(case: tuple[bytes, str], tmp_path: Path) -> Non
         drawn(out=out, resume=True)
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
-    out = tmp_path / "x.npz"
+def as_npz(part: Path) -> None:
+    stream = io.BytesIO()
+    np.savez(stream, np.load(part))
+    part.write_bytes(stream.getvalue())
+
+
+def cut(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-7])
+
+
+def of_another_size(part: Path) -> None:
+    np.save(part, np.load(part)[:, :1])
+
+
+def with_huge_number(part: Path) -> None:
+    shutil.copy(part, part.with_name("000000-999999999999.npy"))
+
+
+@pytest.mark.parametrize("damage", [as_npz, cut, of_another_size, with_huge_number])
+def test_a_damaged_part_is_made_again(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.npz", tmp_path / "x.npz"
+    drawn(out=whole)
     with pytest.raises(KeyboardInterrupt):
         drawn(Stopping(2 * CALLS).pretrained, out=out)
-    part = next((tmp_path / ".x.npz.parts").glob("*.npy"))
-    part.write_bytes(part.read_bytes()[:-7])
-    with pytest.raises(UsageError, match=rf"{part.name} is not a part of samples"):
-        drawn(out=out, resume=True)
+    damage(min((tmp_path / ".x.npz.parts").glob("*.npy")))
+    drawn(out=out, resume=True)
+    assert out.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["folder", "x.npz"])
@@ -474,23 +495,6 @@ def test_going_on_with_another_batch_size(name: str, tmp_path: Path) -> None:
             assert abs(off).max() <= 1
     else:
         assert abs(np.load(out)["arr_0"].astype(int) - pixels(whole)).max() <= 1
-
-
-def test_a_run_goes_on_from_parts_in_floating_point(tmp_path: Path) -> None:
-    """As versions wrote them that kept images in floating point."""
-    whole, out = tmp_path / "whole.npz", tmp_path / "x.npz"
-    drawn(out=whole)
-    with pytest.raises(KeyboardInterrupt):
-        drawn(Stopping(2 * CALLS).pretrained, out=out)
-    parts = sorted((tmp_path / ".x.npz.parts").glob("*.npy"))
-    assert len(parts) == 2
-    x, done = drawn().x.numpy(), 0
-    for part in parts:
-        count = len(np.load(part))
-        np.save(part, x[done : done + count])
-        done += count
-    drawn(out=out, resume=True)
-    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_a_deleted_image_is_made_again(tmp_path: Path) -> None:
@@ -587,6 +591,36 @@ def test_another_plan_does_not_go_on(name: str, tmp_path: Path) -> None:
     assert images_in(out) == first
 
 
+OTHER_INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "start": ({"start": torch.zeros(2, *SHAPE)}, {"start": torch.ones(2, *SHAPE)}),
+    "start by a function": (
+        {"start": lambda chains, first: torch.zeros(chains, *SHAPE)},
+        {"start": lambda chains, first: torch.ones(chains, *SHAPE)},
+    ),
+    "no start": ({"start": torch.zeros(2, *SHAPE)}, {}),
+    "function": (
+        {"model": of_levels(LEVELS, lambda x_t, level: 0.5 * x_t)},
+        {"model": of_levels(LEVELS, lambda x_t, level: 0.6 * x_t)},
+    ),
+    "levels": ({"model": exact()}, {"model": exact(LEVELS[:-1])}),
+    "interval": ({"model": of_levels(LEVELS)}, {"model": of_levels(LEVELS, interval=(0.0, 1.0))}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_other_inputs_do_not_go_on(name: str, tmp_path: Path) -> None:
+    before, now = OTHER_INPUTS[name]
+    plan = samplers.ddim_plan(exact(), LEVELS)
+    out = tmp_path / "out"
+    drawn(count=2, plan=plan, out=out, **before)
+    first = images_in(out)
+    (out / "000001.png").unlink()
+    with pytest.raises(UsageError, match=r"begun with other settings .* was .*, now "):
+        drawn(count=2, plan=plan, out=out, resume=True, **now)
+    drawn(count=2, plan=plan, out=out, resume=True, **before)
+    assert images_in(out) == first
+
+
 class Holder:
     """An object of anybody's: what is public counts, what it found out by itself does not."""
 
@@ -608,6 +642,46 @@ def scaled_by(scale: float) -> Any:
 
 def record_of(denoiser: Any, levels: Any = LEVELS) -> str:
     return json.dumps(plan_record(samplers.ddim_plan(denoiser, levels)))
+
+
+FACTOR = torch.tensor(2.0)
+
+
+def by_global(x_t: Tensor, level: NoiseLevel) -> Tensor:
+    return FACTOR * x_t
+
+
+def test_a_record_covers_the_code_of_functions_and_what_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A denoiser of a notebook is a function that names a network."""
+    half, third = (lambda x_t, level: x_t / 2), (lambda x_t, level: x_t / 3)
+    half.__qualname__ = third.__qualname__ = "denoiser"
+    assert record_of(half) != record_of(third)
+    kinds = []
+    for factor in (2.0, 3.0):
+
+        class Mine(Holder):
+            if factor == 2.0:
+
+                def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+                    return x_t
+            else:
+
+                def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+                    return -x_t
+
+        kinds.append(record_of(Mine(1.0)))
+    assert kinds[0] != kinds[1]
+    before = record_of(by_global)
+    assert record_of(by_global) == before
+    monkeypatch.setitem(globals(), "FACTOR", torch.tensor(3.0))
+    assert record_of(by_global) != before
+
+
+def test_a_record_covers_the_layers_of_networks() -> None:
+    one, other = (torch.nn.Sequential(MLP(2, 2, width=4, seed=0), torch.nn.Dropout(p)) for p in (0.1, 0.2))
+    assert record_of(mmdgs.clean_denoiser(one)) != record_of(mmdgs.clean_denoiser(other))
+    other[1].p = 0.1
+    assert record_of(mmdgs.clean_denoiser(one)) == record_of(mmdgs.clean_denoiser(other))
 
 
 def test_a_record_covers_functions_objects_and_networks() -> None:
@@ -646,15 +720,18 @@ class Fitted(Draws):
 def test_a_record_is_the_same_in_every_process() -> None:
     """These digests were written by another process, which hashed strings in another way."""
     levels = [NoiseLevel(sigma=float(sigma)) for sigma in (8, 4, 2, 1)]
-    kernel = Fitted(frozenset(levels), dict.fromkeys(levels, 0.5), torch.tensor([0.5, 0.25]), scaled_by(2.0))
-    assert plan_record(Plan.along(kernel, list(pairwise(levels)))) == {
+    half = functools.partial(torch.mul, torch.tensor(0.5))
+    kernel = Fitted(frozenset(levels), dict.fromkeys(levels, 0.5), torch.tensor([0.5, 0.25]), half)
+    record = plan_record(Plan.along(kernel, list(pairwise(levels))))
+    assert re.fullmatch("[0-9a-f]{16}", record["Fitted"].pop("code"))  # which is another in another version of Python
+    assert record == {
         "levels": "5a5cb2e4ded8d41a",
         "Fitted": {
             "kind": "test_generate.Fitted",
             "levels": "37bacd7a2a0cf98c",
             "table": "83da63963e2a736d",
             "spectrum": "11d56c283761cdbe",
-            "denoiser": "3e9cb4e7834a19b9",
+            "denoiser": "aa6e00d4dd1b942d",
             "interval": [0.0, 1.0],
         },
     }

@@ -64,6 +64,17 @@ def checkpoint(content: Content, tmp_path: Path) -> Path:
     return write(tmp_path / "checkpoint.pth", content)
 
 
+def test_samples_of_one_size_do_not_go_on_in_another(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["sample", str(checkpoint), "--out", str(tmp_path / "out"), "-n", "1", "--sampler", "heun", "--steps", "2"]
+    assert CliRunner().invoke(cli.app, [*words, "--size", "16"]).exit_code == 0
+    (tmp_path / "out" / "000000.png").unlink()
+    result = CliRunner().invoke(cli.app, [*words, "--size", "8", "--resume"])
+    assert result.exit_code == 2
+    assert "begun with other settings" in result.output
+    assert not (tmp_path / "out" / "000000.png").exists()
+    assert CliRunner().invoke(cli.app, [*words, "--size", "16", "--resume"]).exit_code == 0
+
+
 # --- NCSNv2: what is read ---------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import resource
@@ -508,6 +509,24 @@ def test_sampling_what_is_no_model(tmp_path: Path, monkeypatch) -> None:
 
 
 # --- going on ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_with_other_images(recipe: Recipe, tmp_path: Path) -> None:
+    pictures, out = tmp_path / "pictures", tmp_path / "out"
+    shutil.copytree(recipe.data, pictures)
+    own = dataclasses.replace(recipe, data=str(pictures))
+    assert run(cli.app, words(with_settings(own, steps=2), out)).exit_code == 0
+    checkpoint = (out / "checkpoints" / "last" / "state.json").read_bytes()
+    file = sorted(pictures.rglob("*.png"))[5]
+    content = file.read_bytes()
+    with Image.open(io.BytesIO(content)) as image:
+        image.rotate(90).save(file)
+    result = run(cli.app, words(own, out, "--resume"))
+    assert result.exit_code == 2
+    assert "was started with other settings (images was" in said(result)
+    assert (out / "checkpoints" / "last" / "state.json").read_bytes() == checkpoint
+    file.write_bytes(content)
+    assert run(cli.app, words(own, out, "--resume")).exit_code == 0
 
 
 def test_interrupted_by_control_c_and_resumed(either: Recipe, tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,11 +40,21 @@ def _normal(x_t: Tensor, level: NoiseLevel) -> Tensor:
     return level.alpha / (level.alpha**2 + level.sigma**2) * x_t
 
 
-def exact(levels: schedules.Levels = LEVELS) -> Model:
+class InDouble:
+    """A denoiser in double precision; `before` is called with each x_t, and is no part of what it computes."""
+
+    def __init__(self, denoiser: Denoiser, before: Callable[[Tensor], object] = lambda x_t: None) -> None:
+        self.denoiser, self._before = denoiser, before
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        self._before(x_t)
+        return self.denoiser(x_t.double(), level).to(x_t.dtype)
+
+
+def exact(levels: schedules.Levels = LEVELS, before: Callable[[Tensor], object] = lambda x_t: None) -> Model:
     """The exact denoiser of a mixture of two images, in float32."""
     means = torch.stack([torch.linspace(-0.9, 0.9, 12), torch.linspace(0.7, -0.4, 12)])
-    denoiser = GaussianMixture([0.6, 0.4], means.double(), 0.3).denoiser()
-    return of_levels(levels, lambda x_t, level: denoiser(x_t.double(), level).to(x_t.dtype))
+    return of_levels(levels, InDouble(GaussianMixture([0.6, 0.4], means.double(), 0.3).denoiser(), before))
 
 
 def many_level_model(shape: tuple[int, ...] = (1, 8, 8)) -> Model:

@@ -137,7 +137,7 @@ class LevelTable:
     ) -> None:
         self.ratios = torch.as_tensor(ratios, dtype=torch.float64).cpu()
         self.values = torch.as_tensor(values, dtype=torch.float64).cpu()
-        self.known_as = known_as
+        self._known_as = known_as
         shapes = f"{tuple(self.ratios.shape)} and {tuple(self.values.shape)}"
         if self.ratios.ndim != 1 or not len(self.ratios) or self.values.shape[:1] != self.ratios.shape:
             raise ValueError(f"need ratios (K,) and as many values (K, ...), K at least 1, got {shapes}")
@@ -204,7 +204,7 @@ class LevelTable:
         return all(low <= math.log(level.ratio) <= high for level in levels)
 
     def _places(self, positions: Tensor) -> Tensor:
-        if self.known_as is not None:
+        if self._known_as is not None:
             for end in positions.aminmax():
                 self._warn_outside(end.item())
         last = len(self._positions) - 1
@@ -217,8 +217,8 @@ class LevelTable:
 
     def _warn_outside(self, position: float) -> None:
         low, high = self._positions[0], self._positions[-1]
-        if self.known_as is None or low - SAME_LEVEL <= position <= high + SAME_LEVEL:
+        if self._known_as is None or low - SAME_LEVEL <= position <= high + SAME_LEVEL:
             return
-        ends = (math.exp(position), self.known_as, math.exp(low), math.exp(high))
+        ends = (math.exp(position), self._known_as, math.exp(low), math.exp(high))
         logger.warning("sigma / alpha of %.4g lies outside what %s, %.4g to %.4g", *ends)
-        self.known_as = None  # said once
+        self._known_as = None  # said once

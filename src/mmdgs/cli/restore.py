@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +28,10 @@ from mmdgs.cli.app import (
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
 from mmdgs.generation.settings import Method
-from mmdgs.runtime import check_precision
 
 if TYPE_CHECKING:
     from mmdgs.data import ImageSet
+    from mmdgs.generation.restoration import RestorationSettings
     from mmdgs.generation.restored import Restoration
 
 WORDS = {
@@ -42,6 +43,9 @@ WORDS = {
     "coverage_90": "coverage of 90% intervals",
     "crps": "CRPS",
 }
+
+SHOWN_LEVELS = 8
+"""Images of which each one's estimated noise is printed."""
 
 
 @app.command()
@@ -81,13 +85,22 @@ def restore(
     """Draw images that explain measurements y = A x + noise; killed or stopped, it goes on with --resume."""
     with plain_errors(debug):
         from mmdgs.data import midpoints
+        from mmdgs.generation.restoration import RestorationSettings
         from mmdgs.generation.restored import RestoredFolder, restore_into, simulated
         from mmdgs.models import load
         from mmdgs.operators.named import parse_operator
 
         RestoredFolder(out).check(resume=resume, overwrite=overwrite)
-        check_precision(precision)
-        level = _noise(noise, simulate)
+        settings = RestorationSettings(
+            noise=_noise(noise, simulate),
+            covariance=covariance,
+            posterior=posterior,
+            chains=chains,
+            steps=steps,
+            draws=draws,
+            seed=seed,
+            precision=precision,
+        )
         where = device_named(device)
         found = load(model, device=where)
         if len(found.shape) != 3:
@@ -99,28 +112,22 @@ def restore(
         pictures = images_of_shape(images, data_dir, shape, resize=simulate)
         pictures = pictures.take(slice(n))
         x = midpoints(pictures.images)
-        y = simulated(x, measure, level, seed=seed) if simulate else x  # type: ignore[arg-type]
+        y = simulated(x, measure, settings.noise, seed=seed) if simulate else x  # type: ignore[arg-type]
         with resumable():
             result = restore_into(
                 out,
                 found,
                 y,
                 measure,
-                noise=level,
+                settings,
                 truth=x if simulate else None,
-                covariance=covariance,
-                posterior=posterior,
-                chains=chains,
-                steps=steps,
-                draws=draws,
-                seed=seed,
+                names=[str(Path(name).with_suffix("")) for name in pictures.names],
+                source={"operator": operator, "images": pictures.digest, "simulate": simulate},
                 batch_size=batch_size,
-                precision=precision,
-                settings={"operator": operator, "images": pictures.digest, "simulate": simulate},
                 resume=resume,
                 overwrite=overwrite,
             )
-        _tell(result, draws)
+        _tell(result, settings)
 
 
 def _noise(text: str, simulate: bool) -> float | str:
@@ -132,7 +139,7 @@ def _noise(text: str, simulate: bool) -> float | str:
 
 def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
     """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
-    from mmdgs.data import ImageSet, image_set, load_samples
+    from mmdgs.data import image_set, load_samples
     from mmdgs.data.transforms import recoloured
 
     channels, height, width = shape
@@ -143,10 +150,12 @@ def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], 
         from mmdgs.reading import reading
 
         with reading(f"the image {path}", "an image"):
-            found = image_set(decode(read_file(path), Fit(channels=3))[None], path.stem)
+            found = replace(
+                image_set(decode(read_file(path), Fit(channels=3))[None].copy(), path.stem), names=(path.name,)
+            )
     else:
         found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
-    found = ImageSet(found.name, found.split, recoloured(found.images, channels))
+    found = replace(found, images=recoloured(found.images, channels))
     if found.shape != shape:
         got, expected = (" x ".join(map(str, one)) for one in (found.shape, shape))
         hint = "the model's images are" if resize else "measurements by this operator are"
@@ -155,13 +164,25 @@ def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], 
     return found
 
 
-def _tell(result: Restoration, draws: int) -> None:
+def _tell(result: Restoration, settings: RestorationSettings) -> None:
     cost = result.cost
+    if isinstance(settings.noise, str):  # estimate
+        _tell_noise(result)
     messages.print(
-        f"{result.count:,} images, {draws} draws each: {cost.forwards:,} forwards and {cost.products:,} Jacobian "
-        f"products a draw, {result.seconds:,.1f} seconds",
+        f"{result.count:,} images, {settings.draws} draws each: {cost.forwards:,} forwards and {cost.products:,} "
+        f"Jacobian products a draw, {result.seconds:,.1f} seconds",
         soft_wrap=True,
     )
     for name, value in result.scores.items():
         output.print(f"{WORDS.get(name, name)}: {value:.4g}")
     output.print(f"restored: [bold]{escape(str(result.path.resolve()))}[/bold]", soft_wrap=True)
+
+
+def _tell_noise(result: Restoration) -> None:
+    """The noise that was estimated: of each image, or of many from the least to the most."""
+    levels = [image["noise"] for image in result.images]
+    if len(levels) <= SHOWN_LEVELS:
+        said = ", ".join(f"{image['noise']:.3g} ({image['name']})" for image in result.images)
+    else:
+        said = f"{min(levels):.3g} to {max(levels):.3g}; restored.json has that of each image"
+    messages.print(f"the noise was estimated: {escape(said)}", soft_wrap=True)

@@ -231,7 +231,8 @@ def load_folder(path: Path, split: str, reading: Reading) -> ImageSet:
     labels = None
     if classes:
         labels = torch.tensor([classes.index(members[i].parts[0]) for i in pictures.indices])
-    return ImageSet(title(path), split, pictures.images, labels, classes, pictures.skipped)
+    names = tuple(members[i].name for i in pictures.indices)
+    return ImageSet(title(path), split, pictures.images, labels, classes, pictures.skipped, names)
 
 
 def choose(names: Sequence[str], split: str) -> tuple[list[Member], tuple[str, ...]]:

@@ -106,7 +106,8 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
     if is_gallery(path):
         with open_gallery(path) as gallery:
             found = read_images(gallery, gallery.names, Reading(Fit(size)))
-        return ImageSet(title(path), SAMPLES, found.images)
+            names = tuple(gallery.names[index] for index in found.indices)
+        return ImageSet(title(path), SAMPLES, found.images, names=names)
     if str(source) in NAMES:
         raise UsageError(f"{source} has several parts; name one, such as {source}:train or {source}:test")
     like = nearest(name or str(source), NAMES)

@@ -20,7 +20,8 @@ class ImageSet:
     """Images as they were stored, 8 bits a channel: `images` uint8 (n, channels, height, width), `labels` int64 (n,).
 
     `name` is "mnist", "cifar10", "celeba" or the folder's name, `split` the part that was asked for,
-    `classes` the names of the labels, and `skipped` the unreadable files that were left out.
+    `classes` the names of the labels, `skipped` the unreadable files that were left out, and `names` the files of the
+    images below their folder, where each has its own.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ImageSet:
     labels: Tensor | None = None
     classes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
@@ -72,7 +74,10 @@ class ImageSet:
             # An empty list makes a tensor of floats, which cannot be an index.
             indices = indices.long() if indices.numel() == 0 else indices
         labels = None if self.labels is None else self.labels[indices]
-        return replace(self, images=self.images[indices], labels=labels)
+        names = self.names
+        if names:
+            names = names[indices] if isinstance(indices, slice) else tuple(names[i] for i in indices.tolist())
+        return replace(self, images=self.images[indices], labels=labels, names=names)
 
 
 def spread(total: int, count: int) -> Tensor:

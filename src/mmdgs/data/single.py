@@ -25,6 +25,8 @@ GREY_REPEATED = (
 GREY_SIMULATED = "The image is grey and the model's are in colour: it was repeated in all three channels."
 COLOUR_TO_GREY = "The image is in colour and the model's are grey: its luma was taken. Its noise is that of the luma."
 MOST_PIXELS = 1 << 24
+LONGEST_NAME = 120
+"""Bytes of an image's name: systems take 143 to 255, and a file that is being written has a longer one."""
 RESERVED = ("index.html", "posterior.json")
 """Names that a folder of results needs for itself."""
 
@@ -108,18 +110,26 @@ def _array(path: Path) -> Tensor:
 
 
 def _named(found: Sequence[tuple[str, Tensor]]) -> list[NamedImage]:
-    """Names that are fit for folders, and no two alike."""
-    taken = set(RESERVED)
-    images = []
+    """The images with names that are fit for folders, and no two alike."""
     for name, image in found:
-        plain = "".join(c if c.isalnum() or c in "-_. " else "-" for c in name).strip(". ") or "image"
-        plain, number = plain[:120], 2
-        while (own := plain if number == 2 else f"{plain}-{number - 1}").casefold() in taken:
-            number += 1
-        taken.add(own.casefold())
         if image[0].numel() > MOST_PIXELS:
             raise UsageError(
                 f"the image {name} has {image[0].numel():,} pixels, more than the limit of {MOST_PIXELS:,}"
             )
-        images.append(NamedImage(own, image))
-    return images
+    names = file_names([name for name, _ in found], RESERVED)
+    return [NamedImage(name, image) for name, (_, image) in zip(names, found, strict=True)]
+
+
+def file_names(names: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
+    """Names that are fit for files and folders of any system, and no two alike."""
+    taken = set(reserved)
+    found = []
+    for name in names:
+        plain = "".join(c if c.isalnum() or c in "-_. " else "-" for c in name)
+        plain = plain.encode()[:LONGEST_NAME].decode(errors="ignore").strip(". ") or "image"
+        own, number = plain, 1
+        while own.casefold() in taken:
+            own, number = f"{plain}-{number + 1}", number + 1
+        taken.add(own.casefold())
+        found.append(own)
+    return found

@@ -22,7 +22,7 @@ from torch import Tensor
 from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
-from mmdgs.generation.identity import plan_record
+from mmdgs.generation.identity import input_record, plan_record
 from mmdgs.generation.methods import make_plan, settings_of
 from mmdgs.generation.settings import Method
 from mmdgs.generation.writers import Destination, destination
@@ -216,8 +216,9 @@ def generate(
     if out is not None:
         chosen: dict[str, Any] = {} if precision == "float32" else {"precision": precision}
         chosen |= {"floating": True} if floating else {}
+        chosen |= {} if start is None else input_record(start=start)
         wanted = _settings(engine, count, {**chosen, **(settings or {})})
-        place = destination(Path(out), pixels=_are_images(model) and not floating)
+        place = destination(Path(out), model.shape, pixels=_are_images(model) and not floating)
         return _written(engine, place, count, size, wanted, resume, overwrite, accelerator, progress)
     stop = first + count
     with progress_bar(count * len(plan.steps), progress, unit="chain-step") as bar:
@@ -341,8 +342,8 @@ def _summed(
 
 def _settings(engine: _Engine, count: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What samples depend on: a run goes on only where all of it agrees."""
-    plan = plan_record(engine.plan)
-    found = {"model": engine.model.digest, "count": count, "seed": engine.seed, "plan": plan, **settings}
+    found = {"model": engine.model.digest, "count": count, "seed": engine.seed, "plan": plan_record(engine.plan)}
+    found |= {"inputs": input_record(model=engine.model), **settings}
     return json.loads(json.dumps(found))  # as it will be read back
 
 

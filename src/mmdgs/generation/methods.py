@@ -303,7 +303,7 @@ def settings_of(method: Method, model: Model, data: FitData | None = None) -> di
         moments = None if whole.calibrated is False else _moments(whole, model, data)
         found["calibration"] = calibration_record(moments, whole.levels or ())
     if data is not None and method.covariance is not None:
-        found[method.covariance] = data.key
+        found[method.covariance] = data.record()
     if method.head is not None:
         found["head"] = load(method.head).digest
     return found

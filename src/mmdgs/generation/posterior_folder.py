@@ -12,9 +12,8 @@ posterior.json             settings, and for each image its noise, scores and co
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +28,7 @@ from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, read_json, refuse_file, to_json, write_atomically
 from mmdgs.generation.conformal import Conformal, calibrated_factors
+from mmdgs.generation.identity import digest_of, input_record
 from mmdgs.generation.posterior_page import index_page, page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
 from mmdgs.generation.posteriors import (
@@ -149,8 +149,9 @@ def posteriors_into(
     wanted = {"count": len(images), "model": model.digest, "names": place.names, "images": work.digest, "sigma": sigma}
     wanted |= {"simulate": simulate, **asdict(asked), "region": asked.region and list(asked.region)}
     wanted["calibration"] = work.calibrations
-    wanted |= {"calibrate": None if calibrate is None else _digest([calibrate]), **(settings or {})}
+    wanted |= {"calibrate": None if calibrate is None else digest_of(calibrate), **(settings or {})}
     place.check(resume=resume, overwrite=overwrite)
+    wanted["inputs"] = input_record(model=model, estimators=work.estimators)
     with place.held():
         place.begin(wanted, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:
@@ -194,7 +195,7 @@ class PosteriorWork:
 
     @property
     def digest(self) -> str:
-        return _digest([one.image for one in self.images])
+        return digest_of(*(one.image for one in self.images))
 
     def check(self, calibrated: bool) -> None:
         """Refuse what cannot be done with some image, before anything is written."""
@@ -220,11 +221,15 @@ class PosteriorWork:
         """The noise of each image, within what the model knows."""
         return [self._level(one) for one in self.images]
 
+    @cached_property
+    def estimators(self) -> Estimators:
+        """Those for images of the model's own size."""
+        return Estimators.of(self.model, self.model.shape, self.asked.krylov_steps, self.asked.calibrated)
+
     @property
     def calibrations(self) -> dict[str, Any]:
         """What is recorded of the calibrations that are kept with the model."""
-        made = Estimators.of(self.model, self.model.shape, self.asked.krylov_steps, self.asked.calibrated)
-        return made.calibrations([level_of(self.model, sigma) for sigma in self.levels])
+        return self.estimators.calibrations([level_of(self.model, sigma) for sigma in self.levels])
 
     def _level(self, one: NamedImage) -> float:
         sigma = self.sigma
@@ -292,10 +297,3 @@ def _conformal(place: PosteriorFolder, work: PosteriorWork, images: Tensor) -> C
     )
     write_atomically(file, to_json(found.record()))
     return found
-
-
-def _digest(images: Iterable[Tensor]) -> str:
-    found = hashlib.sha256()
-    for image in images:
-        found.update(str(tuple(image.shape)).encode() + image.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]

@@ -29,6 +29,7 @@ from mmdgs.models import Model
 from mmdgs.moments import CalibratedMoments, Moments, higher_moments
 from mmdgs.moments.calibrated import calibration_record
 from mmdgs.noise import NoiseLevel
+from mmdgs.operators import check_unit_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams, checked_seed, child_seed
 
@@ -132,6 +133,7 @@ def level_of(model: Model, sigma: float) -> NoiseLevel:
     """The level of noise with this standard deviation for values in [0, 1]; refused beyond the model's range."""
     if not (isinstance(sigma, int | float) and math.isfinite(sigma) and sigma > 0):
         raise UsageError(f"sigma must be a positive number, got {sigma!r}")
+    check_unit_noise(sigma)
     width = model.interval[1] - model.interval[0]
     own = sorted(level.ratio / width for level in model.levels)
     if not 0.99 * own[0] <= sigma <= 1.01 * own[-1]:

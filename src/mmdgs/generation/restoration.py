@@ -6,15 +6,15 @@ Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
     bridge      samplers/ancestral.py: draws of it, level by level
     mirrored    samplers/mirrored.py: draws nearer to the truth, which spread too little
 
-Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either, nor on the batch it was
-made in.
+Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either. (Arithmetic in a batch of
+another size rounds differently, and draws then differ by some 1e-5.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,12 +30,47 @@ from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
+from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances, unit_noise
 from mmdgs.randomness import Generator, Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Multistep, Plan, Run, State, ancestral_plan, mirrored_plan, run
 
 MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
+
+
+@dataclass(frozen=True)
+class RestorationSettings:
+    """How measurements are restored: what runs, and what the record of a run says; `restore` has what each one means.
+
+    `posterior` is what is set of a covariance that is named, as `Model.posterior` takes it.
+    """
+
+    noise: float | Tensor | str
+    covariance: str | Moments = "spectral"
+    posterior: Mapping[str, Any] = field(default_factory=dict)
+    chains: str = MULTISTEP
+    steps: int = 25
+    draws: int = 16
+    seed: int = 0
+    levels: Sequence[NoiseLevel] | None = None
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.chains not in CHAINS:
+            raise unknown_name("chains", self.chains, CHAINS)
+        _check_whole(steps=(self.steps, 2), draws=(self.draws, 1))
+        check_precision(self.precision)
+        checked_seed(self.seed)
+
+    def estimator(self, model: Model) -> Moments:
+        """The estimator of p(x | x_t)."""
+        if isinstance(self.covariance, str):
+            return model.posterior(self.covariance, **self.posterior)
+        return self.covariance
+
+    def path(self, model: Model) -> Sequence[NoiseLevel]:
+        """The noise levels, the noisiest first."""
+        return edm_levels(model, self.steps) if self.levels is None else tuple(self.levels)
 
 
 @dataclass(frozen=True)
@@ -91,24 +126,49 @@ def restore(
     whose spread is too small to be their uncertainty. Each draw takes `steps` evaluations of the model (and the
     products of its covariance), along EDM's levels within the model's range unless `levels` are given. `first` is the
     number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a time, and
-    changes no number. `callback(step, state, info, number)` is called after each step of a batch, whose first draw has
-    this number; states are in the model's units.
+    changes numbers by rounding alone. `callback(step, state, info, number)` is called after each step of a batch, whose
+    first draw has this number; states are in the model's units.
     """
-    check_restoration(model, steps, draws, batch_size, chains)
-    check_precision(precision)
+    settings = RestorationSettings(
+        noise=noise,
+        covariance=covariance,
+        chains=chains,
+        steps=steps,
+        draws=draws,
+        seed=seed,
+        levels=levels,
+        precision=precision,
+    )
+    return restore_by(
+        settings, model, y, operator, first=first, batch_size=batch_size, callback=callback, progress=progress
+    )
+
+
+def restore_by(
+    settings: RestorationSettings,
+    model: Model,
+    y: Float[Tensor, "batch ..."],
+    operator: Any,
+    *,
+    first: int = 0,
+    batch_size: int | None = None,
+    callback: Watch | None = None,
+    progress: str | None = "restoring",
+) -> Restored:
+    """`restore` with its settings in one object."""
+    check_restoration(model, batch_size)
     found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
     y = measured(y.detach(), found).to(model.device, torch.float32)
-    tau = _noise(noise, y, found)
+    tau = noise_of(settings.noise, y, found)
     low, high = model.interval
     # x = low + (high - low) u for u in [0, 1], so that A x = low A 1 + (high - low) A u, whatever A does to constants.
     offset = found(torch.full((1, *model.shape), low, device=model.device))
     y, tau = (high - low) * y + offset, (high - low) * tau
-    moments = model.posterior(covariance) if isinstance(covariance, str) else covariance
-    chosen = edm_levels(model, steps) if levels is None else tuple(levels)
-    work = _Work(model, moments, found, y, tau, chains, chosen, draws, checked_seed(seed), first, precision, callback)
+    levels, draws = settings.path(model), settings.draws
+    work = _Work(settings, model, settings.estimator(model), levels, found, y, tau, first, callback)
     started, total = time.perf_counter(), len(y) * draws
     size = batch_size or evenly(total, chains_at_once(model))
-    with progress_bar(total * len(chosen), progress, unit="chain-step") as bar:
+    with progress_bar(total * len(levels), progress, unit="chain-step") as bar:
         made = list(Batches(size, "draws", ADVICE).over(total, lambda start, stop: work.run(start, stop, bar.update)))
     x = torch.cat([one.x.cpu() for one in made])
 
@@ -124,31 +184,29 @@ def restore(
 class _Work:
     """Restores any range of draws, numbered draw by draw of the first measurement, then of the next."""
 
+    settings: RestorationSettings
     model: Model
     moments: Moments
+    levels: Sequence[NoiseLevel]
     operator: Operator
     y: Tensor
     tau: Tensor
-    chains: str
-    levels: Sequence[NoiseLevel]
-    draws: int
-    seed: int
     first: int
-    precision: str
-    callback: Watch | None = None
+    callback: Watch | None
 
     def run(self, start: int, stop: int, tick: Any) -> Run:
-        rows = torch.arange(start, stop, device=self.y.device) // self.draws
+        settings, device = self.settings, self.model.device
+        rows = torch.arange(start, stop, device=self.y.device) // settings.draws
         seeds = [
-            child_seed(self.seed, f"restore {self.first + number // self.draws} draw {number % self.draws}")
+            child_seed(settings.seed, f"restore {self.first + number // settings.draws} draw {number % settings.draws}")
             for number in range(start, stop)
         ]
         tau = self.tau if len(self.tau) == 1 else self.tau[rows]
-        plan = restoration_plan(GivenMoments(self.moments, self.y[rows], self.operator, tau), self.levels, self.chains)
+        given = GivenMoments(self.moments, self.y[rows], self.operator, tau)
+        plan = restoration_plan(given, self.levels, settings.chains)
         streams = Streams(seeds, len(seeds), purpose="start")
         x0 = plan.noise(self.model.shape, len(seeds), generator=streams, centre=sum(self.model.interval) / 2)
-        device = self.model.device
-        with ticks_of(tick) as ticked, matmul_precision(self.precision), autocast(self.precision, device):
+        with ticks_of(tick) as ticked, matmul_precision(settings.precision), autocast(settings.precision, device):
 
             def note(step: int, state: State, info: Info) -> None:
                 if self.callback is not None:
@@ -187,27 +245,28 @@ class _ByMeans:
         return kernel.step(state, level, following, generator=generator)[0], told
 
 
-def check_restoration(
-    model: Model, steps: int, draws: int, batch_size: int | None = None, chains: str = MULTISTEP
-) -> None:
-    """Refuse a model of one level, unknown chains, and numbers that are too small."""
+def check_restoration(model: Model, batch_size: int | None = None) -> None:
+    """Refuse a model of one level, and a batch size that is none."""
     model.require_denoiser()
-    if chains not in CHAINS:
-        raise unknown_name("chains", chains, CHAINS)
     if len(model.levels) < 2:
         raise UsageError(
             f"restoration goes down many noise levels, and this model was trained at {model.levels[0]} alone; use a "
             "model of many levels, such as cifar10 or celeba"
         )
-    for name, value, least in (("steps", steps, 2), ("draws", draws, 1), ("batch_size", batch_size, 1)):
+    _check_whole(batch_size=(batch_size, 1))
+
+
+def _check_whole(**numbers: tuple[int | None, int]) -> None:
+    """Refuse numbers, each with the least it may be, that are not whole or too small."""
+    for name, (value, least) in numbers.items():
         if value is not None and (not isinstance(value, int) or value < least):
             raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def _noise(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tensor:
-    """The standard deviation of the noise, of as many dimensions as y."""
+def noise_of(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tensor:
+    """The standard deviation of the noise, of as many dimensions as y, for values in [0, 1]."""
     if isinstance(noise, str):
         if noise != ESTIMATE:
             raise UsageError(f"the noise must be a number, or {ESTIMATE!r}, got {noise!r}")
-        noise = estimated_noise(y, operator)
-    return noise_variances(noise, operator, y).sqrt()
+        return noise_variances(estimated_noise(y, operator), operator, y).sqrt()
+    return unit_noise(noise, operator, y)

@@ -1,16 +1,16 @@
 """Restorations of many measurements, written into a folder as they come, so that a run that was killed goes on.
 
 draws.npz        `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H, W), float32, not clipped
-mean/, std/      the same as PNG files; in std/ white is a standard deviation of STD_WHITE
+mean/, std/      the same as PNG files, named as the images were; in std/ white is a standard deviation of STD_WHITE
 restored.png     some images: measurement, mean, draws, standard deviation and, where it is known, the truth
-restored.json    settings, cost and scores
+restored.json    settings, cost and scores; for each image its name and the noise that was assumed
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,18 @@ from torch.nn import functional
 from mmdgs.cost import Cost
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
-from mmdgs.files import file_written_atomically, refuse_file, write_atomically
+from mmdgs.data.single import file_names
+from mmdgs.errors import UsageError
+from mmdgs.files import file_written_atomically, npz_opened, refuse_file, write_atomically
 from mmdgs.generation.engine import chains_at_once
-from mmdgs.generation.methods import edm_levels
-from mmdgs.generation.restoration import BRIDGE, MULTISTEP, check_restoration, restore
-from mmdgs.generation.writers import PARTS, Destination, numbered, write_picture
+from mmdgs.generation.identity import input_record
+from mmdgs.generation.restoration import RestorationSettings, check_restoration, noise_of, restore_by
+from mmdgs.generation.writers import PARTS, Destination, numbered, read_part, write_picture
 from mmdgs.memory import evenly
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.moments.calibrated import calibration_record
-from mmdgs.operators import ESTIMATE, Operator, measured, noise_variances
+from mmdgs.operators import Operator, as_operator, measured, unit_noise
 from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
 
@@ -45,38 +47,51 @@ LEAST_SSIM = 11
 
 
 class RestoredFolder(Destination):
-    """The folder of restorations; until all are there the draws of each image are in a hidden folder."""
+    """The folder of restorations; until all are there the draws of each image are in a hidden folder.
 
-    def __init__(self, path: Path) -> None:
+    `names` are those of the images, `shape` that of the draws of one, (draws, C, H, W).
+    """
+
+    def __init__(self, path: Path, names: Sequence[str] = (), shape: Sequence[int] = ()) -> None:
         refuse_file(path)
         super().__init__(path, path / RECORD, path / f".{PARTS}")
+        self.names, self.shape = list(names), tuple(shape)
 
     def present(self, count: int) -> set[int]:
         if (self.path / ARRAYS).exists():
             return set(range(count))
-        return {int(file.stem) for file in self.work.glob("[0-9]*.npy")}
+        return {number for number in range(count) if self._part(number) is not None}
+
+    def _part(self, number: int) -> numpy.ndarray | None:
+        return read_part(self._file(number), self.shape, numpy.float32)
+
+    def _file(self, number: int) -> Path:
+        return self.work / f"{numbered(number)}.npy"
 
     def draws(self, count: int) -> Tensor:
         """The draws of all images, (draws, images, ...)."""
-        if (self.path / ARRAYS).exists():
-            with numpy.load(self.path / ARRAYS) as found:
-                return torch.from_numpy(found["draws"])
-        files = [self.work / f"{numbered(number)}.npy" for number in range(count)]
-        return torch.from_numpy(numpy.stack([numpy.load(file) for file in files], 1))
+        if (file := self.path / ARRAYS).exists():
+            with reading(file, "an .npz of draws"), npz_opened(file) as arrays:
+                found = arrays["draws"]
+                if found.shape != (self.shape[0], count, *self.shape[1:]) or not numpy.isfinite(found).all():
+                    raise UsageError(f"it holds other draws than this run makes; remove {file} and use --resume")
+            return torch.from_numpy(found)
+        parts = [self._part(number) for number in range(count)]
+        return torch.from_numpy(numpy.stack([part for part in parts if part is not None], 1))
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         for number, draws in enumerate(images, first):
             if number in wanted:
-                with file_written_atomically(self.work / f"{numbered(number)}.npy") as stream:
+                with file_written_atomically(self._file(number)) as stream:
                     numpy.save(stream, draws.numpy())
 
     def _assemble(self, count: int) -> None:
         draws = self.draws(count)
         found = {"mean": draws.mean(0), "std": _spread(draws)}
-        for name, values in found.items():
-            (self.path / name).mkdir(exist_ok=True)
-            for number, image in enumerate(to_uint8(values if name == "mean" else values / STD_WHITE)):
-                write_picture(self.path / name, number, image)
+        for kind, values in found.items():
+            (self.path / kind).mkdir(exist_ok=True)
+            for name, image in zip(self.names, to_uint8(values if kind == "mean" else values / STD_WHITE), strict=True):
+                write_picture(self.path / kind, name, image)
         with file_written_atomically(self.path / ARRAYS) as stream:
             arrays = {name: values.numpy() for name, values in {"draws": draws, **found}.items()}
             numpy.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # numpy takes the names for its options
@@ -93,13 +108,17 @@ class RestoredFolder(Destination):
 
 @dataclass(frozen=True)
 class Restoration:
-    """What a run leaves: how many images, the cost of a draw, and scores by name where the truth is known."""
+    """What a run leaves: how many images, the cost of a draw, and scores by name where the truth is known.
+
+    `images` has for each its name and its noise, the standard deviation that was given or estimated.
+    """
 
     path: Path
     count: int
     cost: Cost
     seconds: float
     scores: dict[str, float]
+    images: list[dict[str, Any]]
 
 
 def simulated(truth: Tensor, operator: Operator, noise: float, *, seed: int) -> Tensor:
@@ -107,7 +126,7 @@ def simulated(truth: Tensor, operator: Operator, noise: float, *, seed: int) -> 
     from mmdgs.randomness import Streams, randn_like
 
     clean = operator(truth)
-    noise_variances(noise, operator, clean)  # refuses what is not positive
+    unit_noise(noise, operator, clean)  # refuses what is not positive, or far too large
     return clean + noise * randn_like(clean, Streams(seed, len(truth), purpose="simulate"))
 
 
@@ -115,75 +134,78 @@ def restore_into(
     out: Path | str,
     model: Model,
     y: Tensor,
-    operator: Operator,
+    operator: Any,
+    settings: RestorationSettings,
     *,
-    noise: float | str,
     truth: Tensor | None = None,
-    covariance: str = "spectral",
-    posterior: Mapping[str, Any] | None = None,
-    chains: str = MULTISTEP,
-    steps: int = 25,
-    draws: int = 16,
-    seed: int = 0,
+    names: Sequence[str] = (),
+    source: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
-    precision: str = "float32",
-    settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: str | None = "restoring",
 ) -> Restoration:
     """`restore` for many measurements y (B, *out_shape) in [0, 1] units, into a folder; with a truth, scored.
 
-    `posterior` is what is set of the covariance, as `Model.posterior` takes it.
+    Files have the `names` of the images, or numbers. `source` goes into the record: where measurements came from.
     """
-    check_restoration(model, steps, draws, batch_size, chains)
-    place, count = RestoredFolder(Path(out)), len(y)
-    measured(y, operator)
-    if noise != ESTIMATE:
-        noise_variances(noise, operator, y)  # type: ignore[arg-type]
-    options = {"noise": noise, "covariance": covariance, "steps": steps, "draws": draws, "seed": seed}
-    options |= {} if chains == BRIDGE else {"chains": chains}  # version 0.2 had no others, and no word of them
-    chosen = posterior or {}
-    moments = model.posterior(covariance, **chosen)  # refused before anything is written
-    wanted = {"count": count, "model": model.digest, **options, **chosen, "precision": precision, **(settings or {})}
-    wanted["calibration"] = calibration_record(moments, edm_levels(model, steps))
-    group = max(1, batch_size // draws) if batch_size else evenly(count, max(1, chains_at_once(model) // draws))
+    count = len(y)
+    check_restoration(model, batch_size)
+    operator = as_operator(operator, model.shape)
+    y = measured(y.detach(), operator).to(torch.float32)
+    noise = noise_of(settings.noise, y, operator)
+    names = file_names(names) if names else [numbered(number) for number in range(count)]
+    place = RestoredFolder(Path(out), names, (settings.draws, *model.shape))
     place.check(resume=resume, overwrite=overwrite)
+    moments = settings.estimator(model)  # refused before anything is written
+    inputs = input_record(model=model, estimator=moments, operator=operator, y=y, truth=truth, names=names)
+    record = {"count": count, "model": model.digest, **settings_record(settings), **(source or {}), "inputs": inputs}
+    record["calibration"] = calibration_record(moments, settings.path(model))
+    size = settings.draws
+    group = max(1, batch_size // size) if batch_size else evenly(count, max(1, chains_at_once(model) // size))
     with place.held():
-        place.begin(wanted, resume=resume, overwrite=overwrite)
+        place.begin(record, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:
             with reading(place.record, "a record of restorations"):
-                return Restoration(place.path, count, Cost(**done["cost"]), done["seconds"], done["scores"])
+                cost = Cost(**done["cost"])
+                return Restoration(place.path, count, cost, done["seconds"], done["scores"], done["images"])
         present = place.present(count)
         parts = [range(first, min(first + group, count)) for first in range(0, count, group)]
         pending = [part for part in parts if not present.issuperset(part)]
-        one = len(pending) == 1  # then its own steps are the progress
-        with progress_bar(sum(map(len, pending)), None if one else progress, unit="image") as bar:
+        alone = len(pending) == 1  # then its own steps are the progress
+        with progress_bar(sum(map(len, pending)), None if alone else progress, unit="image") as bar:
             for part in pending:
-                found = restore(
+                rows = slice(part.start, part.stop)
+                drawn = restore_by(
+                    replace(settings, covariance=moments, noise=noise if len(noise) == 1 else noise[rows]),
                     model,
-                    y[part.start : part.stop],
+                    y[rows],
                     operator,
-                    **{**options, "covariance": moments},  # type: ignore[arg-type]
                     first=part.start,
                     batch_size=batch_size,
-                    precision=precision,
-                    progress=progress if one else None,
+                    progress=progress if alone else None,
                 )
-                spent = {"forwards": found.cost.forwards, "products": found.cost.products, "seconds": found.seconds}
-                place.write(part.start, found.draws.transpose(0, 1).contiguous(), set(part) - present, spent)
+                spent = {"forwards": drawn.cost.forwards, "products": drawn.cost.products, "seconds": drawn.seconds}
+                place.write(part.start, drawn.draws.transpose(0, 1).contiguous(), set(part) - present, spent)
                 bar.update(len(part))
         notes = place.notes()
         with reading(place.work, "a folder of notes and draws"):
-            cost = {name: notes[-1][name] for name in ("forwards", "products")}
+            cost = Cost(*(notes[-1][name] for name in ("forwards", "products")))
             seconds = sum(note["seconds"] for note in notes)
-            made = place.draws(count)
-        scores = {} if truth is None else scores_of(made, truth)
-        write_atomically(place.path / PICTURE, overview(made, operator, y, truth))
-        found_in = environment(model.device, precision=precision)
-        record = {"settings": wanted, "cost": cost, "seconds": seconds, "scores": scores, "environment": found_in}
-        place.finish(count, record)
-    return Restoration(place.path, count, Cost(**cost), seconds, scores)
+            draws = place.draws(count)
+        scores = {} if truth is None else scores_of(draws, truth)
+        write_atomically(place.path / PICTURE, overview(draws, operator, y, truth))
+        each = noise.square().flatten(1).mean(1).sqrt().expand(count).tolist()
+        images = [{"name": name, "noise": level} for name, level in zip(names, each, strict=True)]
+        found = {"settings": record, "cost": asdict(cost), "seconds": seconds, "scores": scores, "images": images}
+        place.finish(count, {**found, "environment": environment(model.device, precision=settings.precision)})
+    return Restoration(place.path, count, cost, seconds, scores, images)
+
+
+def settings_record(settings: RestorationSettings) -> dict[str, Any]:
+    """Every setting of a run by name, for its record."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return input_record(**values, **values.pop("posterior"))
 
 
 def scores_of(draws: Tensor, truth: Tensor) -> dict[str, float]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import logging
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import png
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, first_line
 from mmdgs.files import (
     LOCK,
     file_written_atomically,
@@ -34,6 +35,8 @@ from mmdgs.files import (
     write_atomically,
 )
 from mmdgs.reading import reading
+
+logger = logging.getLogger("mmdgs")
 
 RECORD = "samples.json"
 PARTS = "parts"
@@ -186,7 +189,7 @@ class PictureFolder(Destination):
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         for number, image in enumerate(to_uint8(images), first):
             if number in wanted:
-                write_picture(self.path, number, image)
+                write_picture(self.path, numbered(number), image)
 
     def _assemble(self, count: int) -> None:
         """The files are what was asked for."""
@@ -207,38 +210,37 @@ class ArrayFile(Destination):
     float32 (n, ...), not clipped.
     """
 
-    def __init__(self, path: Path, *, pixels: bool = False) -> None:
+    def __init__(self, path: Path, shape: Sequence[int] = (), *, pixels: bool = False) -> None:
         super().__init__(path, path.with_suffix(f".{RECORD}"), path.with_name(f".{path.name}.{PARTS}"))
         self.pixels = pixels
         self.name, self.type = ("arr_0", "|u1") if pixels else ("x", "<f4")
+        self.shape = (*shape[1:], shape[0]) if pixels else tuple(shape)  # of a sample in the array
 
     def _stored(self, samples: Tensor) -> numpy.ndarray:
         """Samples (n, ...) as they stand in the array."""
         return (to_uint8(samples).permute(0, 2, 3, 1) if self.pixels else samples.to(torch.float32)).numpy()
 
-    def _part(self, file: Path) -> numpy.ndarray:
-        """A part as it was written; one in floating point, of a version that knew no pixels, is converted."""
-        with reading(file, "a part of samples"):
-            found = numpy.load(file)
-            return self._stored(torch.from_numpy(found)) if self.pixels and found.dtype != numpy.uint8 else found
-
-    def _parts(self) -> list[tuple[int, int, Path]]:
-        """(the first number, how many, the file) of each part that was written, in order: its name says all."""
-        found = [(PART.fullmatch(file.name), file) for file in self.work.glob("*.npy")]
-        return sorted((int(name[1]), int(name[2]), file) for name, file in found if name)
+    def _parts(self, count: int) -> Iterator[tuple[int, numpy.ndarray]]:
+        """(the first number, the samples) of each part that was written whole, in order."""
+        names = [(PART.fullmatch(file.name), file) for file in self.work.glob("*.npy")]
+        for first, samples, file in sorted((int(name[1]), int(name[2]), file) for name, file in names if name):
+            if (
+                0 < samples <= count - first
+                and (part := read_part(file, (samples, *self.shape), self.type)) is not None
+            ):
+                yield first, part
 
     def present(self, count: int) -> set[int]:
         if self.path.exists():
             return set(range(count))
-        return {number for first, samples, _ in self._parts() for number in range(first, first + samples)}
+        return {number for first, part in self._parts(count) for number in range(first, first + len(part))}
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
         with file_written_atomically(self.work / f"{numbered(first)}-{numbered(len(images))}.npy") as stream:
             numpy.save(stream, self._stored(images))
 
     def _assemble(self, count: int) -> None:
-        parts = self._parts()
-        if not parts and self.path.exists():  # its record alone was lost
+        if self.path.exists():  # its record alone was lost
             return
         with (
             file_written_atomically(self.path) as stream,
@@ -247,18 +249,15 @@ class ArrayFile(Destination):
             entry = zipfile.ZipInfo(f"{self.name}.npy")  # without a time: the same samples are the same bytes
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as array:
-                shape = (count, *self._part(parts[0][2]).shape[1:])
-                head = {"descr": self.type, "fortran_order": False, "shape": shape}
+                head = {"descr": self.type, "fortran_order": False, "shape": (count, *self.shape)}
                 numpy.lib.format.write_array_header_1_0(array, head)
                 written = 0
-                for first, samples, file in parts:  # of another batch size they may overlap
-                    if first <= written < first + samples:
-                        part = self._part(file)
-                        if part.shape != (samples, *shape[1:]):
-                            raise UsageError(f"{file} is damaged: it is {part.shape}; remove it and use --resume")
-                        array.write(part[written - first :].astype(self.type).tobytes())
-                        written = first + samples
-        assert written == count, f"{written} of {count} samples were written"
+                for first, part in self._parts(count):  # of another batch size they may overlap
+                    if first <= written < first + len(part):
+                        array.write(part[written - first :].tobytes())
+                        written = first + len(part)
+            if written < count:
+                raise UsageError(f"the samples from {written} on in {self.work} are damaged; use --resume")
 
     def _clear(self) -> None:
         for file in (self.path, self.record):
@@ -269,14 +268,14 @@ class ArrayFile(Destination):
         return self.path.exists()
 
 
-def destination(path: Path, *, pixels: bool = False) -> Destination:
-    """An .npz, of 8-bit pixels or else of floating-point numbers; or a folder of PNG files."""
+def destination(path: Path, shape: Sequence[int] = (), *, pixels: bool = False) -> Destination:
+    """An .npz of samples of a shape, of 8-bit pixels or else of floating-point numbers; or a folder of PNG files."""
     if path.suffix.lower() == ".npz":
         if path.is_dir():
             raise UsageError(f"{path} is a folder; give the name of a file, or of a folder that does not end in .npz")
         if not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
-        return ArrayFile(path, pixels=pixels)
+        return ArrayFile(path, shape, pixels=pixels)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; give a folder, or a name that ends in .npz")
     return PictureFolder(path)
@@ -284,6 +283,25 @@ def destination(path: Path, *, pixels: bool = False) -> Destination:
 
 def numbered(number: int) -> str:
     return f"{number:0{DIGITS}}"
+
+
+def read_part(file: Path, shape: Sequence[int], dtype: Any) -> numpy.ndarray | None:
+    """A part of a run as it was written, an array of finite numbers of a shape and type.
+
+    None where there is none, or a damaged one, which is then made again. No more is read than the shape says.
+    """
+    if not file.is_file():
+        return None
+    try:
+        part = numpy.load(file, mmap_mode="r")
+        if not isinstance(part, numpy.ndarray) or (part.shape, part.dtype) != (tuple(shape), numpy.dtype(dtype)):
+            raise ValueError("it holds something else")
+        if not numpy.isfinite(part).all():
+            raise ValueError("it holds numbers that are not finite")
+        return numpy.array(part)
+    except Exception as error:  # numpy has an error of another kind for each way in which a file can be damaged
+        logger.warning("%s is damaged (%s); what it held is made again", file, first_line(error))
+        return None
 
 
 def _checked_note(file: Path) -> dict[str, Any]:
@@ -309,7 +327,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def write_picture(folder: Path, number: int, image: Tensor) -> None:
-    """Write an 8-bit image (C, H, W) as a PNG file that is named by its number."""
+def write_picture(folder: Path, name: str, image: Tensor) -> None:
+    """Write an 8-bit image (C, H, W) as NAME.png."""
     picture = image[0] if len(image) == 1 else image.permute(1, 2, 0)
-    write_atomically(folder / f"{numbered(number)}.png", png(picture.numpy()))
+    write_atomically(folder / f"{name}.png", png(picture.numpy()))

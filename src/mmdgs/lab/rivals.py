@@ -26,7 +26,7 @@ from mmdgs.cost import Cost
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import unknown_name
 from mmdgs.generation.engine import chains_at_once
-from mmdgs.generation.restoration import check_restoration
+from mmdgs.generation.restoration import RestorationSettings, check_restoration
 from mmdgs.lab import rivals_deepinv
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.memory import Batches
@@ -34,7 +34,7 @@ from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
 from mmdgs.posterior import Gaussian
-from mmdgs.randomness import checked_seed, child_seed
+from mmdgs.randomness import child_seed
 
 INSTALL = "pip install mmdgs[azula]"
 AZULA = ("MMPS", "PiGDM", "DPS")
@@ -206,11 +206,12 @@ def restore(
     """
     checked_name(name)
     steps = STEPS[name] if steps is None else steps
-    check_restoration(model, steps, draws, batch_size)
+    check_restoration(model, batch_size)
+    RestorationSettings(noise, steps=steps, draws=draws, seed=seed)  # refuses what cannot be
     found = as_operator(operator, model.shape, torch.empty(0, device=model.device))
     y = measured(y.detach(), found).to(model.device, torch.float32)
     noise_variances(float(noise), found, y)
-    chosen, seed = DEFAULTS[name] if setting is None else setting, checked_seed(seed)
+    chosen = DEFAULTS[name] if setting is None else setting
     rows, ours = y.repeat_interleave(draws, 0), model.require_denoiser()  # a model would refuse what is not finite
 
     def work(start: int, stop: int) -> tuple[Tensor, Cost]:

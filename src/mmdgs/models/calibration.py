@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from mmdgs.errors import UsageError
 from mmdgs.metrics.coverage import standardised
 from mmdgs.metrics.reports import CalibrationReport, check_examples, check_level, report_of
-from mmdgs.models.fits import CALIBRATION, FitData, FitStore
+from mmdgs.models.fits import CALIBRATION, FitData, FitStore, digest_of
 from mmdgs.models.weights import weights_digest
 from mmdgs.moments import (
     CalibratedMoments,
@@ -65,9 +64,10 @@ def calibrate(
     if isinstance(data, FitData):
         if model is None:
             raise UsageError("data by name are for a model's estimator; give the examples as a tensor (N, ...)")
-        x, key = data.load(model).to(model.device), {**data.key, "of": CALIBRATION}
+        x = data.load(model).to(model.device)
+        key = {**data.key(x), "of": CALIBRATION}
     else:
-        x, key = data, {"data": _digest_of(data), "images": len(data), "seed": seed, "of": CALIBRATION}
+        x, key = data, {"data": digest_of(data), "images": len(data), "seed": seed, "of": CALIBRATION}
     check_examples(moments, x)
     chosen = levels_of(model, levels)
     found, reports = {}, {}
@@ -164,9 +164,3 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
         )
     plain = {FullMoments: "full", IsotropicMoments: "isotropic", SpectralMoments: "spectral", LearnedMoments: "learned"}
     return plain.get(type(moments))
-
-
-def _digest_of(x: Tensor) -> str:
-    """Data that have no name are known by their bytes."""
-    content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()[:DIGITS]

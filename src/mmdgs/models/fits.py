@@ -8,8 +8,8 @@ of safetensors:
 
 It is isotropic.safetensors, spectral.safetensors or calibration-ESTIMATOR.safetensors in the model's folder, or in the
 cache folder (MMDGS_CACHE, else ~/.cache/mmdgs) where that cannot be written, came with mmdgs or from the hub, or holds
-a fit on other data. A fit belongs to the weights, the data, the number of images and the seed. Every level is fitted
-with the same noise, so that levels may be added in any order.
+a fit on other data. A fit belongs to the weights, the data (a public set by its name, others by their pixels), the
+number of images and the seed. Every level is fitted with the same noise, so that levels may be added in any order.
 """
 
 from __future__ import annotations
@@ -76,11 +76,21 @@ class FitData:
     data_dir: Path | None = None
     seed: int = 0
 
+    def record(self) -> dict[str, Any]:
+        """What was asked for."""
+        return {"data": self.name, "images": self.images, "seed": self.seed}
+
     @property
-    def key(self) -> dict[str, Any]:
-        """What a kept fit is known by, besides the weights: where the files are does not matter."""
-        name = self.name if self.name in NAMES else str(Path(self.name).expanduser().resolve())
-        return {"data": name, "images": self.images, "seed": self.seed, "of": "errors"}
+    def public(self) -> bool:
+        """Whether the data are a public set, which its name says all of."""
+        return self.name in NAMES
+
+    def key(self, x: Tensor | None) -> dict[str, Any]:
+        """What a kept fit is known by, besides the weights: a public set by its name, others by the images x.
+
+        Where the files are does not matter.
+        """
+        return {**self.record(), "data": self.name if self.public or x is None else digest_of(x), "of": "errors"}
 
     def load(self, model: Model) -> Tensor:
         """Images spread over the set, in the model's shape, scaled to its interval."""
@@ -92,6 +102,14 @@ class FitData:
         if found.shape != model.shape:
             raise UsageError(f"the images of {self.name} are {found.shape}, and the model's {model.shape}")
         return model.scaled(midpoints(found.take(spread(len(found), self.images)).images))
+
+
+def digest_of(x: Tensor) -> str:
+    """The first digits of a SHA-256 of data (N, ...): shape, type and bytes."""
+    x = x.detach().cpu().contiguous()
+    found = hashlib.sha256(f"{tuple(x.shape)} {x.dtype}".encode())
+    found.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:DIGEST]
 
 
 def isotropic_moments(
@@ -193,13 +211,14 @@ class FitStore:
 
     def fitted(self, data: FitData, levels: Sequence[NoiseLevel], fit: Fit, progress: str | None) -> LevelTable:
         """The table of these data, fitted at the levels that are not kept; each is kept as soon as it is fitted."""
-        kept = list(self._kept())
-        same = [table for _, key, table in kept if key == data.key]
+        kept, x = list(self._kept()), None if data.public else data.load(self.model)
+        own = data.key(x)
+        same = [table for _, key, table in kept if key == own]
         table = max(same, key=lambda one: len(one.ratios), default=None)
         missing = [level for level in dict.fromkeys(levels) if table is None or not _holds(table, level)]
         if missing:
-            x = data.load(self.model).to(self.model.device)
-            place = self._destination(data.key, taken={file for file, key, _ in kept if key != data.key})
+            x = (data.load(self.model) if x is None else x).to(self.model.device)
+            place = self._destination(own, taken={file for file, key, _ in kept if key != own})
             with progress_bar(len(missing), progress, unit="level") as bar:
                 for level in missing:
                     if table is not None and _holds(table, level):  # the same ratio, with another alpha
@@ -207,7 +226,7 @@ class FitStore:
                     found = fit(x, level, Streams(data.seed, len(x), purpose="fit"))
                     table = self._added(table, level, torch.as_tensor(found, dtype=torch.float64))
                     if place is not None:
-                        self.write(place, data.key, table)
+                        self.write(place, own, table)
                     bar.update()
         assert table is not None, "there are levels"
         return table

@@ -15,6 +15,10 @@ LEAST_BLOCKS = 32
 """Differences that an estimate of the noise needs: its relative standard error is then about 0.2."""
 
 
+LARGEST_NOISE = 5.0
+"""A standard deviation for values in [0, 1] from which on nothing of them is left: 5 is a common one for 0 to 255."""
+
+
 def measured(y: Tensor, operator: Operator) -> Tensor:
     """Measurements (B, *out_shape), which must be finite; what says nothing, such as a masked pixel, is set to 0."""
     if not isinstance(y, Tensor) or not y.is_floating_point():
@@ -27,6 +31,25 @@ def measured(y: Tensor, operator: Operator) -> Tensor:
         rows = (~torch.isfinite(found)).flatten(1).any(1).nonzero().flatten().tolist()
         raise UsageError(f"the measurements are not finite in row {', '.join(map(str, rows[:8]))}; check the data")
     return found
+
+
+def check_unit_noise(noise: float, scale: float = 1.0) -> None:
+    """Refuse a noise that is too large for values in [0, 1], as one for values from 0 to 255 is.
+
+    `scale` is the largest that a measurement of such values can be.
+    """
+    if noise >= LARGEST_NOISE * scale:
+        raise UsageError(
+            f"the noise has a standard deviation of {noise:g}, and values are in [0, 1]; did you mean {noise:g}/255 = "
+            f"{noise / 255:.2g}?"
+        )
+
+
+def unit_noise(noise: float | Tensor, operator: Operator, y: Tensor) -> Tensor:
+    """The standard deviation of the noise in measurements y of values in [0, 1], of as many dimensions; checked."""
+    tau = noise_variances(noise, operator, y).sqrt()
+    check_unit_noise(tau.max().item(), max(1.0, operator(y.new_ones(1, *operator.shape)).abs().max().item()))
+    return tau
 
 
 def noise_variances(noise: float | Tensor, operator: Operator, like: Tensor) -> Tensor:

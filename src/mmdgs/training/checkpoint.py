@@ -38,6 +38,9 @@ from mmdgs.reading import reading
 METRICS, RECIPE_FILE, STATE = "metrics.jsonl", "recipe.yaml", "state.json"
 CHECKPOINTS, LAST, BEST, WATCH, TENSORBOARD = "checkpoints", "last", "best", "watch", "tensorboard"
 
+IMAGES = "images"
+"""The setting that is a digest of the images a run is trained and validated on."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -80,7 +83,8 @@ class RunFolder:
         before = state.pop("settings", {})
         if not isinstance(before, dict):
             raise UsageError(f"{folder / STATE} is no state of a run: its settings are no table")
-        changed = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
+        known = {**before, **self.settings}.keys() - ({IMAGES} - self.settings.keys())  # the images may not be read yet
+        changed = [key for key in known if before.get(key) != self.settings.get(key)]
         if changed:
             said = ", ".join(f"{k} was {before.get(k)!r}, now {self.settings.get(k)!r}" for k in sorted(changed))
             raise UsageError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdgs.data import TOYS, ImageSet, dequantised, flipped, load_images, midpoints, spread, toy
 from mmdgs.errors import UsageError
+from mmdgs.generation.identity import digest_of
 from mmdgs.models import CLASSES, Model
 from mmdgs.randomness import Generator, Streams, child_seed, seeded
 from mmdgs.training.recipe import Recipe
@@ -95,6 +96,7 @@ class Sets:
     shape: tuple[int, ...]
     classes: tuple[str, ...] = ()
     images: ImageSet | None = None  # those to train on, as they are stored
+    digest: str | None = None  # of all images with their labels, as they are stored; points come from the seed
 
 
 def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = None) -> Sets:
@@ -112,9 +114,11 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = Non
         size = height if size is None and height == width else size
     common: dict[str, Any] = {"size": size, "channels": channels, "unreadable": recipe.unreadable}
     images, test = (
-        load_images(recipe.data, split, data_dir=recipe.data_dir, limit=limit, **common).to(device)
+        load_images(recipe.data, split, data_dir=recipe.data_dir, limit=limit, **common)
         for split, limit in (("train", recipe.limit), ("test", None))
     )
+    digest = digest_of(images.digest, images.labels, test.digest, test.labels)
+    images, test = images.to(device), test.to(device)
     labelled = recipe.param == CLASSES
     if labelled and images.labels is None:
         raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
@@ -126,6 +130,7 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = Non
         images.shape,
         images.classes,
         images,
+        digest,
     )
 
 

@@ -24,7 +24,7 @@ from mmdgs.moments import OcmMoments
 from mmdgs.moments.calibrated import fitted_floors
 from mmdgs.reading import reading
 from mmdgs.runtime import device_name
-from mmdgs.training.checkpoint import BEST, RECIPE_FILE, WATCH, RunFolder, last_step
+from mmdgs.training.checkpoint import BEST, IMAGES, RECIPE_FILE, WATCH, RunFolder, last_step
 from mmdgs.training.examples import Examples, Sets, read_sets, some
 from mmdgs.training.loop import Trained, Trainer, Validation, agreed
 from mmdgs.training.objective import PerExampleLoss, loss_of
@@ -164,6 +164,8 @@ class RecipeRun:
         if denoiser is not None:
             denoiser.network.requires_grad_(False).eval()
         sets = read_sets(recipe, device, denoiser)
+        if sets.digest is not None:
+            folder.settings[IMAGES] = sets.digest
         model = new_model(recipe, sets.shape, sets.classes) if denoiser is None else new_head(recipe, sets, denoiser)
         origin = Origin() if recipe.init is None or begun else start_from(recipe.init, model)
         if begun:
