@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
 from torch import Tensor
 
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ranks, ssim
+from mmdgs.metrics.draws import coverage_weights
 
 
 def normals(*shape: int, seed: int = 0) -> Tensor:
@@ -29,16 +31,51 @@ def test_the_calibration_ratio_is_spread_over_error_whatever_the_number_of_draws
         assert expected == 1
 
 
-@pytest.mark.parametrize(("draws", "level"), [(9, 0.9), (16, 0.9), (40, 0.5), (19, 0.9)])
-def test_coverage_is_the_level_for_right_draws(draws: int, level: float) -> None:
-    found = coverage_of(normals(draws, CELLS), normals(CELLS, seed=1), level)
-    assert found == pytest.approx(level, abs=4 * math.sqrt(level * (1 - level) / CELLS))
+def two_modes(*shape: int, width: float = 0.2, seed: int = 0) -> Tensor:
+    """Half of the numbers around -1 and half around 1."""
+    return torch.sign(normals(*shape, seed=seed + 50)) + width * normals(*shape, seed=seed)
 
 
-def test_coverage_of_draws_that_are_too_sure() -> None:
-    """Draws of half the width: many of them cover 90% of N(0, 1/4), within 0.5 * 1.645, which 58.9% of truths meet."""
-    found = coverage_of(0.5 * normals(400, 10_000), normals(10_000, seed=1))
-    assert found == pytest.approx(math.erf(0.5 * 1.6449 / math.sqrt(2)), abs=0.02)
+LAWS = {"normal": normals, "log-normal": lambda *s, seed=0: normals(*s, seed=seed).exp(), "two modes": two_modes}
+
+
+@pytest.mark.parametrize(("draws", "level"), [(4, 0.9), (8, 0.9), (9, 0.5), (19, 0.9), (64, 0.9)])
+@pytest.mark.parametrize("law", LAWS)
+def test_coverage_is_the_level_for_right_draws_of_any_law(law: str, draws: int, level: float) -> None:
+    """Its weights have a standard deviation of 1.9 with four draws, and less with more."""
+    found = coverage_of(LAWS[law](draws, CELLS), LAWS[law](CELLS, seed=1), level)
+    assert found == pytest.approx(level, abs=4 * coverage_weights(draws, level).std().item() / math.sqrt(CELLS))
+
+
+@pytest.mark.parametrize("draws", [4, 8, 16, 64])
+@pytest.mark.parametrize(("width", "shift"), [(0.6, 0.0), (0.3, 0.0), (1.5, 0.0), (1.0, 0.7), (0.6, 0.7)])
+@pytest.mark.parametrize("law", ["normal", "log-normal"])
+def test_coverage_is_that_of_the_law_of_the_draws_whatever_their_number(
+    law: str, width: float, shift: float, draws: int
+) -> None:
+    """N(b, w^2) for N(0, 1): the 90% interval b +- 1.645 w holds 67.6% where w = 0.6 (once read as 81% of 8 draws)."""
+    x, truth = shift + width * normals(draws, CELLS), normals(CELLS, seed=1)
+    if law == "log-normal":
+        x, truth = x.exp(), truth.exp()
+    cumulative = NormalDist().cdf
+    expected = cumulative(shift + 1.6449 * width) - cumulative(shift - 1.6449 * width)
+    deviation = coverage_weights(draws, 0.9).std().item() / math.sqrt(CELLS)
+    assert coverage_of(x, truth) == pytest.approx(expected, abs=0.015 + 3 * deviation)
+
+
+@pytest.mark.parametrize("draws", [4, 8, 16])
+def test_coverage_of_two_modes_that_are_too_narrow(draws: int) -> None:
+    """Modes of width 0.1 for 0.3: the interval of the law ends within the modes, at -1.128 and 1.128; it holds 66.5%."""
+    end = 1 + 0.1 * NormalDist().inv_cdf(0.9)
+    expected = 1 - NormalDist(1, 0.3).cdf(-end) - (1 - NormalDist(1, 0.3).cdf(end))
+    found = coverage_of(two_modes(draws, CELLS, width=0.1), two_modes(CELLS, width=0.3, seed=1))
+    assert found == pytest.approx(expected, abs=0.05)
+
+
+def test_numbers_that_are_equal_to_all_draws_say_nothing_of_coverage() -> None:
+    """A border that is black in the truth and in every draw; any order of equal numbers is as likely."""
+    assert coverage_of(torch.zeros(4, 5), torch.zeros(5)) == pytest.approx(0.9)
+    assert coverage_of(torch.zeros(4, 5), torch.ones(5)) == pytest.approx(0, abs=0.01)
 
 
 def test_ranks_are_uniform_for_right_draws() -> None:

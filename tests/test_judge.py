@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mmdgs.cli import app
 from mmdgs.lab.judge_suite import Steps, suite
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, judge, ranks
-from mmdgs.metrics.judgement import _exchanged, _ranks, bins_for
+from mmdgs.metrics.judgement import _below, _exchanged, bins_for
 from mmdgs.noise import NoiseLevel
 
 
@@ -47,10 +47,10 @@ def test_bins_hold_equally_many_ranks_where_they_can(ranks: int, bins: int) -> N
 
 def test_each_vector_as_the_truth_is_as_if_it_were() -> None:
     vectors = normals(6, 12, 2).round(decimals=1)  # with ties
-    parts, below = _exchanged(vectors, 6), _ranks(vectors)
+    parts, (below, ties) = _exchanged(vectors, 6), _below(vectors)
     for j in range(6):
         others = torch.cat([vectors[:j], vectors[j + 1 :]])
-        assert torch.equal(below[j], ranks(others, vectors[j]))
+        assert torch.equal(below[j] + ties[j] // 2, ranks(others, vectors[j]))
         chosen = torch.full((12,), j)
         ratio, covered = parts.statistics(chosen)[:2].tolist()
         assert ratio == pytest.approx(calibration_ratio(others, vectors[j]), rel=1e-9)

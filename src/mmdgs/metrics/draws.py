@@ -4,7 +4,7 @@ For `draws` (S, B, ...) of B posteriors and the `truth` (B, ...) behind each. If
 are exchangeable: S + 1 independent draws of one law. Then with the draws' mean m and variance s^2 (over S - 1)
 
     E (x - m)^2 = (1 + 1 / S) E s^2          calibration_ratio
-    the rank of x among the draws            uniform on 0 ... S: ranks, coverage_of
+    the rank of x among the draws            uniform on 0 ... S: ranks; coverage_of is a weighted mean of them
 
 and CRPS, E|X - x| - E|X - X'| / 2 (Gneiting and Raftery, 2007), is least in the mean for the right law.
 """
@@ -12,6 +12,7 @@ and CRPS, E|X - x| - E|X - X'| / 2 (Gneiting and Raftery, 2007), is least in the
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,9 @@ from torch.nn import functional
 SSIM_SIGMA, SSIM_REACH = 1.5, 5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 """Wang et al. (2004): a Gaussian window of 11 x 11 pixels, and the constants that keep quotients apart from 0 / 0."""
+
+FITTED_WIDTHS, FITTED_SHIFTS, NODES, RIDGE = (0.3, 2.0), (0.0, 0.5, 1.0), 800, 1e-5
+"""Laws that `coverage_weights` are fitted to, nodes of their integrals, and what keeps the weights small."""
 
 
 def checked_draws(draws: Tensor, truth: Tensor, least: int = 2) -> tuple[Tensor, Tensor]:
@@ -53,27 +57,71 @@ def ranks(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch .
 
     A tie counts as below for every other draw. Talts et al. (2018), "Validating Bayesian inference algorithms".
     """
-    draws, truth = checked_draws(draws, truth, least=1)
-    return (draws < truth).sum(0) + (draws == truth).sum(0) // 2
+    below, ties = _below(*checked_draws(draws, truth, least=1))
+    return below + ties // 2
 
 
 def coverage_of(
     draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."], level: float = 0.9
 ) -> float:
-    """The share of numbers within the central interval that the draws give them: `level` where they are right.
+    """The share of numbers within the central interval of the law of their draws, estimated from S draws of each.
 
-    By ranks: an interval from the k-th smallest draw to the k-th largest holds (S + 1 - 2 k) / (S + 1). Between the two
-    k that surround the level it is interpolated, so that the number of draws makes no bias.
+    It is P(u in [(1 - level) / 2, (1 + level) / 2]) with u = F(x), F the distribution function of the law that draws of
+    x come from: what S -> infinity gives, so numbers of draws compare. By ranks, weighted (`coverage_weights`); a tie
+    counts as each order of its numbers alike.
+
+    Right draws have exactly the level in the mean, of any law and for any S. Draws N(b, w^2) of truths N(0, 1), and
+    what is a monotone function of both, are within 1.5 points with S >= 4 (w 0.3 to 2, |b| <= 1); with S of 2 or 3
+    draws that are too wide read too high, by up to 15 points and at most 1. Other shapes: draws of two modes, each too
+    narrow, were up to 3 points off, a Gaussian in place of two modes up to 4. Weights go beyond [0, 1], so the mean of
+    n independent numbers is noisier than a share: its standard deviation for right draws is 1.9 / sqrt(n) with S = 4,
+    0.8 / sqrt(n) with 8 and 0.3 / sqrt(n) from 64 on.
+    """
+    below, ties = _below(*checked_draws(draws, truth))
+    return held(below, ties, coverage_weights(len(draws), level)).mean().clamp(0, 1).item()
+
+
+def _below(draws: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """How many draws lie below the truth, and how many are equal to it."""
+    return (draws < truth).sum(0), (draws == truth).sum(0)
+
+
+def held(below: Int[Tensor, "..."], ties: Int[Tensor, "..."], weights: Float[Tensor, " ranks"]) -> Float[Tensor, "..."]:
+    """The weight of each rank; with ties the mean over the ranks that the number may have."""
+    sums = functional.pad(weights.cumsum(0), (1, 0)).to(below.device)
+    return (sums[below + ties + 1] - sums[below]) / (ties + 1)
+
+
+@cache
+def coverage_weights(count: int, level: float) -> Float[Tensor, " ranks"]:
+    """Weights h of the ranks 0 ... S of a truth, whose mean estimates the coverage of the draws' central interval.
+
+    With u = F(x) the rank is binomial, so E h(rank) is a polynomial in u that stands for the indicator of the interval.
+    h begins as the share of the ranks inside (interpolated between order statistics), which with few draws is much too
+    near to `level`. What is added to it has the sum zero, so that right draws keep the level, is symmetric, and is the
+    least-squares correction of the coverage for draws N(b, w^2) of truths N(0, 1) over FITTED_WIDTHS and FITTED_SHIFTS.
     """
     if not 0 < level < 1:
         raise ValueError(f"the level of coverage must lie between 0 and 1, got {level}")
-    below = ranks(draws, truth)
-    count = len(draws)
-    outer = torch.minimum(below, count - below)  # 0: outside all draws
-    tail = (1 - level) / 2 * (count + 1)
-    k = math.floor(tail)
-    inside = [(outer >= limit).double().mean().item() for limit in (k, k + 1)]
-    return inside[0] + (tail - k) * (inside[1] - inside[0])
+    rank = torch.arange(count + 1, dtype=torch.float64)
+    outer, tail = torch.minimum(rank, count - rank), (1 - level) / 2 * (count + 1)
+    plain = (outer + 1 - tail).clamp(0, 1)
+    x = torch.special.ndtri((torch.arange(NODES, dtype=torch.float64) + 0.5) / NODES)
+    half = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64))
+    log_choose = math.lgamma(count + 1) - torch.lgamma(rank + 1) - torch.lgamma(count - rank + 1)
+    chances, covered = [], []
+    for width in torch.logspace(*map(math.log10, FITTED_WIDTHS), 15, dtype=torch.float64):
+        for shift in FITTED_SHIFTS:
+            z = ((x - shift) / width)[:, None]
+            log = log_choose + rank * torch.special.log_ndtr(z) + (count - rank) * torch.special.log_ndtr(-z)
+            chances.append(log.exp().mean(0))
+            covered.append(torch.special.ndtr(shift + half * width) - torch.special.ndtr(shift - half * width))
+    design, missing = torch.stack(chances), torch.stack(covered) - torch.stack(chances) @ plain
+    design = design + design.flip(1)  # symmetric
+    design = design - design.mean(1, keepdim=True)  # of sum zero
+    normal = design.mT @ design / len(design) + RIDGE * torch.eye(count + 1, dtype=torch.float64)
+    added = torch.linalg.solve(normal, design.mT @ missing / len(design))
+    return plain + added + added.flip(0)
 
 
 def crps(draws: Float[Tensor, "draws batch ..."], truth: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:

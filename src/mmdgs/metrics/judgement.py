@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.metrics.draws import checked_draws, crps
+from mmdgs.metrics.draws import checked_draws, coverage_weights, crps, held
 from mmdgs.randomness import seeded
 
 EXCHANGES, LEVEL, BAND = 999, 0.9, 0.95
@@ -107,6 +107,7 @@ class _Cases:
         pick = torch.arange(chosen.shape[-1])
         ratio = (self.spread[chosen, pick].sum(-1) / self.error[chosen, pick].sum(-1)).sqrt()
         means = [one[chosen, pick].mean(-1) for one in (self.inside, self.rank, *self.bins.unbind(-1))]
+        means[0] = means[0].clamp(0, 1)  # as `coverage_of` does
         return torch.stack([ratio, *means], -1)
 
 
@@ -157,29 +158,22 @@ def _exchanged(vectors: Tensor, bins: int) -> _Cases:
     centred = vectors - mean
     error = (centred * total / count).square().sum(-1)
     spread = ((1 + 1 / count) * (square - centred.square() * total / count) / (count - 1)).sum(-1)
-    held = torch.tensor([_share_inside(rank, count) for rank in range(total)], dtype=torch.float64)
+    weights = coverage_weights(count, LEVEL)
     inside, rank, shares = [], [], []
     for part in vectors.split(max(1, CHUNK // (total * d)), dim=1):
-        ranks = _ranks(part)
-        inside.append(held[ranks].mean(-1))
+        below, ties = _below(part)
+        ranks = below + ties // 2
+        inside.append(held(below, ties, weights).mean(-1))
         rank.append(ranks.double().mean(-1) / count - 0.5)
         place = ranks * bins // total
         shares.append(torch.stack([(place == b).double().mean(-1) for b in range(bins)], -1))
     return _Cases(spread, error, torch.cat(inside, 1), torch.cat(rank, 1), torch.cat(shares, 1))
 
 
-def _ranks(vectors: Tensor) -> Tensor:
-    """How many of the others lie below each number, of (S + 1, n, d); a tie counts for every other, as in `ranks`."""
+def _below(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the others lie below each number, and how many are equal to it, of (S + 1, n, d)."""
     lines = vectors.movedim(0, -1).contiguous()
     ordered = lines.sort(dim=-1).values
     below = torch.searchsorted(ordered, lines)
     ties = torch.searchsorted(ordered, lines, right=True) - below - 1
-    return (below + ties // 2).movedim(-1, 0)
-
-
-def _share_inside(rank: int, count: int) -> float:
-    """How far a number of this rank is within the central interval: as `coverage_of` interpolates."""
-    tail = (1 - LEVEL) / 2 * (count + 1)
-    k = math.floor(tail)
-    outer = min(rank, count - rank)
-    return (1 - (tail - k)) * (outer >= k) + (tail - k) * (outer >= k + 1)
+    return below.movedim(-1, 0), ties.movedim(-1, 0)
