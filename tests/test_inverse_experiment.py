@@ -164,10 +164,11 @@ def test_azulas_solvers_are_rows_where_it_is_installed(tmp_path: Path, monkeypat
     for task in inverse.TASKS:
         mmps, dps = (found[row, task] for row in rows)
         assert mmps["setting"] in (1, 10)
+        assert mmps["at_edge"] is (mmps["setting"] == 10)  # there is nothing below one iteration
         assert mmps["evaluations"] == 10 * (1 + 2 * (mmps["setting"] + 1))
         assert dps["evaluations"] == 12 * 3
         assert all(math.isfinite(value) for one in (mmps, dps) for value in one["gap"])
-    assert len(report.sections[0].tables) == 5
+    assert any("MMPS (azula), 10 steps, box: " in line for line in report.sections[0].text)
     assert not any("left out" in line for line in report.sections[0].text)
 
 
@@ -175,3 +176,22 @@ def test_the_psnr_of_endlessly_many_draws_is_that_of_their_mean() -> None:
     m, v = 0.01, 0.03
     one, eight = (-10 * math.log10(m + v / n) for n in (1, 8))
     assert inverse_networks.of_many(one, eight, 8) == pytest.approx(-10 * math.log10(m))
+
+
+def test_rivals_are_tuned_by_crps_and_not_by_single_draws() -> None:
+    """Truth N(0, 1), draws N(0, w^2) with w the setting: CRPS is least at 1, the error of single draws at the least w.
+
+    An end of what was tried is said, unless the method has nothing beyond it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise, truth = torch.randn(4, 20_000, generator=generator), torch.randn(20_000, generator=generator)
+
+    def score(width: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return (noise * width if width < 30 else noise * math.nan), truth
+
+    assert rivals.tuned("DPS", score) == {"setting": 1.0, "at_edge": False}
+    assert rivals.tuned("DPS", score, (0.1, 0.3)) == {"setting": 0.3, "at_edge": True}
+    assert rivals.tuned("PiGDM", score) == {"setting": 1.0, "at_edge": False}
+    cell = {"row": "DPS (azula), 100 steps", "task": "box", "setting": 0.3, "at_edge": True}
+    (said,) = rivals.settings_said([{"row": "spectral", "task": "box", "setting": None}, cell])
+    assert said.endswith("DPS (azula), 100 steps, box: 0.3 (an end of the search).")

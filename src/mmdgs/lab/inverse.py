@@ -34,7 +34,7 @@ from mmdgs.lab.grid import Cell, Grid, Measure, Results
 from mmdgs.lab.inverse_samples import sampled, samples_section
 from mmdgs.lab.report import Claim, Section
 from mmdgs.lab.workspace import Part
-from mmdgs.metrics import calibration_ratio, coverage_of, crps
+from mmdgs.metrics import calibration_ratio, coverage_of
 from mmdgs.moments import (
     DiagonalMoments,
     ExactMoments,
@@ -66,7 +66,6 @@ GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
 CALIBRATION = Measure("calibration", "spread over error", 3)
 COVERAGE = Measure("coverage", "coverage of 90% intervals", 1, percent=True)
 EVALUATIONS = Measure("evaluations", "evaluations", 0)
-SETTING = Measure("setting", "setting of the rivals", 1)
 GOAL_GAP, GOAL_CALIBRATION, GOAL_COVERAGE = 0.4, (0.95, 1.15), 0.03
 """What draws with the full covariance must reach on every task at ten levels."""
 
@@ -157,12 +156,12 @@ SAMPLED: dict[str, Callable[[], Moments | None]] = {
 """Covariances of samples without measurements (lab/inverse_samples.py)."""
 GOAL_ROWS = (FULL_ROW, "Krylov, 20 steps", "full, mirrored", "Krylov, 20 steps, mirrored")
 RIVALS = {
-    "MMPS (azula), 10 steps": ("MMPS", 10, (*rivals.TRIED["MMPS"], 10)),
-    "MMPS (azula), 100 steps": ("MMPS", 100, (*rivals.TRIED["MMPS"], 10)),
+    "MMPS (azula), 10 steps": ("MMPS", 10, rivals.TRIED["MMPS"]),
+    "MMPS (azula), 100 steps": ("MMPS", 100, rivals.TRIED["MMPS"]),
     "PiGDM (azula), 100 steps": ("PiGDM", 100, rivals.TRIED["PiGDM"]),
     "DPS (azula), 300 steps": ("DPS", 300, rivals.TRIED["DPS"]),
 }
-"""Name, steps, and the settings that are tried. A blur of these images needs more iterations than a network's tasks."""
+"""Name, steps, and the settings that are tried."""
 TASKS: dict[str, Callable[[], Operator]] = {
     "deconvolution": lambda: Blur.gaussian(SHAPE, 1.5),
     "box": lambda: Box(SHAPE, 4),
@@ -220,7 +219,7 @@ def _measured(cell: Cell, settings: InverseSettings) -> Part:
     found: dict[str, Any] = {"gap": [], "calibration": [], "coverage": []}
     rival, steps, tried = cell.what or ("", 0, ())
     if rival:
-        found["setting"] = _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
+        found |= _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
     for seed in cell.seeds:
         operator, truth, y = _problem(cell.column, settings.images, seed)
         exact = changing_mixture().given(y, operator, NOISE)
@@ -246,15 +245,14 @@ def _problem(task: str, images: int, seed: int) -> tuple[Operator, Tensor, Tenso
     return operator, truth, clean + NOISE * randn_like(clean, seeded(seed, "noise"))
 
 
-def _tuned(name: str, steps: int, tried: Sequence[float], task: str, settings: InverseSettings, seed: int) -> float:
+def _tuned(
+    name: str, steps: int, tried: Sequence[float], task: str, settings: InverseSettings, seed: int
+) -> dict[str, Any]:
     """The setting of a rival with the least CRPS on measurements that are not scored."""
     operator, truth, y = _problem(task, settings.tuned_on, seed)
-
-    def badness(setting: float) -> float:
-        draws, _ = _by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)
-        return crps(draws, truth).mean().item() if draws.isfinite().all() else math.inf
-
-    return min(tried, key=badness)
+    return rivals.tuned(
+        name, lambda setting: (_by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)[0], truth), tried
+    )
 
 
 def _by_rival(
@@ -305,6 +303,7 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         f"'mirrored' and 'from 10' have as many levels from {LOW_FIRST:g} to {LOW_LAST:g}, equal in ratio; mirrored "
         "chains draw x and go on with the noise turned round. Rows 'multistep' follow the means of p(x | x_t, y).",
         *rivals.left_out(),
+        *rivals.settings_said(found.records()),
         *(["This is the quick version: so few measurements say nothing."] if quick else []),
         *found.unfinished(),
     ]
@@ -325,10 +324,6 @@ def _section(found: Results, settings: InverseSettings, quick: bool) -> Section:
         )
         for measure in (GAP, CALIBRATION, COVERAGE, EVALUATIONS)
     ]
-    tuned = {row: row for row in found.rows if row in RIVALS}
-    if tuned:
-        title = "Setting of the rivals (iterations, eta, zeta): the least CRPS on other measurements"
-        tables.append(found.table(title, [SETTING], head="rival", columns=columns, rows=tuned))
     claims = [] if quick else [_goal(found, row) for row in GOAL_ROWS if row in found.rows]
     return Section("Draws of p(x | y) on exact mixtures", text, tables, [], claims)
 

@@ -105,8 +105,8 @@ ROWS: dict[str, Ours | Rival] = {
 class NetworkSettings:
     """Images in all and draws of each, in which precision; intervals are over `seeds` parts of the images.
 
-    Rivals cost more: they restore one image of `rival_every`. Their one setting is searched for on
-    other images, by the PSNR of draws.
+    Rivals cost more: they restore one image of `rival_every`. Their one setting is that with the least CRPS on
+    other images (`rivals.tuned`).
     """
 
     images: int = 192
@@ -140,6 +140,7 @@ def run(context: Context) -> Outcome:
     work = _Work(context, model, settings, None if context.quick else _inception())
     cells = {(row, task): what for row, what in rows.items() for task in settings.tasks}
     depends = {"model": model, "settings": settings, "inception": work.inception and work.inception.sha256}
+    depends["tried"] = rivals.TRIED
     found = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
     records = {"settings": asdict(settings) | {"model": model.source, "noise": NOISE}, "networks": found.records()}
     return Outcome(records, [_section(found, settings, model.source, work, context.quick)], left=found.open())
@@ -204,7 +205,8 @@ class _Work:
         scores: dict[str, list[float]] = {}
         made, evaluations, seconds = [], 0.0, 0.0
         theirs = isinstance(cell.what, Rival)
-        setting, shared = (self._tuned(cell), slice(None)) if theirs else (None, self.shared)
+        search = self._tuned(cell) if theirs else {"setting": None}
+        setting, shared = search["setting"], slice(None) if theirs else self.shared
         for part in range(self.settings.seeds):
             operator, truth, y = self.measured(cell.column, part)
             if theirs:
@@ -219,7 +221,7 @@ class _Work:
             for name, value in found.items():
                 scores.setdefault(name, []).append(value)
         every = torch.cat(made, 1)
-        values = {**scores, "evaluations": evaluations, "finite": bool(every.isfinite().all()), "setting": setting}
+        values = {**scores, "evaluations": evaluations, "finite": bool(every.isfinite().all()), **search}
         values["milliseconds"] = 1_000 * seconds / (every.shape[0] * every.shape[1])
         if self.inception is not None and values["finite"] and not theirs:
             images = image_set(to_uint8(every.flatten(0, 1)), cell.name)
@@ -228,23 +230,21 @@ class _Work:
         first = made[0][:, shared][:, : self.settings.shown].nan_to_num(0.5)
         return Part(values, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
 
-    def _tuned(self, cell: Cell) -> float:
-        """The setting of a rival with the best draws of images that no row is scored on."""
+    def _tuned(self, cell: Cell) -> dict[str, Any]:
+        """The setting of a rival with the least CRPS on images that no row is scored on."""
         stored = self.held_out.images
         others = (
             spread(len(stored), self.settings.images)[:: max(1, self.settings.images // self.settings.tuned_on)] + 1
         ) % len(stored)
         truth = (stored[others].float() / 255).to(self.context.device)
-        operator = operator_of(cell.column, self.model)
+        operator, rival, draws = operator_of(cell.column, self.model), cell.what, self.settings.rival_draws
         y = simulated(truth, operator, NOISE, seed=self.settings.seeds)
 
-        def quality(setting: float) -> float:
-            draws, _ = rivals.restore(
-                cell.what.name, self.model, y, operator, NOISE, steps=cell.what.steps, setting=setting
-            )
-            return psnr(draws.clamp(0, 1), truth.cpu()).mean().nan_to_num(-torch.inf).item()
+        def score(setting: float) -> tuple[Tensor, Tensor]:
+            found, _ = rivals.restore(rival.name, self.model, y, operator, NOISE, rival.steps, draws, setting=setting)
+            return found.cpu(), truth.cpu()
 
-        return max(rivals.TRIED[cell.what.name], key=quality)
+        return rivals.tuned(rival.name, score)
 
     def _restored(
         self, what: Ours | Rival, y: Tensor, operator: Operator, seed: int, setting: float | None
@@ -272,12 +272,13 @@ def _section(found: Results, settings: NetworkSettings, source: str, work: _Work
         "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB below that of the mean: "
         "draws that spread too little have a higher one.",
         *rivals.left_out(),
+        *rivals.settings_said(found.records()),
         *(["This is the quick version: so few images say nothing."] if quick else []),
         *found.unfinished(),
     ]
     note = (
         f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in float32, on one "
-        f"image of {settings.rival_every} with {settings.rival_draws} draws, the best of a few settings."
+        f"image of {settings.rival_every} with {settings.rival_draws} draws, with the setting of the least CRPS on other images."
     )
     tables = [
         found.table(task[0].upper() + task[1:], MEASURES, head="method", columns={task: ""}, note=note)

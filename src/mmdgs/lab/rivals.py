@@ -8,14 +8,15 @@ azula's (pip install mmdgs[azula]; on PYTHONPATH it needs einops and tqdm beside
     DPS      Chung et al., 2023: the norm of each draw's own residual, as in the paper; azula's is that of the batch
 
 These go down azula's variance-preserving schedule, with data in [-1, 1]. Each has one setting, at azula's default
-unless it is given, and `TRIED` are the values of a search: iterations of the solver, DDIM's eta, the step zeta. Those
-of deepinv are in rivals_deepinv.py.
+unless it is given, and `TRIED` are the values of a search (`tuned`): iterations of the solver, DDIM's eta, the step
+zeta. Those of deepinv are in rivals_deepinv.py.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ from mmdgs.generation.restoration import RestorationSettings, check_restoration
 from mmdgs.lab import rivals_deepinv
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.memory import Batches
+from mmdgs.metrics import crps
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
@@ -41,11 +43,13 @@ AZULA = ("MMPS", "PiGDM", "DPS")
 DEFAULTS: dict[str, float] = {"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0, **rivals_deepinv.DEFAULTS}
 """The libraries' own values of the one setting."""
 TRIED: dict[str, tuple[float, ...]] = {
-    "MMPS": (1, 3, 5),
-    "PiGDM": (0.0, 0.5, 1.0),
-    "DPS": (0.1, 0.3, 1.0, 3.0, 10.0),
+    "MMPS": (1, 2, 3, 5, 8, 12, 20),
+    "PiGDM": (0.0, 0.25, 0.5, 0.75, 1.0),
+    "DPS": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     **rivals_deepinv.TRIED,
 }
+BOUNDS: dict[str, tuple[float, ...]] = {"MMPS": (1,), "PiGDM": (0.0, 1.0), **rivals_deepinv.BOUNDS}
+"""Ends that the method itself sets: no search can go on beyond them."""
 SETTING = {"MMPS": "iterations", "PiGDM": "eta", "DPS": "zeta", **rivals_deepinv.SETTING}
 STEPS: dict[str, int] = {**dict.fromkeys(AZULA, 64), **rivals_deepinv.STEPS}
 """The libraries' own numbers of steps."""
@@ -62,6 +66,16 @@ def installed() -> bool:
 def left_out() -> list[str]:
     """A sentence for a report without rivals."""
     return [] if installed() else [f"The rivals are left out: {INSTALL} brings them."]
+
+
+def settings_said(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the settings that were found, by the record of each cell, and on those at an end of the search."""
+    tuned = [cell for cell in records if cell.get("setting") is not None]
+    said = "; ".join(
+        f"{cell['row']}, {cell['task']}: {cell['setting']:g}{' (an end of the search)' if cell['at_edge'] else ''}"
+        for cell in tuned
+    )
+    return [f"Settings of the rivals, by the least CRPS on other measurements. {said}."] if tuned else []
 
 
 @dataclass
@@ -183,6 +197,22 @@ def checked_name(name: str) -> str:
     if name not in DEFAULTS:
         raise unknown_name("rival", name, DEFAULTS)
     return name
+
+
+def tuned(name: str, score: Callable[[float], tuple[Tensor, Tensor]], tried: Sequence[float] = ()) -> dict[str, Any]:
+    """The setting whose draws have the least CRPS, of `tried` or `TRIED`; `score` gives draws and truth for a setting.
+
+    CRPS is least for the right law, where an error of single draws is least for draws without spread. `at_edge` says
+    that the setting is the first or last that was tried, so that one beyond might be better.
+    """
+
+    def badness(setting: float) -> float:
+        draws, truth = score(setting)
+        return crps(draws, truth).mean().item() if draws.isfinite().all() else math.inf
+
+    tried = tried or TRIED[name]
+    setting = min(tried, key=badness)
+    return {"setting": setting, "at_edge": setting in (tried[0], tried[-1]) and setting not in BOUNDS.get(name, ())}
 
 
 def restore(

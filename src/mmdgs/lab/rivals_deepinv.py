@@ -31,11 +31,12 @@ DEFAULTS: dict[str, float] = {
     "deepinv DDRM": 0.85,
 }
 TRIED: dict[str, tuple[float, ...]] = {
-    "deepinv moment matching": (1, 3, 5),
-    "deepinv DPS": (1.0, 10.0, 100.0),
-    "deepinv DiffPIR": (3.0, 7.0, 15.0),
-    "deepinv DDRM": (0.7, 0.85, 1.0),
+    "deepinv moment matching": (1, 2, 3, 5, 8, 12, 20),
+    "deepinv DPS": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+    "deepinv DiffPIR": (1.0, 3.0, 7.0, 15.0, 30.0),
+    "deepinv DDRM": (0.0, 0.25, 0.5, 0.7, 0.85, 1.0),
 }
+BOUNDS: dict[str, tuple[float, ...]] = {"deepinv moment matching": (1,), "deepinv DDRM": (0.0, 1.0)}
 SETTING = {
     "deepinv moment matching": "iterations",
     "deepinv DPS": "weight",
