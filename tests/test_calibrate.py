@@ -456,6 +456,10 @@ def test_data_by_name_and_a_second_calibration(folder: Path, tmp_path: Path) -> 
 def test_a_report_is_drawn_and_saved(tmp_path: Path) -> None:
     report = calibration_report(mmdgs.FullMoments(target().denoiser()), draws(200), PLAIN)
     assert report.save(tmp_path / "report.png").stat().st_size > 5000
+    canvas = report.figure()
+    canvas.draw_without_rendering()
+    title = canvas.get_suptitle() and canvas._suptitle.get_window_extent()
+    assert 0 <= title.x0 < title.x1 <= canvas.bbox.x1  # no word of it is cut off
     assert "z variance" in str(report)
     assert math.isclose(report.covered[0.9], report.interval_coverage)
     assert report.coverage == pytest.approx(0.9, abs=0.03)

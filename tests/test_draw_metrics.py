@@ -65,7 +65,7 @@ def test_coverage_is_that_of_the_law_of_the_draws_whatever_their_number(
 
 @pytest.mark.parametrize("draws", [4, 8, 16])
 def test_coverage_of_two_modes_that_are_too_narrow(draws: int) -> None:
-    """Modes of width 0.1 for 0.3: the interval of the law ends within the modes, at -1.128 and 1.128; it holds 66.5%."""
+    """Modes of width 0.1 for 0.3: the interval of the law ends within the modes, at +-1.128; it holds 66.5%."""
     end = 1 + 0.1 * NormalDist().inv_cdf(0.9)
     expected = 1 - NormalDist(1, 0.3).cdf(-end) - (1 - NormalDist(1, 0.3).cdf(end))
     found = coverage_of(two_modes(draws, CELLS, width=0.1), two_modes(CELLS, width=0.3, seed=1))

@@ -41,6 +41,7 @@ def judge(
 ) -> None:
     """Judge draws by the truth: calibration, coverage, CRPS and ranks with their bands; one verdict, one figure.
 
+    The verdict calls right draws wrong with a probability of at most 1%, in all tests of all tasks together.
     The N cases must be independent. An optional array `task` (N,) of numbers, such as noise levels, beside `draws` or
     `truth` judges each task by itself.
     """
@@ -52,18 +53,17 @@ def judge(
         if (draws is None) == (suite is None) or (suite is not None and truth is not None):
             raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
         holds_nothing(out, overwrite)
-        exact = None
         if suite is not None:
             with needs_lab():
                 from mmdgs.lab.judge_suite import judged_suite, load_sampler
 
-            both = judged_suite(load_sampler(suite), cases, count, seed)
-            found, exact = ({name: pair[k] for name, pair in both.items()} for k in (0, 1))
+            judgements = judged_suite(load_sampler(suite), cases, count, seed)
         elif draws is not None:
-            found = {name: judged(*pair, seed=seed) for name, pair in read_draws(draws, truth).items()}
+            tasks = read_draws(draws, truth)
+            judgements = {name: judged(*pair, tasks=len(tasks), seed=seed) for name, pair in tasks.items()}
         with needs_lab():
             from mmdgs.lab.judge import outcome
 
-            made = outcome(found, exact)
+            made = outcome(judgements)
             title = f"Draws of {(suite or draws or out).name}"
             write_page(title, "Are the draws right?", out, made, overwrite=overwrite, seed=seed)

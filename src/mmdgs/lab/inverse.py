@@ -250,9 +250,11 @@ def _tuned(
 ) -> dict[str, Any]:
     """The setting of a rival with the least CRPS on measurements that are not scored."""
     operator, truth, y = _problem(task, settings.tuned_on, seed)
-    return rivals.tuned(
-        name, lambda setting: (_by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)[0], truth), tried
-    )
+
+    def score(setting: float) -> tuple[Tensor, Tensor]:
+        return _by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)[0], truth
+
+    return rivals.tuned(name, score, tried)
 
 
 def _by_rival(

@@ -278,7 +278,7 @@ def _section(found: Results, settings: NetworkSettings, source: str, work: _Work
     ]
     note = (
         f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in float32, on one "
-        f"image of {settings.rival_every} with {settings.rival_draws} draws, with the setting of the least CRPS on other images."
+        f"image of {settings.rival_every} with {settings.rival_draws} draws."
     )
     tables = [
         found.table(task[0].upper() + task[1:], MEASURES, head="method", columns={task: ""}, note=note)

@@ -234,11 +234,11 @@ def sampled(sampler: Sampler, problem: Problem, draws: int, seed: int) -> Tensor
     return found.double().cpu()
 
 
-def judged_suite(sampler: Sampler, cases: int, draws: int, seed: int) -> dict[str, tuple[Judgement, Judgement]]:
-    """The judgement of a sampler, and of exact draws beside it, by the name of the problem."""
-    found = {}
-    for case in suite(cases, seed):
+def judged_suite(sampler: Sampler, cases: int, draws: int, seed: int) -> dict[str, Judgement]:
+    """The judgement of a sampler against truths and exact draws, by the name of the problem."""
+    found, problems = {}, suite(cases, seed)
+    for case in problems:
         own = sampled(sampler, case.problem, draws, seed)
         exact = case.exact(draws, seeded(seed, f"{case.problem.name} exact"))
-        found[case.problem.name] = judge(own, case.truth, seed=seed), judge(exact, case.truth, seed=seed)
+        found[case.problem.name] = judge(own, case.truth, exact=exact, tasks=len(problems), seed=seed)
     return found

@@ -23,7 +23,8 @@ SSIM_SIGMA, SSIM_REACH = 1.5, 5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 """Wang et al. (2004): a Gaussian window of 11 x 11 pixels, and the constants that keep quotients apart from 0 / 0."""
 
-FITTED_WIDTHS, FITTED_SHIFTS, NODES, RIDGE = (0.3, 2.0), (0.0, 0.5, 1.0), 800, 1e-5
+FITTED_WIDTHS = tuple(0.3 * (2 / 0.3) ** (i / 14) for i in range(15))
+FITTED_SHIFTS, NODES, RIDGE = (0.0, 0.5, 1.0), 800, 1e-5
 """Laws that `coverage_weights` are fitted to, nodes of their integrals, and what keeps the weights small."""
 
 
@@ -110,7 +111,7 @@ def coverage_weights(count: int, level: float) -> Float[Tensor, " ranks"]:
     half = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64))
     log_choose = math.lgamma(count + 1) - torch.lgamma(rank + 1) - torch.lgamma(count - rank + 1)
     chances, covered = [], []
-    for width in torch.logspace(*map(math.log10, FITTED_WIDTHS), 15, dtype=torch.float64):
+    for width in FITTED_WIDTHS:
         for shift in FITTED_SHIFTS:
             z = ((x - shift) / width)[:, None]
             log = log_choose + rank * torch.special.log_ndtr(z) + (count - rank) * torch.special.log_ndtr(-z)

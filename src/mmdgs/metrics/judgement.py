@@ -9,6 +9,12 @@ stay together, so neighbouring pixels may depend on each other as they like; onl
     bias          the mean rank of the truth, 0 to 1, less 1/2; above zero: draws are too low
     ranks         a histogram, with the band that holds all its bins at once with probability 95%
     CRPS          and what it would be in the mean if the draws were right, half the mean distance of two draws
+
+All of these pass draws of the prior, which ignore y. Where exact draws of the same posteriors are known (`exact`), two
+tests more see that, since the draws and the exact ones are exchangeable where the draws are right:
+
+    CRPS          against that of the exact draws; the two sets of a case change places at random
+    means         the distance of the draws' means from those of the exact draws; single draws change places at random
 """
 
 from __future__ import annotations
@@ -24,12 +30,15 @@ from torch import Tensor
 from mmdgs.metrics.draws import checked_draws, coverage_weights, crps, held
 from mmdgs.randomness import seeded
 
-EXCHANGES, LEVEL, BAND = 999, 0.9, 0.95
+LEVEL, BAND = 0.9, 0.95
 FEW_BINS, BINS, MOST_BINS = 5, 20, 60
 CHUNK = 1 << 22
 """Numbers of draws that are ranked at a time."""
-FALSE_ALARM = 0.05
-"""The chance that right draws are called wrong, shared among the tests."""
+FALSE_ALARM = 0.01
+"""The chance that right draws are called wrong, shared among all tests of all tasks (Bonferroni)."""
+TESTS, TESTS_BESIDE = 4, 6
+"""Tests of a task, without and with exact draws."""
+LEAST_EXCHANGES = 999
 LEAST_DRAWS, LEAST_CASES = 4, 10
 
 
@@ -44,18 +53,31 @@ class Chance:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What exact draws of the same posteriors say."""
+
+    crps: float  # of the exact draws
+    crps_p: float
+    correlation: float  # of the draws' means with those of the exact draws, over cases
+    distance: float  # squared, between these means, over its mean where draws are right
+    distance_p: float
+
+
+@dataclass(frozen=True)
 class Judgement:
     """What `judge` found; histogram, expected and the band are shares of the bins."""
 
     draws: int
     cases: int
     numbers: int
+    tests: int  # that share the chance of a false alarm
     calibration: Chance
     coverage: Chance
     bias: Chance
     ranks: float  # p-value of the histogram's largest deviation
     crps: float
     crps_expected: float
+    beside: Beside | None
     histogram: list[float]
     expected: list[float]
     low: list[float]
@@ -63,21 +85,26 @@ class Judgement:
 
     @cached_property
     def problems(self) -> list[str]:
-        """What is wrong with the draws, beyond chance."""
-        limit, found = FALSE_ALARM / 4, []
-        one = self.calibration
-        if one.p < limit:
-            kind = "too sure" if one.value < one.low else "too wide"
-            found.append(f"{kind}, spread over error {one.value:.3f} (by chance {one.low:.3f} to {one.high:.3f})")
-        one = self.coverage
-        if one.p < limit:
-            near = f"by chance {100 * one.low:.1f}% to {100 * one.high:.1f}%"
-            found.append(f"90% intervals hold {100 * one.value:.1f}% ({near})")
-        one = self.bias
-        if one.p < limit:
-            found.append(f"too {'low' if one.value > 0 else 'high'}, mean rank of the truth {0.5 + one.value:.3f}")
+        """What is wrong with the draws, beyond chance: each test has its share of `FALSE_ALARM`."""
+        limit, found = FALSE_ALARM / self.tests, []
+        ratio, covered, bias, beside = self.calibration, self.coverage, self.bias, self.beside
+        if ratio.p < limit:
+            kind = "too sure" if 2 * ratio.value < ratio.low + ratio.high else "too wide"
+            found.append(f"{kind}, spread over error {ratio.value:.3f} (by chance {ratio.low:.3f} to {ratio.high:.3f})")
+        if covered.p < limit:
+            near = f"by chance {100 * covered.low:.1f}% to {100 * covered.high:.1f}%"
+            found.append(f"90% intervals hold {100 * covered.value:.1f}% ({near})")
+        if bias.p < limit:
+            found.append(f"too {'low' if bias.value > 0 else 'high'}, mean rank of the truth {0.5 + bias.value:.3f}")
         if self.ranks < limit:
             found.append("the rank histogram leaves its band")
+        if beside is not None and beside.crps_p < limit:
+            found.append(f"CRPS {self.crps:.4g}, exact draws have {beside.crps:.4g}")
+        if beside is not None and beside.distance_p < limit:
+            found.append(
+                f"the means are not those of p(x | y), {beside.distance:.3g} times as far as by chance (correlation "
+                f"with exact ones over cases {beside.correlation:.2f})"
+            )
         return found
 
     @property
@@ -86,10 +113,8 @@ class Judgement:
         said = f"{self.draws} draws of {self.cases} cases"
         if self.problems:
             return f"wrong: {'; '.join(self.problems)} ({said})"
-        one, held = self.calibration, self.coverage
-        return (
-            f"no sign against the draws: spread over error {one.value:.3f}, coverage {100 * held.value:.1f}% ({said})"
-        )
+        ratio, covered = self.calibration.value, self.coverage.value
+        return f"no sign against the draws: spread over error {ratio:.3f}, coverage {100 * covered:.1f}% ({said})"
 
 
 @dataclass(frozen=True)
@@ -111,16 +136,34 @@ class _Cases:
         return torch.stack([ratio, *means], -1)
 
 
-def judge(draws: Float[Tensor, "draws cases ..."], truth: Float[Tensor, "cases ..."], *, seed: int = 0) -> Judgement:
-    """Judge draws (S, N, ...) of N independent cases by the truth (N, ...) behind each."""
+def judge(
+    draws: Float[Tensor, "draws cases ..."],
+    truth: Float[Tensor, "cases ..."],
+    *,
+    exact: Float[Tensor, "draws cases ..."] | None = None,
+    tasks: int = 1,
+    seed: int = 0,
+) -> Judgement:
+    """Judge draws (S, N, ...) of N independent cases by the truth (N, ...) behind each.
+
+    `exact` are as many draws of the exact posteriors, where they are known. Right draws are called wrong with a
+    probability of at most 1%, in all `tasks` that are judged likewise together: each test of each has its share.
+    """
     draws, truth = checked_draws(draws, truth, LEAST_DRAWS)
     count, cases = len(draws), len(truth)
     if cases < LEAST_CASES:
         raise ValueError(f"draws are judged by at least {LEAST_CASES} independent cases, got {cases}")
+    tests = tasks * (TESTS if exact is None else TESTS_BESIDE)
+    exchanges = max(LEAST_EXCHANGES, math.ceil(4 * tests / FALSE_ALARM))  # the least p is then half of a test's share
     found = _exchanged(torch.cat([truth[None], draws]).reshape(count + 1, cases, -1), bins_for(count + 1))
     generator = seeded(seed, "exchange")
     observed = found.statistics(torch.zeros(cases, dtype=torch.long))
-    null = found.statistics(torch.randint(count + 1, (EXCHANGES, cases), generator=generator))
+    null = torch.cat(
+        [
+            found.statistics(torch.randint(count + 1, (part, cases), generator=generator))
+            for part in _parts(exchanges, cases)
+        ]
+    )
     calibration, coverage, bias = (_test(observed[i].item(), null[:, i]) for i in range(3))
     expected, deviation = null[:, 3:].mean(0), null[:, 3:].std(0).clamp(min=1e-12)
     largest = ((null[:, 3:] - expected).abs() / deviation).amax(1)
@@ -128,11 +171,49 @@ def judge(draws: Float[Tensor, "draws cases ..."], truth: Float[Tensor, "cases .
     half = largest.quantile(BAND) * deviation
     score = crps(draws, truth)
     pairs = ((draws - truth).abs().mean(0) - score).mean().item()
+    beside = None if exact is None else _beside(draws, exact, truth, exchanges, seed)
     return Judgement(
-        count, cases, math.prod(truth.shape[1:]), calibration, coverage, bias,
-        (1 + int((largest >= own).sum())) / (EXCHANGES + 1), score.mean().item(), pairs,
+        count, cases, math.prod(truth.shape[1:]), tests, calibration, coverage, bias,
+        _share_above(own, largest), score.mean().item(), pairs, beside,
         observed[3:].tolist(), expected.tolist(), (expected - half).clamp(min=0).tolist(), (expected + half).tolist(),
     )  # fmt: skip
+
+
+def _beside(draws: Tensor, exact: Tensor, truth: Tensor, exchanges: int, seed: int) -> Beside:
+    """Draws against exact draws of the same posteriors, (S, N, ...) each."""
+    exact, _ = checked_draws(exact, truth)
+    count, cases = len(draws), len(truth)
+    if exact.shape != draws.shape:
+        raise ValueError(f"exact draws must have the shape of the draws {tuple(draws.shape)}, got {tuple(exact.shape)}")
+    own, best = (crps(one, truth).reshape(cases, -1).mean(1) for one in (draws, exact))
+    generator = seeded(seed, "exchange with exact draws")
+    flips = 2.0 * torch.randint(2, (exchanges, cases), generator=generator) - 1
+    pool = torch.cat([draws, exact]).reshape(2 * count, -1)
+    pool = (pool - pool.mean(0)) / pool.std(0).clamp(min=1e-300)
+    label = torch.cat([torch.ones(count), -torch.ones(count)]).double() / count
+    apart, null = (label @ pool).square().mean(), []
+    for part in _parts(exchanges, pool.shape[1]):
+        order = torch.rand(part, 2 * count, generator=generator).argsort(1)  # one for all cases
+        null.append((label[order] @ pool).square().mean(1))
+    distances = torch.cat(null)
+    means = (one.mean(0).reshape(cases, -1) for one in (draws, exact))
+    a, b = (one - one.mean(0) for one in means)
+    correlation = ((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt().clamp(min=1e-300)).item()
+    return Beside(
+        best.mean().item(), _share_above((own - best).mean(), flips.double() @ (own - best) / cases),
+        correlation, (apart / distances.mean()).item(), _share_above(apart, distances),
+    )  # fmt: skip
+
+
+def _share_above(value: Tensor, null: Tensor) -> float:
+    """The p-value of a statistic that is large where draws are wrong."""
+    return (1 + int((null >= value).sum())) / (len(null) + 1)
+
+
+def _parts(total: int, numbers: int) -> list[int]:
+    """So many exchanges of so many numbers each, cut so that they fit into memory."""
+    size = max(1, CHUNK // numbers)
+    return [min(size, total - first) for first in range(0, total, size)]
 
 
 def bins_for(ranks: int) -> int:
@@ -157,7 +238,8 @@ def _exchanged(vectors: Tensor, bins: int) -> _Cases:
     # Without vector j: the others' mean is mean - c / S, and their squares about it are less by c^2 (S + 1) / S.
     centred = vectors - mean
     error = (centred * total / count).square().sum(-1)
-    spread = ((1 + 1 / count) * (square - centred.square() * total / count) / (count - 1)).sum(-1)
+    spread = (square - centred.square() * total / count).clamp(min=0)  # rounding where all are equal
+    spread = ((1 + 1 / count) * spread / (count - 1)).sum(-1)
     weights = coverage_weights(count, LEVEL)
     inside, rank, shares = [], [], []
     for part in vectors.split(max(1, CHUNK // (total * d)), dim=1):

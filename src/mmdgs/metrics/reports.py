@@ -74,16 +74,18 @@ class CalibrationReport:
             raise UsageError("figures need matplotlib: pip install 'mmdgs[lab]'") from error
         canvas = Figure(figsize=(8.5, 3.8), layout="constrained")
         left, right = canvas.subplots(1, 2)
-        left.loglog(self.reliability.predicted, self.reliability.observed, "o-")
+        left.plot(self.reliability.predicted, self.reliability.observed, "o-")
         ends = [*self.reliability.predicted, *self.reliability.observed]
+        scale = "log" if max(ends) > 3 * min(ends) else "linear"  # labels of a short log axis overlap
         left.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=1)
         left.set(
-            xlabel="predicted standard deviation", ylabel="root mean square error", title="above the line: too sure"
-        )
+            xlabel="predicted standard deviation", ylabel="root mean square error", title="above the line: too sure",
+            xscale=scale, yscale=scale,
+        )  # fmt: skip
         right.plot([*self.covered], [*self.covered.values()], "o-")
         right.plot([0, 1], [0, 1], color="black", linewidth=1)
         right.set(xlabel="probability of the interval", ylabel="share it holds", title="below the line: too sure")
-        canvas.suptitle(str(self), fontsize=8)
+        canvas.suptitle(str(self).replace(" examples: ", " examples\n"), fontsize=8)
         return canvas
 
     def save(self, path: str | Path) -> Path:
