@@ -314,7 +314,6 @@ def test_unknown_modes_are_named(monkeypatch) -> None:
     assert not compiled.applies(batch())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 5)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_and_its_derivatives_are_torchs(shape, affine) -> None:

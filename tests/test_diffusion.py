@@ -380,6 +380,9 @@ def test_what_cannot_be_converted_leaves_nothing(folder: Path, tmp_path: Path) -
     assert "the source itself" in said(folder, "--out", folder, "--overwrite")
     (folder / "unet" / WEIGHTS).unlink()
     assert "no diffusion_pytorch_model.bin to convert" in said(folder, "--out", tmp_path / "new")
+    for option in (["--raw"], ["--size", "8"]):
+        message = said(folder, "--out", tmp_path / "new", *option)
+        assert f"{option[0]} is for an NCSNv2 checkpoint, and {folder} is a folder of diffusers" in message
     pickled = folder / "unet" / "diffusion_pytorch_model.bin"
     torch.save([1], pickled)
     assert "no dictionary of tensors" in said(folder, "--out", tmp_path / "new")

@@ -146,7 +146,6 @@ def test_pictures_of_rivals_are_of_the_same_images_as_ours(tmp_path: Path, monke
     assert torch.equal(strips["truth"], stored[[0, 4, 8]])
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_azulas_solvers_are_rows_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search is on a seed that is not scored; a step costs what was counted with the setting it found."""
     pytest.importorskip("azula", reason="azula is not installed: pip install mmdgs[azula]")

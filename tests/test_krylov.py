@@ -416,11 +416,6 @@ class Once(torch.autograd.Function):
         return tangent @ ctx.saved_tensors[0].mT
 
 
-# torch.func.jvp compiles some derivatives on its first call, in a way that torch itself calls deprecated.
-forward_mode = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-
-
-@forward_mode
 @pytest.mark.parametrize("beside", [0.0, 4.0], ids=["all of it", "a part of it"])
 def test_forward_mode_where_a_network_cannot_be_differentiated_twice(beside: float, caplog) -> None:
     matrix, x_t = random(6, 6) + 4 * torch.eye(6, dtype=torch.float64), random(2, 6, seed=1)
@@ -432,7 +427,6 @@ def test_forward_mode_where_a_network_cannot_be_differentiated_twice(beside: flo
     assert caplog.text.count("cannot be differentiated twice") == 1
 
 
-@forward_mode
 def test_fused_attention_is_explained() -> None:
     def fused(x: Tensor) -> Tensor:
         heads = x.reshape(len(x), 1, 4, 8)
@@ -573,7 +567,6 @@ class Watched:
         return sum(ref() is not None for ref in self.inputs)
 
 
-@forward_mode
 @pytest.mark.parametrize("twice", [True, False], ids=["differentiated twice", "forward mode"])
 def test_the_graph_goes_with_the_posterior(twice: bool) -> None:
     matrix = 0.1 * random(8, 8)

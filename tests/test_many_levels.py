@@ -313,7 +313,6 @@ def compilations(denoiser: Denoiser, network: nn.Module, draw: Callable[[Tensor,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
 def test_many_levels_are_compiled_once(caplog) -> None:
     network = MLP(2, 2, width=8, depth=1, conditional=True)
     draw = level_draw(geometric(20, 10, 0.1))
@@ -328,7 +327,6 @@ def test_many_levels_are_compiled_once(caplog) -> None:
     assert not [record for record in caplog.records if record.name == "mmdgs"], "it was not compiled"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [Compiled, CompiledEnergy], ids=["score", "energy"])
 def test_compiled_rows_are_the_same_function_with_the_same_gradients(compiled) -> None:
     network = lively(MLP(2, 2, width=8, depth=1, conditional=True))

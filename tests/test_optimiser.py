@@ -7,6 +7,7 @@ import torch
 from nets import tiny_unet
 from torch import Tensor, nn
 
+from mmdgs.errors import UsageError
 from mmdgs.networks import MLP
 from mmdgs.randomness import seeded
 from mmdgs.training.step import (
@@ -89,10 +90,11 @@ def test_matrices_are_muons_and_all_else_is_adams() -> None:
     assert all(name in ours for name in names.values() if "conv" in name and name.endswith("weight"))
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("adam", ["Adam"]), ("muon", ["Adam"])])
-def test_without_matrices_there_is_adam_alone(name: str, kinds: list[str]) -> None:
-    made = make_optimisers(name, list(MLP(2, 2, width=16).parameters()), 1e-3)
-    assert [type(optimiser).__name__ for optimiser in made] == kinds
+def test_without_matrices_there_is_adam_alone_and_no_muon() -> None:
+    parameters = list(MLP(2, 2, width=16).parameters())
+    assert [type(optimiser).__name__ for optimiser in make_optimisers("adam", parameters, 1e-3)] == ["Adam"]
+    with pytest.raises(UsageError, match="muon is for matrices with at least 32 rows and columns, and this network"):
+        make_optimisers("muon", parameters, 1e-3)
 
 
 def test_matrices_alone_need_no_adam() -> None:

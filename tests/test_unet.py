@@ -353,7 +353,6 @@ def check_the_same(plain: Denoiser, compiled: Denoiser, network: nn.Module) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, on the first jvp
 def test_a_compiled_energy_is_the_same_function_with_the_same_gradients(caplog) -> None:
     network = tiny_unet(multipliers=[1, 1], dropout=0.2)  # tracing takes its time from the number of layers
     denoiser = mmdgs.energy_denoiser(network)

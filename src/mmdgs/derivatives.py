@@ -23,7 +23,9 @@ With both, the probe diagonal of the MNIST energy takes 0.60 of autograd's time;
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +34,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+
+
+@cache
+def load_forward_mode() -> None:
+    """Have torch load its forward mode: at its first use it warns of torch's own use of TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
 def group_norm(

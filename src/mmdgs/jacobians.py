@@ -24,7 +24,7 @@ from torch import Tensor
 from mmdgs.compiled import Pure, compiled_mean, compiled_products
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, KnowsJacobian, checked, evaluated, has_symmetric_jacobian, pure_of
-from mmdgs.derivatives import SecondOrder
+from mmdgs.derivatives import SecondOrder, load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.memory import evenly
 from mmdgs.noise import AnyLevel, NoiseLevel
@@ -218,6 +218,7 @@ def _forward_mode(denoiser: Denoiser, x_t: Tensor, level: AnyLevel, v: Tensor, f
     """J v for v (n, B, ...), by one forward pass each; the last resort after `failure`."""
     try:
         at: Pullback = lambda x: denoiser(x, level)  # type: ignore[arg-type]  # noqa: E731
+        load_forward_mode()
         products = [torch.func.jvp(at, (x_t.detach(),), (row,))[1] for row in v]
     except torch.OutOfMemoryError:
         raise

@@ -166,15 +166,15 @@ def _streams(seed: int | Sequence[int], rows: int, first_row: int) -> list[tuple
     except TypeError:  # not one integer: then one for each row, in a list, an array or a tensor
         if not isinstance(seed, Iterable):
             raise TypeError(f"seed must be an integer or one per chain, got {seed!r}") from None
-        return [(checked_seed(int(s)), 0) for s in seed]
+        return [(checked_seed(s), 0) for s in seed]
     return [(checked_seed(one), first_row + row) for row in range(rows)]
 
 
 def checked_seed(seed: int) -> int:
-    """A seed, which must fit into the 64 bits of Philox's key."""
-    if not 0 <= seed < SEEDS:
+    """A seed, which must be a whole number and fit into the 64 bits of Philox's key."""
+    if not hasattr(seed, "__index__") or not 0 <= index(seed) < SEEDS:
         raise ValueError(f"a seed must be a whole number from 0 to 2^64 - 1, got {seed}")
-    return seed
+    return index(seed)
 
 
 def _code(purpose: str) -> int:

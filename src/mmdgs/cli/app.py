@@ -6,11 +6,12 @@ No module of the command line imports torch, or what imports torch, before a com
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 import typer.core
@@ -27,7 +28,47 @@ if TYPE_CHECKING:
 
     from mmdgs.models import Model
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 MISUSE, FAILURE = 2, 1
+
+
+class Command(typer.core.TyperCommand):
+    """A command that refuses NaN and empty texts, whichever its options are."""
+
+    def invoke(self, ctx: Any) -> Any:
+        options: list[Any] = self.params
+        for option in options:
+            value = ctx.params.get(option.name or "")
+            if value == "" and _was_given(ctx, option):
+                raise typer.BadParameter("it must not be empty: give a value, or leave it out", ctx=ctx, param=option)
+            if isinstance(value, float) and math.isnan(value):
+                raise typer.BadParameter("expected a number, got nan", ctx=ctx, param=option)
+        return super().invoke(ctx)
+
+
+def _was_given(context: Any, option: Any) -> bool:
+    """Whether an option was given on the command line, not by the environment or its default."""
+    source = context.get_parameter_source(option.name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_idle(context: typer.Context, *rules: tuple[bool, Sequence[str], str]) -> None:
+    """Refuse options of the command line that would change nothing.
+
+    Each rule says whether its options are idle in this call, the names of their parameters, and what they are for.
+    """
+    for idle, names, purpose in rules:
+        for option in context.command.params if idle else ():
+            if option.name in names and _was_given(context, option):
+                raise UsageError(f"{option.opts[0]} is for {purpose}: leave it out")
+
+
+def no_sets(*sources: str | None) -> bool:
+    """Whether all of the sources that are given are files or folders, and none a set that lies in --data-dir."""
+    from mmdgs.data.images import NAMES
+
+    return all(source is None or (source not in NAMES and Path(source).expanduser().exists()) for source in sources)
 
 
 class _Commands(typer.core.TyperGroup):
@@ -40,7 +81,14 @@ class _Commands(typer.core.TyperGroup):
         return option
 
 
-app = typer.Typer(
+class App(typer.Typer):
+    """An application whose commands are each a `Command`."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[F], F]:
+        return super().command(*args, cls=Command, **options)
+
+
+app = App(
     name="mmdgs",
     cls=_Commands,
     help="From a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.",

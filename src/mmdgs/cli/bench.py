@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdgs.cli.app import Debug, Device, Quiet, app, device_named, needs_lab, output, plain_errors
+from mmdgs.cli.app import App, Debug, Device, Quiet, app, device_named, needs_lab, output, plain_errors
 from mmdgs.tables import Table
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mmdgs.lab.bench import Point, Row
 
-bench_app = typer.Typer(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
+bench_app = App(help="Measure mmdgs against a plain implementation, in one run.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 Quick = Annotated[bool, typer.Option("--quick", help="A tenth of the work; rougher numbers.")]

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from mmdgs.cli.app import Debug, Device, Quiet, Seed, app, device_named, messages, output, plain_errors
+from mmdgs.cli.app import (
+    Debug,
+    Device,
+    Quiet,
+    Seed,
+    app,
+    device_named,
+    messages,
+    no_sets,
+    output,
+    plain_errors,
+    refuse_idle,
+)
 from mmdgs.errors import UsageError
 from mmdgs.evaluation.names import METRICS, OF_FEATURES
 from mmdgs.tables import Table
@@ -25,6 +37,7 @@ OPEN = "open"
 
 @app.command("evaluate")
 def evaluate_command(
+    context: typer.Context,
     samples: Annotated[
         list[str], typer.Argument(help="Images: an .npz, a folder or zip, or a set and its split (cifar10:test).")
     ],
@@ -71,6 +84,19 @@ def evaluate_command(
         from mmdgs.models import load
 
         chosen = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
+        refuse_idle(
+            context,
+            (not set(chosen) & set(OF_FEATURES), ("inception",), f"the metrics {', '.join(OF_FEATURES)}"),
+            ("fid" not in chosen, ("groups",), "the metric fid"),
+            (no_sets(*samples, reference), ("data_dir",), "sets such as cifar10:test"),
+            (
+                all(Path(source).suffix.lower() == ".npz" for source in (*samples, reference)),
+                ("size",),
+                "image files and sets, not for arrays (.npz)",
+            ),
+            (len(samples) == 1 and not compare, ("force",), "several sets of samples, or --compare"),
+            (out is None, ("overwrite",), "--out"),
+        )
         _check_out(out, overwrite)
         earlier = [record for file in compare or [] for record in read_evaluations(file)]
         judge = None if classifier is None else load(classifier)

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from mmdgs.cli.app import Debug, Overwrite, Seed, app, needs_lab, plain_errors
+from mmdgs.cli.app import Debug, Overwrite, Seed, app, needs_lab, plain_errors, refuse_idle
 from mmdgs.cli.reproduce import write_page
 from mmdgs.errors import UsageError
 
 
 @app.command()
 def judge(
+    context: typer.Context,
     draws: Annotated[
         Path | None,
         typer.Argument(
@@ -52,6 +53,7 @@ def judge(
 
         if (draws is None) == (suite is None) or (suite is not None and truth is not None):
             raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
+        refuse_idle(context, (suite is None, ("count", "cases"), "--suite SAMPLER.py"))
         holds_nothing(out, overwrite)
         if suite is not None:
             with needs_lab():

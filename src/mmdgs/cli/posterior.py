@@ -18,9 +18,11 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    no_sets,
     number_or_estimate,
     output,
     plain_errors,
+    refuse_idle,
     resumable,
     warn_of_training_images,
 )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 @app.command()
 @options_of(Method, only=("calibrated",))
 def posterior(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model: one that ships (cifar10, celeba), a folder ...")],
     images: Annotated[
         list[str], typer.Argument(help="Images: files, folders, .zip, .npz, .npy; or sets (cifar10:test).")
@@ -79,6 +82,13 @@ def posterior(
         from mmdgs.generation.posteriors import PosteriorSettings
         from mmdgs.models import load
 
+        refuse_idle(
+            context,
+            (calibrate is None, ("calibration_images",), "--calibrate"),
+            (components == 0, ("region", "tolerance"), "components, and --components is 0"),
+            (draws == 0, ("krylov_steps",), "draws, and --draws is 0"),
+            (no_sets(*images, calibrate), ("data_dir",), "sets such as cifar10:test"),
+        )
         PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
         level = number_or_estimate("--sigma", sigma)
         asked = PosteriorSettings(components, draws, _region(region), tolerance, krylov_steps, seed, **given)

@@ -27,6 +27,7 @@ from mmdgs.cli.app import (
     needs_lab,
     output,
     plain_errors,
+    refuse_idle,
 )
 from mmdgs.cli.options import options_of
 from mmdgs.errors import UsageError
@@ -52,6 +53,7 @@ def _takers(option: str) -> list[str]:
 )
 @options_of(Context, told=lambda name, text: f"{text} ({', '.join(_takers(name))})")
 def reproduce(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"What to make: {', '.join((*EXPERIMENTS, TABLES))}.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the results.", show_default="runs/NAME")
@@ -76,6 +78,8 @@ def reproduce(
 ) -> None:
     with plain_errors(debug):
         if name == TABLES:
+            idle = ("quick", "data_dir", "seed", "device", "overwrite", "resume", *given)
+            refuse_idle(context, (True, idle, f"experiments, not for {TABLES}"))
             _write_tables(out or Path(), taken or [], anew)
             return
         if taken or anew:

@@ -19,9 +19,11 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    no_sets,
     number_or_estimate,
     output,
     plain_errors,
+    refuse_idle,
     resumable,
     warn_of_training_images,
 )
@@ -51,6 +53,7 @@ SHOWN_LEVELS = 8
 @app.command()
 @options_of(Method, only=("products", "symmetric", "calibrated"))
 def restore(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
     images: Annotated[str, typer.Argument(help="Measurements: a folder, .zip, .npz or file; or a set (cifar10:test).")],
     operator: Annotated[
@@ -90,6 +93,7 @@ def restore(
         from mmdgs.models import load
         from mmdgs.operators.named import parse_operator
 
+        refuse_idle(context, (no_sets(images), ("data_dir",), "sets such as cifar10:test"))
         RestoredFolder(out).check(resume=resume, overwrite=overwrite)
         settings = RestorationSettings(
             noise=_noise(noise, simulate),

@@ -19,8 +19,10 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    no_sets,
     output,
     plain_errors,
+    refuse_idle,
     resumable,
 )
 from mmdgs.cli.options import options_of
@@ -44,6 +46,7 @@ PATIENCE = timedelta(days=7)
 @app.command()
 @options_of(Method)
 def sample(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A model that ships (mnist, mnist-kl), a folder (also of diffusers), or on the hub.")
     ],
@@ -92,6 +95,7 @@ def sample(
         from mmdgs.samplers.driver import repair_note
         from mmdgs.schedules import parse_levels
 
+        refuse_idle(context, (no_sets(data), ("data_dir",), "--data with a set such as cifar10"))
         if chain_every is not None:
             _check_chain(out, floating, resume)
         _check_out(out, floating, resume, overwrite)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from mmdgs.cli.app import Debug, Overwrite, Seed, app, messages, output, plain_errors
+from mmdgs.cli.app import Debug, Overwrite, Seed, app, messages, output, plain_errors, refuse_idle
 from mmdgs.errors import UsageError
 
 STUDIO_EXTRA = ("gradio", "fastapi", "uvicorn")
@@ -38,6 +38,7 @@ def studio(
 
 @app.command()
 def plane(
+    context: typer.Context,
     density: Annotated[str, typer.Argument(help="A 2-D density: mog, rings or roll.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for a picture and arrays.")],
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise, 0.05 to 1.")] = 0.3,
@@ -56,6 +57,7 @@ def plane(
 
         if (at is None) == (chains is None):
             raise UsageError("give a noisy point (--at 0.2,0.1) or a number of chains (--chains 300), one of the two")
+        refuse_idle(context, (chains is None, ("method", "steps", "seed"), "--chains"))
         if out.exists() and not (out.is_dir() and (overwrite or not any(out.iterdir()))):
             raise UsageError(f"{out} exists and is not an empty folder; use --overwrite, or another name")
         if at is not None:

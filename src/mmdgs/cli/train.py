@@ -17,16 +17,20 @@ from mmdgs.cli.app import (
     app,
     device_named,
     messages,
+    no_sets,
     output,
     plain_errors,
+    refuse_idle,
 )
 from mmdgs.cli.options import options_of
+from mmdgs.errors import UsageError
 from mmdgs.training.recipe import Recipe, TrainingSettings, parse_override, read_recipe
 
 
 @app.command()
 @options_of(Recipe, TrainingSettings)
 def train(
+    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model, its checkpoints and metrics.")],
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A recipe: YAML or TOML.")] = None,
     *,
@@ -47,10 +51,16 @@ def train(
     with plain_errors(debug):
         from accelerate import Accelerator, DistributedDataParallelKwargs
 
+        from mmdgs.data import TOYS
         from mmdgs.training.run import train_model
         from mmdgs.training.stopping import Interrupted
 
-        recipe = read_recipe(config, given | dict(parse_override(one) for one in override or []))
+        overrides = dict(parse_override(one) for one in override or [])
+        for name in (given.keys() & overrides.keys()) - {"data_dir"}:  # that may come from the environment
+            raise UsageError(f"{name} is given twice, as an option and by --set: leave one of them out")
+        recipe = read_recipe(config, given | overrides)
+        idle = recipe.data in TOYS or no_sets(recipe.data)
+        refuse_idle(context, (idle, ("data_dir",), "sets such as cifar10"))
         where = device_named(device)
         # An energy's last bias has no gradient: data-parallel training must not wait for it.
         accelerator = Accelerator(

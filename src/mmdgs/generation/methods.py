@@ -181,12 +181,12 @@ CHAIN = Sampler({"covariance": None, "clip": None, "mean": None}, lambda found, 
 def resolved(method: Method, model: Model) -> Method:
     """The method with every setting that applies filled in, levels included; what does not apply is refused."""
     model.require_denoiser()
-    chosen_name = method.sampler or own_choice(method, model)
+    chosen_name = own_choice(method, model) if method.sampler is None else method.sampler
     sampler = _sampler(chosen_name, model)
     values = dict(sampler.defaults)
     name = f"the sampler {chosen_name!r}"
     if "covariance" in values:
-        covariance = method.covariance or values["covariance"] or own_covariance(model)
+        covariance = values["covariance"] or own_covariance(model) if method.covariance is None else method.covariance
         values |= {"covariance": covariance, **_covariance_defaults(covariance, chosen_name)}
         name += f" with the covariance {covariance!r}"
     if chosen_name == "ancestral" and values["covariance"] not in FIXED:
@@ -279,7 +279,7 @@ def _denoiser(method: Method, model: Model) -> Denoiser:
     """The model, led away from its guide where that is asked for: the guide that is named, or that came with it."""
     if method.guidance is None:
         return model
-    source = method.guide or model.beside(GUIDE)
+    source = model.beside(GUIDE) if method.guide is None else method.guide
     if source is None:
         raise UsageError(
             f"--guidance {method.guidance:g} leads samples away from a worse model, and none came with {model.source}: "

@@ -128,7 +128,7 @@ def _components(seen: ImagePosterior) -> list[str]:
         )
         share = seen.variances[i].item() / total
         facts = [("standard deviation", f"{seen.stds[i].item():.3g}")]
-        facts += [] if seen.region else [("share of all variance", f"{100 * share:.2g}%")]
+        facts += [] if seen.region else [("share of all variance", f"{100 * share:.3g}%")]
         facts += [
             ("skewness", f"{seen.skewness[i].item():+z.2f}"),
             ("excess kurtosis", f"{seen.excess_kurtosis[i].item():+z.2f}"),

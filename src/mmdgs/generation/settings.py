@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmdgs.errors import unknown_name
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.options import option
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class Method:
 
         if self.sampler is not None and self.sampler not in SAMPLERS:
             raise unknown_name("sampler", self.sampler, SAMPLERS)
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value) and (name, value) != ("last_noise", math.inf):
+                raise UsageError(f"{name.replace('_', '-')} must be a finite number, got {value}")
 
     def to_json(self) -> dict[str, Any]:
         """What is set, for records; of levels how many, the first and the last."""

@@ -45,6 +45,11 @@ def convert_checkpoint(
     if not holds_nothing(out, overwrite) and not any((out / name).is_file() for name in (CONFIG, diffusers.INDEX)):
         raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
     if source.is_dir():
+        if not ema or size is not None:
+            option = "--size" if ema else "--raw"
+            raise UsageError(
+                f"{option} is for an NCSNv2 checkpoint, and {source} is a folder of diffusers: leave it out"
+            )
         return _convert_pipeline(source, out)
     if not source.is_file() or source.suffix not in CHECKPOINTS:
         raise UsageError(

@@ -100,7 +100,7 @@ def own_covariance(model: Model) -> str:
 
 def make_moments(model: Model, covariance: str | None, given: Mapping[str, Any]) -> Moments:
     """The estimator of a covariance by name, with the settings that are given in place of its defaults."""
-    name = covariance or own_covariance(model)
+    name = own_covariance(model) if covariance is None else covariance
     if name not in COVARIANCES:
         raise unknown_name("covariance", name, COVARIANCES)
     defaults, make = COVARIANCES[name]

@@ -17,10 +17,8 @@ out of it.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -29,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmdgs.cost import spend
 from mmdgs.denoisers import Denoiser, evaluated, has_symmetric_jacobian, require_denoiser
-from mmdgs.derivatives import WrittenOutNorms
+from mmdgs.derivatives import WrittenOutNorms, load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.moments.contract import require_input
@@ -127,17 +125,9 @@ def _cumulants(denoiser: Denoiser, x: Tensor, level: NoiseLevel, u: Tensor) -> l
     return found
 
 
-@cache
-def _forward_mode_loaded() -> None:
-    """Have torch load its forward mode, which warns of torch's own use of TorchScript."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
-
-
 def _forwards(along: Callable[[Tensor], Tensor], start: Tensor) -> list[Tensor]:
     """Derivatives of every order up to three, nested in forward mode."""
-    _forward_mode_loaded()
+    load_forward_mode()
     ones = torch.ones_like(start)
 
     def with_derivative(f: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], tuple[Tensor, ...]]:

@@ -112,7 +112,7 @@ def run(
 def repair_note(fraction: float) -> str:
     """What a person should know where a fraction of the variances (or eigenvalues) was raised to the floor."""
     said = (
-        f"{100 * fraction:.2g}% of the variances were estimated as negative or nearly zero and were raised to the "
+        f"{100 * fraction:.3g}% of the variances were estimated as negative or nearly zero and were raised to the "
         "floor, so draws follow the mean there."
     )
     if fraction > USUAL_REPAIRS:

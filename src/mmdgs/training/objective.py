@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, raise_unless_compiler
+from mmdgs.derivatives import load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.models import CLASSES, COVARIANCE, MEAN_STD, VARIANCE_RATIO, Model
 from mmdgs.moments import LearnedMoments
@@ -222,6 +223,7 @@ class CompiledEnergy:
         def slope(x_t: Tensor, u: Tensor, level: AnyLevel) -> Tensor:
             return torch.func.jvp(lambda x: denoiser.call(x, level).sum(), (x_t,), (u,))[1]
 
+        load_forward_mode()
         # Shapes as they are: dynamic ones fail inside these transforms.
         options: dict[str, Any] | None = {"triton.cudagraphs": True} if self.graphs else None
         self.gradient = torch.compile(gradient, backend=backend, dynamic=False, options=options)

@@ -131,12 +131,16 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        from mmdgs.data import TOYS
         from mmdgs.losses import WEIGHTINGS
         from mmdgs.models.config import CLASSES, COVARIANCE, MEAN_STD, VARIANCE_RATIO, check_level, check_param
         from mmdgs.networks.registry import preset
         from mmdgs.training.objective import DRAWS
 
         check_param(self.param)
+        for name in ("size", "flips", "unreadable") if self.data in TOYS else ():
+            if getattr(self, name) != Recipe.__dataclass_fields__[name].default:
+                raise UsageError(f"{name} is for images, and {self.data!r} has points: leave it out")
         if self.sigma is not None:
             check_level(self.alpha, self.sigma)
         named = {MEAN_STD: "kl", CLASSES: "cross-entropy", VARIANCE_RATIO: "ocm", COVARIANCE: "covariance"}

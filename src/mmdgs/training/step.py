@@ -200,6 +200,11 @@ class Average:
 def make_optimisers(name: str, parameters: Sequence[nn.Parameter], learning_rate: float) -> list[torch.optim.Optimizer]:
     """The optimisers that share some parameters among them, none of them without any."""
     matrices = [p for p in parameters if name == "muon" and _is_matrix(p)]
+    if name == "muon" and not matrices:
+        raise UsageError(
+            f"the optimiser muon is for matrices with at least {SHORTEST} rows and columns, and this network has none: "
+            "use adam, or a wider network"
+        )
     ours = {id(p) for p in matrices}
     rest = [p for p in parameters if id(p) not in ours]
     made: list[torch.optim.Optimizer] = []
