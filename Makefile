@@ -64,7 +64,7 @@ $(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.studio: $(VENV)/.test
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test,studio-test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test,studio-test,docs]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
