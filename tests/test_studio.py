@@ -21,7 +21,7 @@ from mmdgs.cli import app
 from mmdgs.cost import counting
 from mmdgs.errors import UsageError
 from mmdgs.runtime import Stopped, stop_if_asked, stoppable
-from mmdgs.studio import image, make_examples, plane, restoring, sampling, server, sources
+from mmdgs.studio import guard, image, make_examples, plane, restoring, sampling, server, sources
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.streaming import Tell, streamed
 
@@ -230,15 +230,29 @@ def test_the_folder_is_emptied_of_what_is_old() -> None:
     assert not old.parent.exists()
     assert first.read_bytes() == b"0", "every page begins with it"
     assert new.read_bytes() == b"2"
+    for visitor, path in (("ada", new), ("ada", old), ("bob", new)):
+        folder.give(visitor, str(path))
+    newer = Path(folder.put("newer.zip", bytes(100_000)))
+    os.utime(new, (time.time() - 50, time.time() - 50))
+    os.utime(new.parent, (time.time() - 50, time.time() - 50))
+    folder.empty(60, most=150_000)
+    assert folder.holds("ada", str(new))
+    assert not folder.holds("ada", str(old)), "it was deleted"
+    assert not folder.holds("eve", str(new))
+    assert folder.holds("eve", str(first))
+    folder.empty(60, most=newer.stat().st_size + newer.parent.stat().st_size)
+    assert newer.exists()
+    assert not new.exists(), "the oldest goes where the folder is full"
+    assert not folder.holds("ada", str(new))
     folder.close()
     assert not folder.path.exists()
 
 
 def test_the_address_is_this_machines_alone_and_a_taken_port_is_said() -> None:
-    assert server.is_local("127.0.0.1")
-    assert server.is_local("::1")
-    assert not server.is_local("0.0.0.0")
-    assert not server.is_local("example.org")
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        assert guard.is_local(host)
+    for host in ("0.0.0.0", "::", "example.org", "127.0.0.1.example.org", ""):
+        assert not guard.is_local(host)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -264,7 +278,20 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "one of the two" in call("plane", "mog", "--out", str(tmp_path / "no"))[1]
     assert "two numbers" in call("plane", "mog", "--at", "1", "--out", str(tmp_path / "no"))[1]
     assert not (tmp_path / "no").exists()
-    monkeypatch.setitem(__import__("sys").modules, "gradio", None)
+    modules = __import__("sys").modules
+    monkeypatch.setitem(modules, "gradio", modules.get("gradio") or object())
+    assert "--token must have at least 8 characters, got 5" in call("studio", "--token", "short")[1]
+    assert "exclude each other" in call("studio", "--token", "long enough", "--no-token")[1]
+    served: list = []
+    monkeypatch.setattr(server, "serve", lambda host, port, token, tell: served.append(token))
+    for words in ([], ["--host", "::1"], ["--host", "0.0.0.0", "--no-token"], ["--token", "chosen by hand"]):
+        assert call("studio", *words)[0] == 0
+    assert served == [None, None, None, "chosen by hand"]
+    for _ in range(2):
+        assert call("studio", "--host", "0.0.0.0")[0] == 0
+    assert len(served[-1]) >= 32
+    assert served[-1] != served[-2]
+    monkeypatch.setitem(modules, "gradio", None)
     status, said = call("studio")
     assert status == 2
     assert 'pip install "mmdgs[studio]"' in said

@@ -21,30 +21,56 @@ PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
 """Milliseconds: the machine that tests run on may be busy."""
 
 
-@pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a studio listens, which was started as a person starts it."""
-    log = tmp_path_factory.mktemp("studio") / "log"
-    scratch = tmp_path_factory.mktemp("scratch")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmdgs", "studio", "--port", "0"], stdout=stream, stderr=stream, env=environment
-        )
-    try:
-        found = None
-        for _ in range(600):
-            found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-            if found or process.poll() is not None:
+class Studio:
+    """A studio that was started as a person starts it, and its folder for temporary files."""
+
+    def __init__(self, folder: Path, *options: str, program: tuple[str, ...] = ("-m", "mmdgs", "studio")) -> None:
+        self.log, self.scratch = folder / "log", folder / "scratch"
+        self.scratch.mkdir()
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch), "PYTHONUNBUFFERED": "1"}
+        with self.log.open("w") as stream:
+            words = [sys.executable, *program, "--port", "0", *options]
+            self.process = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
+
+    @property
+    def address(self) -> str:
+        """What it prints, once it listens."""
+        for _ in range(1200):
+            printed = re.search(r"http://\S+", self.log.read_text())
+            if printed:
+                return printed.group()
+            if self.process.poll() is not None:
                 break
             time.sleep(0.1)
-        assert found, log.read_text()
-        yield found.group()
+        raise AssertionError(self.log.read_text())
+
+    def end(self) -> float:
+        """Ask it to end; the seconds that took. It leaves no folder behind."""
+        begun = time.monotonic()
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+        assert self.process.returncode == 0
+        assert list(self.scratch.glob("mmdgs-studio-*")) == []
+        return time.monotonic() - begun
+
+
+@pytest.fixture(scope="session")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+    """The studio of all tests."""
+    running = Studio(tmp_path_factory.mktemp("studio"))
+    try:
+        yield running
     finally:
-        process.terminate()
-        process.wait(20)
-    assert list(scratch.glob("mmdgs-studio-*")) == [], "the studio leaves no folder behind"
-    assert "Traceback" not in log.read_text(), log.read_text()
+        running.end()
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def address(studio: Studio) -> str:
+    return studio.address
 
 
 @pytest.fixture(scope="session")

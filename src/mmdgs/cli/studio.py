@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,15 @@ from mmdgs.cli.app import Debug, Overwrite, Seed, app, messages, output, plain_e
 from mmdgs.errors import UsageError
 
 STUDIO_EXTRA = ("gradio", "fastapi", "uvicorn")
+SHORTEST_TOKEN = 8
 
 
 @app.command()
 def studio(
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 7860,
+    token: Annotated[str | None, typer.Option(help="Ask visitors for this token; 8 characters or more.")] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Let everybody in who reaches the address.")] = False,
     debug: Debug = False,
 ) -> None:
     """Open the studio: posteriors, restoration and samplers in the browser, on the models that ship."""
@@ -29,11 +33,19 @@ def studio(
             if name not in STUDIO_EXTRA:
                 raise
             raise UsageError(f'this command needs {name}; install it with: pip install "mmdgs[studio]"') from error
-        from mmdgs.studio.server import is_local, serve
+        from mmdgs.studio.guard import is_local
+        from mmdgs.studio.server import serve
 
-        if not is_local(host):
-            messages.print(f"note: whoever can reach {escape(host)} can use this studio; it asks for no password")
-        serve(host, port, tell=lambda address: output.print(f"studio: [bold]{address}[/bold]  (Ctrl-C ends it)"))
+        if token is not None and no_token:
+            raise UsageError("--token and --no-token exclude each other; give one of the two")
+        if token is not None and len(token) < SHORTEST_TOKEN:
+            raise UsageError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
+        if token is None and not no_token and not is_local(host):
+            token = secrets.token_urlsafe(24)
+        if token is None and not is_local(host):
+            messages.print(f"note: whoever can reach {escape(host)} can use this studio; it asks for no token")
+        line = "studio: [bold]{}[/bold]  (Ctrl-C ends it)"
+        serve(host, port, token=token, tell=lambda address: output.print(line.format(address), soft_wrap=True))
 
 
 @app.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mmdgs.data.pictures import png
 
 AGE, EVERY = 1800.0, 60.0
 """Seconds after which files are deleted, and between two looks."""
+MOST = 1_000_000_000
+"""Bytes that the folder may hold; beyond them the oldest files are deleted at the next look."""
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
@@ -49,13 +52,18 @@ def bundle(name: str, files: Mapping[str, bytes]) -> bytes:
 
 
 class Folder:
-    """The studio's own folder: everything that is served lies in it, and it goes when the studio ends."""
+    """The studio's own folder: everything that is served lies in it, and it goes when the studio ends.
+
+    A visitor sees and names their own files in it, and those that every page begins with.
+    """
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="mmdgs-studio-")
         self.path = Path(self._held.name).resolve()
         self._end = threading.Event()
         self._stays: set[Path] = set()
+        self._pages: set[str] = set()
+        self._owned: set[tuple[str, str]] = set()
 
     def put(self, name: str, content: bytes) -> str:
         """Write a file, and return its path."""
@@ -64,18 +72,33 @@ class Folder:
         return str(place)
 
     def keep(self) -> None:
-        """What is there now stays: pictures that every visitor's page begins with."""
+        """What is there now stays, for every visitor: pictures that every page begins with."""
         self._stays = set(self.path.iterdir())
+        self._pages = {str(file) for file in self.path.rglob("*")}
 
-    def empty(self, age: float = AGE) -> None:
-        """Delete what was last written so many seconds ago."""
-        before = time.time() - age
-        for one in set(self.path.iterdir()) - self._stays:
-            try:
-                if max(part.stat().st_mtime for part in (one, *one.rglob("*"))) < before:
-                    shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
-            except FileNotFoundError:  # it went meanwhile
-                continue
+    def give(self, visitor: str, path: str) -> None:
+        """A file becomes a visitor's: they uploaded it, or it was made for them."""
+        self._owned.add((visitor, path))
+
+    def holds(self, visitor: str, path: str) -> bool:
+        """Whether a path is a file of this visitor. Nothing is asked of the disk."""
+        return path in self._pages or (visitor, path) in self._owned
+
+    def empty(self, age: float = AGE, most: int = MOST) -> None:
+        """Delete what was last written so many seconds ago, and the oldest where there are more bytes than allowed."""
+        before, total = time.time() - age, 0
+        for written, size, entry in sorted(self._written(), reverse=True):
+            total += size
+            if written < before or total > most:
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+        self._owned -= {(visitor, path) for visitor, path in list(self._owned) if not Path(path).exists()}
+
+    def _written(self) -> Iterator[tuple[float, int, Path]]:
+        """When each entry was last written, and its bytes."""
+        for entry in set(self.path.iterdir()) - self._stays:
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                parts = [part.stat() for part in (entry, *entry.rglob("*"))]
+                yield max(part.st_mtime for part in parts), sum(part.st_size for part in parts), entry
 
     def watch(self) -> None:
         """Empty it again and again, in a thread, until it is closed."""

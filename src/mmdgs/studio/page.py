@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
 import gradio as gr
 
 from mmdgs.studio import room_image, room_plane, room_restore, room_sampler
@@ -10,8 +15,8 @@ from mmdgs.studio.downloads import Folder
 
 TITLE = "mmdgs studio"
 ROOMS = {"Plane": room_plane, "Image": room_image, "Restore": room_restore, "Sampler": room_sampler}
-WAITING = 40
-"""Requests that may wait in line; more are refused at once."""
+WAITING, WAITING_ADDRESS, WAITING_VISITOR = 40, 20, 8
+"""Requests that may wait in line, of all, of an address and of a browser; more are refused at once."""
 VISITORS = 64
 """Open pages whose results and regions are remembered; Gradio would remember 10,000."""
 
@@ -48,16 +53,74 @@ def theme() -> gr.themes.Base:
     return gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
 
 
+_visitor: ContextVar[str] = ContextVar("visitor", default="")
+"""For whom a call is answered."""
+
+
+class Page(gr.Blocks):  # type: ignore[misc]  # Gradio is optional, and not seen by mypy
+    """The page, which takes no path but those of the visitor's own files.
+
+    All calls go through `process_api`, queued or not, before a file that they name is opened, hashed or copied.
+    """
+
+    folder: Folder
+
+    async def process_api(self, block_fn: Any, inputs: list[Any], *rest: Any, **named: Any) -> Any:
+        scope = getattr(getattr(named.get("request"), "request", None), "scope", {})
+        _visitor.set(scope.get("mmdgs.visitor", ""))
+        for file in files_in(inputs):
+            if not self.folder.holds(_visitor.get(), str(file["path"])):
+                raise gr.Error("This is no file of yours. Upload it again.", print_exception=False)
+            file["url"] = None  # a path is enough, and nothing is fetched
+        return await super().process_api(block_fn, inputs, *rest, **named)
+
+    async def postprocess_data(self, *args: Any, **named: Any) -> Any:
+        answer = await super().postprocess_data(*args, **named)
+        for file in files_in(answer):
+            self.folder.give(_visitor.get(), file["path"])
+        return answer
+
+
+def files_in(data: Any) -> Iterator[dict[str, Any]]:
+    """Files that data name, at any depth: whatever has a path."""
+    if isinstance(data, dict):
+        if "path" in data:
+            yield data
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for part in data:
+            yield from files_in(part)
+
+
+def share_line(page: gr.Blocks) -> None:
+    """Refuse requests of one browser or one address that would fill the line for all."""
+    line, one_at_a_time = page._queue, asyncio.Lock()
+    push: Callable[..., Any] = line.push
+
+    async def push_own(body: Any, request: Any, username: Any) -> Any:
+        async with one_at_a_time:
+            waiting = [event.request for queue in line.event_queue_per_concurrency_id.values() for event in queue.queue]
+            by_visitor = sum(other.scope["mmdgs.visitor"] == request.scope["mmdgs.visitor"] for other in waiting)
+            by_address = sum(other.client.host == request.client.host for other in waiting)
+            if by_visitor >= WAITING_VISITOR or by_address >= WAITING_ADDRESS:
+                return False, "Too many of your requests wait in line; try again when some are done.", "queue_full"
+            return await push(body=body, request=request, username=username)
+
+    line.push = push_own
+
+
 def build(folder: Folder) -> gr.Blocks:
     """The page, with all rooms."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+    with Page(title=TITLE, analytics_enabled=False) as page:
         gr.Markdown(f"# {TITLE}\nFrom a denoiser to p(x | noisy x): what it knows, and what it invents.")
         with gr.Tabs(elem_id="rooms"):
             for name, room in ROOMS.items():
                 with gr.Tab(name, id=name.lower(), elem_id=f"room-{name.lower()}"):
                     room.build(folder)
         page.unload(_left)
-    page.queue(max_size=WAITING)
+    page.folder = folder
+    page.queue(max_size=WAITING, api_open=False)
+    share_line(page)
     page.state_session_capacity = VISITORS
     return page
 

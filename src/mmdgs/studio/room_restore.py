@@ -8,6 +8,8 @@ from typing import Any
 import gradio as gr
 import numpy
 import torch
+from fastapi import HTTPException
+from gradio.components.base import server
 
 from mmdgs.generation.posterior_pictures import enlarged, pixels
 from mmdgs.studio import restoring
@@ -21,6 +23,28 @@ ABOUT = """Part of an image is missing, blurred or too coarse. Many images expla
 them, their mean is the best single guess, and where they differ nothing was known."""
 CANVAS = 384
 """Pixels a side of the picture that is painted on."""
+
+
+PAINTINGS, LAYERS = 64, 4
+"""Paintings that wait for their run, and the layers of one."""
+
+
+_accept_blobs = gr.ImageEditor.accept_blobs
+
+
+def accept_blobs(editor: gr.ImageEditor, data: Any) -> None:
+    """Gradio's editor would keep every painting that is sent, with as many layers as it says.
+
+    Set on Gradio's class: a class of our own would make Gradio write a file beside this one.
+    """
+    if str(data.data.get("index", "null")) not in ("", "null", *map(str, range(LAYERS))):
+        raise HTTPException(413, f"a painting has at most {LAYERS} layers")
+    _accept_blobs(editor, data)
+    while len(editor.blob_storage) > PAINTINGS:
+        editor.blob_storage.pop(next(iter(editor.blob_storage)))
+
+
+gr.ImageEditor.accept_blobs = server(accept_blobs)
 
 
 def build(folder: Folder) -> None:
