@@ -13,6 +13,7 @@ from torch import Tensor
 SHARED = Path(__file__).parents[2] / "shared"
 NCSNV2 = SHARED / "reference" / "ncsnv2"
 CIFAR10_FILES = SHARED / "data" / "cifar10"
+MNIST_FILES = SHARED / "data" / "mnist"
 FACES = SHARED / "data" / "celeba" / "faces64.zip"
 CIFAR10_DDPM = SHARED / "models" / "cifar10_ddpm_unet2d"
 
@@ -23,6 +24,8 @@ needs_cifar10_ddpm = pytest.mark.skipif(
 needs_cifar10_files = pytest.mark.skipif(
     not CIFAR10_FILES.is_dir(), reason="no shared/data/cifar10 beside this repository"
 )
+
+needs_mnist_files = pytest.mark.skipif(not MNIST_FILES.is_dir(), reason="no shared/data/mnist beside this repository")
 
 needs_faces = pytest.mark.skipif(not FACES.is_file(), reason="no shared/data/celeba beside this repository")
 
