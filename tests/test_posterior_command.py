@@ -220,7 +220,7 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, tmp_path: Path, monkeypatc
     [
         ({"sigma": "much"}, (), ("pictures",), "--sigma must be a number, or estimate, got 'much'"),
         ({"sigma": "0"}, (), ("pictures",), "sigma must be a positive number, got 0"),
-        ({"sigma": "9"}, (), ("pictures",), "the model knows sigma from 0.1 to 4"),
+        ({"sigma": "4.5"}, (), ("pictures",), "the model knows sigma from 0.1 to 4"),
         ({"sigma": "estimate"}, ("--simulate",), ("pictures",), "simulated noise needs sigma as a number"),
         ({"region": "1,2,3"}, (), ("pictures",), "four whole numbers x,y,width,height"),
         ({"region": "4,4,8,8"}, (), ("pictures",), "does not lie within the image, which is 8 wide and 8 high"),
