@@ -15,7 +15,7 @@ from mmdgs.errors import UsageError
 from mmdgs.generation.restoration import restoration_plan
 from mmdgs.metrics import calibration_ratio
 from mmdgs.models import Model
-from mmdgs.moments import ExactMoments, FullMoments
+from mmdgs.moments import ExactMoments, FullMoments, GivenMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Box, Downsample, Grayscale, Matrix
 from mmdgs.randomness import Streams
@@ -24,6 +24,10 @@ from mmdgs.targets import GaussianMixture
 
 FINE = schedules.geometric(6, 20.0, 0.01)
 MEANS = torch.linspace(-0.4, 0.8, 12, dtype=torch.float64)[None]
+
+
+def normals(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def gaussian() -> GaussianMixture:
@@ -189,3 +193,45 @@ def test_what_is_refused(given: dict[str, object], says: str) -> None:
     settings |= {"covariance": FullMoments(model), "steps": 2, "draws": 1, "progress": None}
     with pytest.raises(UsageError, match=says):
         mmdgs.restore(**{**settings, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("chains", "shares"), [("bridge", (0.41, 0.30, 0.50)), ("multistep", (0.42, 0.30, 0.51))])
+def test_chains_take_too_little_of_the_modes_weights_from_y(chains: str, shares: tuple[float, ...]) -> None:
+    """docs/inverse.md: with exact moments and 400 levels, p(x | y) with 0.29, 0.12 and 0.5 in one of two modes.
+
+    N(-1, 0.3^2 I) and N(1, 0.3^2 I) in the plane, the first number measured with noise 0.5. p(x | x_t, y) by a Gaussian
+    is not that of a mixture, so the law along the levels is not that of p(x | y). Where y says nothing it is right.
+    """
+    exact = torch.tensor([0.29, 0.12, 0.5], dtype=torch.float64)
+    width, noise = 0.3, 0.5
+    means = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+    mixture = GaussianMixture([0.5, 0.5], means, width**2 * torch.eye(2, dtype=torch.float64).repeat(2, 1, 1))
+    operator = Matrix(torch.tensor([[1.0, 0.0]], dtype=torch.float64), (2,))
+    y = -exact.logit()[:, None] * (width**2 + noise**2) / 2  # the evidence of the modes is N(y; -+1, width^2 + noise^2)
+    torch.testing.assert_close(mixture.given(y, operator, noise).weights[:, 0], exact)
+    rows = y.repeat_interleave(1_000, 0)
+    plan = restoration_plan(
+        GivenMoments(ExactMoments(mixture), rows, operator, noise), schedules.edm(400, 100.0, 0.01), chains
+    )
+    start = plan.start.sigma * normals(3_000, 2)
+    x = run(plan, start, seed=0, progress=None).x.unflatten(0, (3, -1))
+    found = (x[..., 1] < 0).double().mean(1)
+    assert found.tolist() == pytest.approx(shares, abs=0.04)  # a share of 1,000 has a standard deviation of 0.016
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured", "free"), [(10, 0.78, 1.07), (12, 0.84, 1.10), (25, 0.96, 1.05), (50, 0.99, 1.01)]
+)
+def test_multistep_is_too_narrow_where_y_is_sharp_and_too_wide_where_it_says_nothing(
+    steps: int, measured: float, free: float
+) -> None:
+    """docs/samplers.md: widths over right ones along the levels of `cifar10`, of data N(0, 0.3^2) and noise 0.02."""
+    data = GaussianMixture(
+        [1.0], torch.zeros(1, 2, dtype=torch.float64), 0.09 * torch.eye(2, dtype=torch.float64)[None]
+    )
+    operator = Matrix(torch.tensor([[1.0, 0.0]], dtype=torch.float64), (2,))
+    given = GivenMoments(ExactMoments(data), torch.zeros(20_000, 1, dtype=torch.float64), operator, 0.02)
+    plan = restoration_plan(given, schedules.edm(steps, 50.0, 0.01), "multistep")
+    x = run(plan, plan.start.sigma * normals(20_000, 2), seed=0, progress=None).x
+    exact = torch.tensor([(0.3**-2 + 0.02**-2) ** -0.5, 0.3], dtype=torch.float64)
+    assert (x.std(0) / exact).tolist() == pytest.approx([measured, free], abs=0.02)  # of 20,000: 0.5%
