@@ -126,6 +126,13 @@ def test_several_numbers_stand_side_by_side():
     assert lines[2] == "| +0.95 / 1,818 / 0.90 |"
 
 
+@pytest.mark.parametrize(("evaluations", "text"), [((325, 225, 325), "225 to 325"), ((1325.0, 1325), "1,325")])
+def test_numbers_that_differ_between_tasks_are_a_range(evaluations: tuple[float, ...], text: str):
+    cells = [{"row": "full", "task": i, "cost": cost} for i, cost in enumerate(evaluations)]
+    paths = [["cells", {"task": i}, "cost"] for i in range(len(evaluations))]
+    assert shown([{"title": "a"}], [[{"range": paths}]], cells=cells)[2] == f"| {text} |"
+
+
 def test_cells_of_a_run_are_taken_into_a_record(tmp_path: Path):
     page = tree(tmp_path) / "docs" / "page.md"
     path = tmp_path / "docs" / "records" / "r.json"

@@ -225,7 +225,7 @@ def test_chains_take_too_little_of_the_modes_weights_from_y(chains: str, shares:
 def test_multistep_is_too_narrow_where_y_is_sharp_and_too_wide_where_it_says_nothing(
     steps: int, measured: float, free: float
 ) -> None:
-    """docs/samplers.md: widths over right ones along the levels of `cifar10`, of data N(0, 0.3^2) and noise 0.02."""
+    """docs/inverse.md: widths over right ones along the levels of `cifar10`, of data N(0, 0.3^2) and noise 0.02."""
     data = GaussianMixture(
         [1.0], torch.zeros(1, 2, dtype=torch.float64), 0.09 * torch.eye(2, dtype=torch.float64)[None]
     )

@@ -116,8 +116,10 @@ def restore(
     precision: str = "float32",
     progress: str | None = "restoring",
 ) -> Restored:
-    """Draw images x from p(x | y) for measurements y = A x + noise e of images with values in [0, 1].
+    """Draw images x given measurements y = A x + noise e of images with values in [0, 1]: from p(x | y), nearly.
 
+    Chains take p(x | x_t, y) for a Gaussian. Where p(x | y) is one, draws by "bridge" are exact; where it has modes,
+    y moves their weights too little, with any number of levels (docs/inverse.md, "Limits").
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
     from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of

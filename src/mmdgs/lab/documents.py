@@ -8,9 +8,9 @@ A page marks where a table stands, and which one it is:
 
 `table1` is docs/records/table1.json, and `single` one of its "tables": columns, and rows of cells. A cell is a text, a
 number, a pair (value, half its 95% interval), nothing, {"at": path}: where in the record its number stands, or
-{"all": [path, ...]}: several numbers side by side. A path's step is a key, or {"row": "full"}: the first entry of a
-list with these values. A table with "cells" is made of all cells of its record (record_cells.py), and has its "rows",
-if any, below them.
+{"all": [path, ...]}: several numbers side by side, or {"range": [path, ...]}: the least and the largest. A path's step
+is a key, or {"row": "full"}: the first entry of a list with these values. A table with "cells" is made of all cells of
+its record (record_cells.py), and has its "rows", if any, below them.
 
 `mmdgs reproduce tables --from table1=runs/table1` first takes the cells of a run into a record: those that it has are
 replaced, new ones added. So every table of a network is refreshed by one command. With --anew, as for a new network,
@@ -200,6 +200,9 @@ def _cell(cell: Any, record: Mapping[str, Any], path: Path) -> Number | str:
     if isinstance(cell, Mapping) and "all" in cell:
         values = [_looked_up(one, record, path).value for one in cell["all"]]
         return " / ".join(_short(value, "+" if i == 0 else "") for i, value in enumerate(values))
+    if isinstance(cell, Mapping) and "range" in cell:
+        low, high = (pick(_looked_up(one, record, path).value for one in cell["range"]) for pick in (min, max))
+        return f"{low:,g}" if low == high else f"{low:,g} to {high:,g}"
     if isinstance(cell, Mapping):
         return _looked_up(cell["at"], record, path)
     return Number(*cell) if isinstance(cell, Sequence) else Number(cell)
