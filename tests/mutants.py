@@ -342,11 +342,20 @@ MUTANTS = [
         "test_generate.py -k deleted",
     ),
     Mutant("generation/engine.py", '"seed": engine.seed, ', "", "test_generate.py -k other_settings"),
-    Mutant("generation/engine.py", '"plan": plan, ', "", "test_generate.py -k another_plan"),
+    Mutant("generation/engine.py", ', "plan": plan_record(engine.plan)', "", "test_generate.py -k another_plan"),
     Mutant(
         "generation/identity.py", "for name in names}", "for name in names[1:]}", "test_generate.py -k another_plan"
     ),
-    Mutant("generation/identity.py", ", cells])", "])", "test_generate.py -k record_covers"),
+    Mutant(
+        "generation/identity.py",
+        ", cells, self._code(value)]",
+        ", self._code(value)]",
+        "test_generate.py -k record_covers",
+    ),
+    Mutant("generation/identity.py", "value.shape, value.interval", "value.interval", "test_loading.py -k of_one_size"),
+    Mutant(
+        "generation/restored.py", "operator=operator, y=y", "operator=operator", "test_restore_command.py -k a_call"
+    ),
     Mutant("generation/writers.py", "[written - first :]", "[:]", "test_generate.py -k another_batch_size"),
     Mutant(
         "generation/writers.py",
@@ -364,9 +373,7 @@ MUTANTS = [
     ),
     Mutant("models/levels.py", "sigma=factor * level.sigma", "sigma=level.sigma", "test_loading.py -k rescaled"),
     Mutant("models/fits.py", 'notes["digest"] != self.digest', "False", "test_fits.py -k other_weights"),
-    Mutant(
-        "models/fits.py", "for _, key, table in kept if key == data.key]", "for _, key, table in kept]", "test_fits.py"
-    ),
+    Mutant("models/fits.py", "for _, key, table in kept if key == own]", "for _, key, table in kept]", "test_fits.py"),
     Mutant(
         "models/fits.py",
         'return max(found, key=lambda one: one[0]["images"])[1] if',

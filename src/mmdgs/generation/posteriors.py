@@ -29,7 +29,7 @@ from mmdgs.models import Model
 from mmdgs.moments import CalibratedMoments, Moments, higher_moments
 from mmdgs.moments.calibrated import calibration_record
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import check_unit_noise
+from mmdgs.operators.measurements import check_unit_noise
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams, checked_seed, child_seed
 

@@ -30,7 +30,8 @@ from mmdgs.models import Model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances, unit_noise
+from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
+from mmdgs.operators.measurements import unit_noise
 from mmdgs.randomness import Generator, Streams, checked_seed, child_seed
 from mmdgs.runtime import autocast, check_precision, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Multistep, Plan, Run, State, ancestral_plan, mirrored_plan, run

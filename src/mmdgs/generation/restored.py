@@ -33,7 +33,8 @@ from mmdgs.memory import evenly
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.moments.calibrated import calibration_record
-from mmdgs.operators import Operator, as_operator, measured, unit_noise
+from mmdgs.operators import Operator, as_operator, measured
+from mmdgs.operators.measurements import unit_noise
 from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
 

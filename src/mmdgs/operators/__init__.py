@@ -11,14 +11,7 @@ from mmdgs.operators.contract import (
     linear,
 )
 from mmdgs.operators.images import Blur, Box, Crop, Downsample, Fourier, Grayscale, Mask
-from mmdgs.operators.measurements import (
-    ESTIMATE,
-    check_unit_noise,
-    estimated_noise,
-    measured,
-    noise_variances,
-    unit_noise,
-)
+from mmdgs.operators.measurements import ESTIMATE, estimated_noise, measured, noise_variances
 
 __all__ = [
     "ESTIMATE",
@@ -35,11 +28,9 @@ __all__ = [
     "Matrix",
     "Operator",
     "as_operator",
-    "check_unit_noise",
     "compose",
     "estimated_noise",
     "linear",
     "measured",
     "noise_variances",
-    "unit_noise",
 ]
