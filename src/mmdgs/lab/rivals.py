@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mmdgs.cost import Cost
 from mmdgs.denoisers import Denoiser
+from mmdgs.derivatives import load_forward_mode
 from mmdgs.errors import unknown_name
 from mmdgs.generation.engine import chains_at_once
 from mmdgs.generation.restoration import RestorationSettings, check_restoration
@@ -137,6 +138,7 @@ class Problem:
         """A draw of each row by the solver of a name."""
         from mmdgs.interop.azula import GuestDenoiser, default_schedule
 
+        load_forward_mode()
         guest = GuestDenoiser(self.counted, default_schedule(self.noisiest), None, self.centre, self.scale)
         sampler = _SAMPLERS[name](self, guest, setting, {"steps": steps, "silent": True})
         sampler.dtype = torch.float64  # of times
