@@ -123,7 +123,7 @@ def runs(made: Path) -> list[Run]:
         Run("sample, folder", sample),
         Run("sample, npz", sample, "x.npz"),
         Run("sample, npz of floats", [*sample, "--float"], "x.npz"),
-        Run("sample, png", sample, "x.png", resumes=False),
+        Run("sample, png", sample, "x.png"),
         Run(
             "evaluate",
             ["evaluate", str(made / "samples"), *measures, "--inception", str(fake_script(made / "fake.pt")), *cpu],

@@ -917,6 +917,52 @@ def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) 
         assert image.size == (3 * (5 * 10 + 2), 3 * (5 * 10 + 2))
 
 
+def test_one_picture_has_a_record_goes_on_and_is_written_by_one_run_at_a_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled(name: str, *more: str) -> Any:
+        return run(cli.app, words(folder, tmp_path / name, *more))
+
+    assert sampled("whole.png").exit_code == 0
+    record = json.loads((tmp_path / "whole.png.samples.json").read_text())
+    assert (record["finished"], record["settings"]["seed"], record["cost"]["samples"]) == (True, 3, 24)
+    assert "exists; use --overwrite to start anew, --resume to go on" in said(sampled("whole.png"))
+
+    parts = tmp_path / ".other.png.parts"
+    parts.mkdir()
+    with locked(parts):
+        assert "another run is writing into" in said(sampled("other.png"))
+
+    batch, made = engine._Engine.batch, []
+
+    def stopped(*given: Any) -> Any:
+        made.append(given)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return batch(*given)
+
+    monkeypatch.setattr(engine._Engine, "batch", stopped)
+    result = sampled("other.png")
+    assert (result.exit_code, (tmp_path / "other.png").exists()) == (130, False)
+    assert "the same command with --resume" in said(result)
+    assert sampled("other.png", "--resume").exit_code == 0
+    assert len(made) == 7  # two of six batches were there
+    assert (tmp_path / "other.png").read_bytes() == (tmp_path / "whole.png").read_bytes()
+    written = {f"{name}.png{ending}" for name in ("whole", "other") for ending in ("", ".samples.json")}
+    assert {path.name for path in tmp_path.iterdir()} == {*written, folder.name}
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_array_is_told_by_the_systems_reason(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # numpy's error has no reason then
+    try:
+        with pytest.raises(OSError, match=r"could not be written into .* \(File too large\)"):
+            drawn(exact(), 4096, out=tmp_path / "x.npz", batch_size=4096, floating=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
     for more, message in (
         (["--sampler", "ddim"], "'ddim' takes no sweeps; it takes clip, eta, guidance, guide, levels, steps"),
@@ -929,7 +975,7 @@ def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
         (["--covariance", "isotropic", "--data", "mnist"], "the covariance 'isotropic' takes no probes"),
         (["--size", "9"], "size is for models that do not"),
         (["--raw"], "ema=False is for NCSNv2 checkpoints"),
-        (["--out", str(tmp_path / "x.png"), "--resume"], "--resume is for a folder or an .npz"),
+        (["--out", str(tmp_path / "x.html")], "--out must end in .png or .npz, or be a folder"),
         (["--covariance", "learned"], "the covariance 'learned' takes no probes"),
     ):
         result = run(cli.app, words(folder, tmp_path / "out", *more))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,42 @@ def test_it_writes_draws_means_uncertainties_and_a_picture(folder: Path, tmp_pat
     again = run(cli.app, command(folder, out, "--simulate"))
     assert again.exit_code == 2
     assert "use --overwrite" in again.output
+
+
+@pytest.mark.parametrize("command", ["restore", "posterior", "train", "judge", "plane"])
+def test_a_folder_for_results_is_not_named_as_a_file(command: str, tmp_path: Path) -> None:
+    given = {
+        "restore": ["cifar10", "x.png", "--operator", "gray", "--noise", "0.1"],
+        "posterior": ["cifar10", "x.png", "--sigma", "0.3"],
+        "train": ["--data", "mog", "--model", "mlp", "--sigma", "0.5"],
+        "judge": ["draws.npz"],
+        "plane": ["mog", "--at", "0,0"],
+    }[command]
+    result = run(cli.app, [command, *given, "--out", str(tmp_path / "page.html")])
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "the output is a folder, and page.html is the name of a file" in " ".join(result.output.split())
+
+
+def test_no_warnings_of_torch_come_through(folder: Path, tmp_path: Path) -> None:
+    # A picture, whose pixels cannot be written, and a denoiser that is differentiated in forward mode.
+    Image.new("RGB", (8, 8), (90, 120, 30)).save(tmp_path / "one.png")
+    restoring = [
+        "restore",
+        str(folder / "model"),
+        str(tmp_path / "one.png"),
+        "--operator",
+        "box:4",
+        "--noise",
+        "0.1",
+        "--covariance",
+        "diagonal",
+    ]
+    seeing = ["posterior", str(folder / "model"), str(tmp_path / "one.png"), "--sigma", "0.5", "--components", "1"]
+    for name, words in {"r": [*restoring, "--draws", "1", "--steps", "2"], "p": [*seeing, "--draws", "1"]}.items():
+        command = [sys.executable, "-W", "always", "-m", "mmdgs", *words, "--out", str(tmp_path / name)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        assert "Warning" not in made.stderr
 
 
 def test_measurements_as_they_are(folder: Path, tmp_path: Path) -> None:

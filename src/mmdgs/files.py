@@ -27,6 +27,11 @@ except ImportError:  # Windows, where an open file cannot be renamed or removed
 LOCK = ".lock"
 TEMPORARY = ".mmdgs-tmp"
 """How files and folders end that are not whole yet."""
+FILE_NAMES = (
+    ".bmp", ".csv", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".json", ".npy", ".npz", ".pdf", ".png", ".pt", ".pth",
+    ".safetensors", ".tif", ".tiff", ".webp", ".yaml", ".zip",
+)  # fmt: skip
+"""Endings that no new folder has."""
 REPLACED = ".mmdgs-old"
 """How a folder ends while another takes its place."""
 
@@ -42,7 +47,12 @@ def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
     handle, temporary = _temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as stream:
-            yield stream
+            try:
+                yield stream
+            except OSError as error:
+                if error.errno is None:  # numpy says how much it has written, not why it stopped there
+                    _write_more(stream)
+                raise
             stream.flush()
             os.fsync(stream.fileno())
             if fcntl is not None:  # the lock is held until the file has its name
@@ -54,6 +64,13 @@ def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error  # such as a full disk
         raise
+
+
+def _write_more(stream: BinaryIO) -> None:
+    """Write to a file that could not be written: the system then says why, such as a full disk."""
+    stream.write(bytes(1 << 16))
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _temporary_file(path: Path) -> tuple[int, Path]:
@@ -250,9 +267,17 @@ def made(folder: Path) -> Iterator[None]:
 
 
 def refuse_file(folder: Path) -> None:
-    """Refuse a file in the place of an output folder."""
+    """Refuse a file in the place of an output folder, and a new folder with the name of a file."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"the output {folder} is a file; give a folder")
+    if not folder.exists() and folder.suffix.lower() in FILE_NAMES:
+        raise UsageError(f"the output is a folder, and {folder.name} is the name of a file: leave {folder.suffix} out")
+
+
+def require_parent(path: Path) -> None:
+    """Refuse an output file in a folder that is not there."""
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
 
 
 @contextlib.contextmanager

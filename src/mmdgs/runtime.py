@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, TypeVar
 
 from mmdgs.errors import UsageError
 from mmdgs.version import __version__
@@ -33,6 +33,8 @@ BAR_DELAY = 1.0
 """Seconds of work before the bar of a loop appears."""
 LINE_EVERY = 30.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
+FORECAST_AFTER, LONG = 2.0, 20.0
+"""Seconds after which a loop says how long it will take, and the least that is worth it."""
 
 _quiet = False
 
@@ -43,17 +45,64 @@ def show_progress(wanted: bool) -> None:
     _quiet = not wanted
 
 
-def progress_bar(total: int, label: str | None, unit: str = "step", delay: float = BAR_DELAY) -> tqdm | ProgressLines:
+def progress_bar(
+    total: int, label: str | None, unit: str = "step", delay: float = BAR_DELAY, *, first: int = 0
+) -> tqdm | ProgressLines:
     """A bar with rate and time left, which vanishes at the end; a label of None switches it off.
 
-    Off a terminal (a log file, a batch job) it is one line on stderr every LINE_EVERY seconds.
+    Off a terminal (a log file, a batch job) it is one line on stderr every LINE_EVERY seconds. On both, a long loop
+    says after its first steps how long it will take. `first` is what was done by a run that this one goes on from.
     """
     from tqdm.auto import tqdm
 
     shown = bool(label) and not _quiet
-    bar = tqdm(total=total, desc=label, unit=unit, delay=delay, leave=False, disable=None if shown else True)
+    bar = tqdm(
+        total=total, desc=label, unit=unit, delay=delay, initial=first, leave=False, disable=None if shown else True
+    )
     # tqdm has found out by now whether there is a terminal or a notebook.
-    return ProgressLines(total, label or "", unit) if shown and bar.disable else bar
+    if shown and bar.disable:
+        bar = ProgressLines(total, label or "", unit, first)
+    if shown and unit != "B":
+        _forecast_once(bar, label or "", unit, first)
+    return bar
+
+
+def _forecast_once(bar: tqdm | ProgressLines, label: str, unit: str, first: int) -> None:
+    """Have a bar say once how long its loop will take, by its first steps; a loop inside another says nothing.
+
+    The very first step is not counted: it may wait for what later ones do not.
+    """
+    update, since = bar.update, math.nan
+    start: float = first
+    over = False
+
+    def updated(n: float = 1) -> None:
+        nonlocal since, start, over
+        update(n)
+        now = time.monotonic()
+        if over or not bar.total or not _is_outermost(bar):
+            return
+        if math.isnan(since):
+            since, start = now, bar.n
+        elif now - since >= FORECAST_AFTER and bar.n > start:
+            over, each, count = True, (now - since) / (bar.n - start), bar.total - first
+            if bar.n < bar.total and count * each >= LONG:
+                by = f"{count:,.0f} {unit}s, {_in_words(each)} each, by the first {bar.n - first:,.0f}"
+                bar.write(f"{label}: about {_in_words(count * each)} ({by})", file=sys.stderr)
+
+    bar.update = updated  # type: ignore[method-assign]
+
+
+def _is_outermost(bar: tqdm | ProgressLines) -> bool:
+    """Whether the loop of a bar runs inside no other."""
+    return ProgressLines.running[:1] == [bar] if isinstance(bar, ProgressLines) else bar.pos == 0
+
+
+def _in_words(seconds: float) -> str:
+    """A length of time, to two digits or so: 19 ms, 4.2 s, 12 min, 3.1 h."""
+    units = (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 0.001, 0.0))
+    unit, size = next((unit, size) for unit, size, least in units if seconds >= least)
+    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
 
 
 class ProgressLines:
@@ -66,21 +115,26 @@ class ProgressLines:
     running: ClassVar[list[ProgressLines]] = []
     last_line: ClassVar[float] = -math.inf
 
-    def __init__(self, total: float, label: str, unit: str) -> None:
+    def __init__(self, total: float, label: str, unit: str, first: float = 0) -> None:
         self.total, self.label, self.unit = total, label, unit
-        self.n: float = 0
-        self.first: float = 0
+        self.n: float = first
+        self.first: float = first
         self.unit_scale = False  # of tqdm: rates are scaled here always
         self.told: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
-        """Begin; what was counted before, of a run that goes on, is no part of the rate."""
-        self.first, self.started = self.n, time.monotonic()
+        """Begin; what a run before this one has done is no part of the rate."""
+        self.started = time.monotonic()
         self.running.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.running.remove(self)
+
+    @staticmethod
+    def write(line: str, file: TextIO) -> None:
+        """Write a line of its own."""
+        print(line, file=file, flush=True)
 
     def set_postfix(self, told: Mapping[str, Any], refresh: bool = True) -> None:
         """What lines say besides: names and values."""

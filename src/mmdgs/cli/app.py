@@ -148,6 +148,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         said = str(error) or type(error).__name__
+        said = f"{type(error).__name__}: {said}" if isinstance(error, LookupError) else said  # that is a bare name
         messages.print(f"[bold red]error:[/bold red] {escape(said)}", soft_wrap=True)
         raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
 

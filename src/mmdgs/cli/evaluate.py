@@ -135,12 +135,13 @@ def evaluate_command(
 
 
 def _check_out(out: Path | None, overwrite: bool) -> None:
+    from mmdgs.files import require_parent
+
     if out is None:
         return
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; use --overwrite, or another name")
-    if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
+    require_parent(out)
 
 
 def _check_counts(sets: list[ImageSet], earlier: list[Evaluation], limit: int | None, force: bool) -> None:

@@ -34,7 +34,9 @@ from mmdgs.generation.settings import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmdgs.data.single import NamedImage
     from mmdgs.generation.posterior_folder import Posteriors
+    from mmdgs.generation.posteriors import PosteriorSettings
     from mmdgs.models import Model
 
 
@@ -96,6 +98,8 @@ def posterior(
         made = load(model, device=device_named(device))
         warn_of_training_images(made, calibrate, *(images if simulate else ()))
         held_out = None if calibrate is None else _held_out(calibrate, data_dir, made, calibration_images)
+        if not quiet:
+            messages.print(_plan(made, found, asked), soft_wrap=True)
         with resumable():
             result = posteriors_into(
                 out,
@@ -109,6 +113,16 @@ def posterior(
                 overwrite=overwrite,
             )
         _tell(result)
+
+
+def _plan(model: Model, images: list[NamedImage], asked: PosteriorSettings) -> str:
+    """What will be done."""
+    from mmdgs.generation.tiles import TiledDenoiser, fitted_denoiser
+
+    denoisers = [fitted_denoiser(model, *one.image.shape[1:]) for one in images if len(model.shape) == 3]
+    tiles = sum(one.tiles if isinstance(one, TiledDenoiser) else 1 for one in denoisers)
+    said = f"{len(images):,} images, {asked.draws} draws of {asked.krylov_steps} Krylov steps and {asked.components} "
+    return said + "components each" + (f", in {tiles:,} tiles in all" if tiles > len(images) else "")
 
 
 def _region(text: str | None) -> tuple[int, int, int, int] | None:

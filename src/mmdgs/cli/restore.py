@@ -117,6 +117,8 @@ def restore(
         pictures = pictures.take(slice(n))
         x = midpoints(pictures.images)
         y = simulated(x, measure, settings.noise, seed=seed) if simulate else x  # type: ignore[arg-type]
+        if not quiet:
+            messages.print(f"{len(x):,} images, {draws} draws each along {steps} noise levels, {covariance} covariance")
         with resumable():
             result = restore_into(
                 out,

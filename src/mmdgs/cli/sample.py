@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from mmdgs.generation import Generated
     from mmdgs.models import FitData, Model
 
-GRID = ".png"
-NO_FOLDERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy", ".pt", ".zip")
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others at the end, where one of them has a batch more."""
 
@@ -81,13 +79,12 @@ def sample(
     debug: Debug = False,
     **given: Any,
 ) -> None:
-    """Draw samples from noise; killed or stopped, it goes on with --resume (a folder or an .npz).
+    """Draw samples from noise; killed or stopped, it goes on with --resume.
 
     Several processes: `accelerate launch -m mmdgs sample ...` or `torchrun --nproc-per-node 2 -m mmdgs sample ...`,
     with -n for the number of samples: these launchers take --n for an option of their own.
     """
     with plain_errors(debug):
-        from mmdgs.data.pictures import save_grid
         from mmdgs.diagnostics import save_chain
         from mmdgs.generation import generate, make_plan
         from mmdgs.generation.methods import settings_of
@@ -108,7 +105,7 @@ def sample(
         accelerator = _accelerator(where)
         where = accelerator.device if accelerator.num_processes > 1 else where
         try:
-            with resumable(told=out.suffix != GRID and chain_every is None and accelerator.is_main_process):
+            with resumable(told=chain_every is None and accelerator.is_main_process):
                 found = load(model, ema=not raw, size=size, device=where)
                 _check_shape(found, out)
                 with accelerator.main_process_first():  # one fits variances, the others find them
@@ -118,7 +115,7 @@ def sample(
                     found,
                     plan,
                     n,
-                    out=None if out.suffix == GRID or kept is not None else out,
+                    out=out if kept is None else None,
                     seed=seed,
                     batch_size=batch_size,
                     keep=kept,
@@ -134,8 +131,6 @@ def sample(
             accelerator.end_training()
         if result.states is not None:
             save_chain(out, result.states)
-        elif result.x is not None:
-            save_grid(out, result.x)
         if accelerator.is_main_process:
             messages.print(_said(result, "images" if len(found.shape) == 3 else "points"), soft_wrap=True)
             if result.repaired > 0:
@@ -151,22 +146,15 @@ def _accelerator(where: torch.device) -> Accelerator:
 
 
 def _check_out(out: Path, floating: bool, resume: bool, overwrite: bool) -> None:
-    """Refuse what is no place for samples."""
+    """Refuse what is no place for samples, before the work that a plan may need."""
+    from mmdgs.files import FILE_NAMES
     from mmdgs.generation.writers import destination
 
     if floating and out.suffix.lower() != ".npz":
         raise UsageError(f"--float is for an --out that ends in .npz, got {out}")
-    if out.suffix.lower() in NO_FOLDERS:
+    if out.suffix.lower() in FILE_NAMES and out.suffix.lower() not in (".png", ".npz"):
         raise UsageError(f"--out must end in .png or .npz, or be a folder, got {out}")
-    if out.suffix != GRID:  # before the work that a plan may need
-        destination(out).check(resume=resume, overwrite=overwrite)
-        return
-    if resume:
-        raise UsageError(f"{out} is one picture, made in one go: --resume is for a folder or an .npz")
-    if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists; use --overwrite, or another name")
-    if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent} to write {out.name} into")
+    destination(out).check(resume=resume, overwrite=overwrite)
 
 
 def _check_chain(out: Path, floating: bool, resume: bool) -> None:

@@ -64,14 +64,13 @@ def plane(
 ) -> None:
     """Show the posterior of a noisy point of the plane beside its Gaussian approximations; or run chains there."""
     with plain_errors(debug):
-        from mmdgs.files import write_atomically
+        from mmdgs.files import holds_nothing, write_atomically
         from mmdgs.studio import plane as work
 
         if (at is None) == (chains is None):
             raise UsageError("give a noisy point (--at 0.2,0.1) or a number of chains (--chains 300), one of the two")
         refuse_idle(context, (chains is None, ("method", "steps", "seed"), "--chains"))
-        if out.exists() and not (out.is_dir() and (overwrite or not any(out.iterdir()))):
-            raise UsageError(f"{out} exists and is not an empty folder; use --overwrite, or another name")
+        holds_nothing(out, overwrite)
         if at is not None:
             seen = work.look(density, sigma, _point(at))
             files = seen.files()

@@ -195,7 +195,7 @@ def _left_out(gallery: Gallery, name: str, why: Unreadable, unreadable: str) -> 
     if unreadable == "refuse":
         raise UsageError(
             f"cannot read the image {name} in {gallery.path}: {why}; "
-            "use --unreadable skip (unreadable='skip') to leave such files out"
+            "take it away, or leave such files out (unreadable='skip', mmdgs train --unreadable skip)"
         ) from why
     logger.warning("left out the image %s in %s: %s", name, gallery.path, why)
     return name

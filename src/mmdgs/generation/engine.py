@@ -185,11 +185,11 @@ def generate(
     one level from uniform noise in that interval. `start` stands in place of it: a tensor (count, ...), or
     `start(chains, first)`. Starts and steps draw from streams of their own (purposes "start" and "steps").
 
-    The samples are returned, or written to `out` as they come: a folder of PNG files with samples.json, or an .npz
-    with NAME.samples.json. An .npz of images holds `arr_0`, uint8 (count, height, width, channels). With floating=True,
-    and for what is no image, it holds `x`, float32 (count, ...), not clipped, the data's interval mapped to [0, 1].
-    `settings` go into the record, and with resume=True a run goes on only with the same settings, model and plan. With
-    an accelerator every process takes its share of the batches.
+    The samples are returned, or written to `out` as they come: a folder of PNG files with samples.json, an .npz with
+    NAME.samples.json, or one picture, a .png with NAME.png.samples.json. An .npz of images holds `arr_0`, uint8 (count,
+    height, width, channels). With floating=True, and for what is no image, it holds `x`, float32 (count, ...), not
+    clipped, the data's interval mapped to [0, 1]. `settings` go into the record, and with resume=True a run goes on
+    only with the same settings, model and plan. With an accelerator every process takes its share of the batches.
 
     `keep` names steps after which states are returned too (0: the start), `first` is the number of the first sample,
     and `callback(step, state, info, first_chain)` is called after each step of a batch: these are for samples that are
@@ -290,7 +290,7 @@ def _check(
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     if out is None and accelerator is not None and accelerator.num_processes > 1:
-        raise UsageError("several processes write their samples: give a folder or an .npz to write into")
+        raise UsageError("several processes write their samples: give a folder, an .npz or a .png to write into")
     array = out is not None and Path(out).suffix.lower() == ".npz"
     if floating and not array:
         raise UsageError(f"floating-point samples (--float) go into an .npz, got {out or 'no file to write'}")

@@ -1,7 +1,7 @@
-"""Where samples are written as they come: a folder of PNG files, or one .npz, and a record of the run beside them.
+"""Where samples are written as they come: a folder of PNG files, an .npz or a .png, and a record of the run beside it.
 
 What is there is whole: files get their names when they are complete. A hidden folder holds notes of finished parts
-(their cost) and, for an .npz, the parts themselves until all are there. So a run that was killed goes on.
+(their cost) and, for one file, the parts themselves until all are there. So a run that was killed goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import to_uint8
-from mmdgs.data.pictures import png
+from mmdgs.data.pictures import png, save_grid
 from mmdgs.errors import UsageError, first_line
 from mmdgs.files import (
     LOCK,
@@ -29,8 +29,10 @@ from mmdgs.files import (
     half_written,
     output_folder,
     read_json,
+    refuse_file,
     remove,
     remove_if_empty,
+    require_parent,
     to_json,
     write_atomically,
 )
@@ -214,7 +216,7 @@ class ArrayFile(Destination):
         super().__init__(path, path.with_suffix(f".{RECORD}"), path.with_name(f".{path.name}.{PARTS}"))
         self.pixels = pixels
         self.name, self.type = ("arr_0", "|u1") if pixels else ("x", "<f4")
-        self.shape = (*shape[1:], shape[0]) if pixels else tuple(shape)  # of a sample in the array
+        self.shape = (*shape[1:], *shape[:1]) if pixels else tuple(shape)  # of a sample in the array
 
     def _stored(self, samples: Tensor) -> numpy.ndarray:
         """Samples (n, ...) as they stand in the array."""
@@ -229,6 +231,16 @@ class ArrayFile(Destination):
                 and (part := read_part(file, (samples, *self.shape), self.type)) is not None
             ):
                 yield first, part
+
+    def _in_order(self, count: int) -> Iterator[numpy.ndarray]:
+        """All samples, part by part; parts of another batch size may overlap."""
+        done = 0
+        for first, part in self._parts(count):
+            if first <= done < first + len(part):
+                yield part[done - first :]
+                done = first + len(part)
+        if done < count:
+            raise UsageError(f"the samples from {done} on in {self.work} are damaged; use --resume")
 
     def present(self, count: int) -> set[int]:
         if self.path.exists():
@@ -251,13 +263,8 @@ class ArrayFile(Destination):
             with archive.open(entry, "w", force_zip64=True) as array:
                 head = {"descr": self.type, "fortran_order": False, "shape": (count, *self.shape)}
                 numpy.lib.format.write_array_header_1_0(array, head)
-                written = 0
-                for first, part in self._parts(count):  # of another batch size they may overlap
-                    if first <= written < first + len(part):
-                        array.write(part[written - first :].tobytes())
-                        written = first + len(part)
-            if written < count:
-                raise UsageError(f"the samples from {written} on in {self.work} are damaged; use --resume")
+                for part in self._in_order(count):
+                    array.write(part.tobytes())
 
     def _clear(self) -> None:
         for file in (self.path, self.record):
@@ -268,16 +275,32 @@ class ArrayFile(Destination):
         return self.path.exists()
 
 
+class PictureFile(ArrayFile):
+    """One PNG picture of all images, as a grid; its record is NAME.png.samples.json."""
+
+    def __init__(self, path: Path, shape: Sequence[int] = ()) -> None:
+        super().__init__(path, shape, pixels=True)
+        self.record = path.with_name(f"{path.name}.{RECORD}")
+
+    def _assemble(self, count: int) -> None:
+        if not self.path.exists():
+            pixels = torch.from_numpy(numpy.concatenate(list(self._in_order(count))))
+            save_grid(self.path, pixels.permute(0, 3, 1, 2) / 255)
+
+
 def destination(path: Path, shape: Sequence[int] = (), *, pixels: bool = False) -> Destination:
-    """An .npz of samples of a shape, of 8-bit pixels or else of floating-point numbers; or a folder of PNG files."""
+    """An .npz of samples of a shape, of 8-bit pixels or else of floating-point numbers; a .png of all; or a folder."""
+    if path.suffix.lower() == ".png" and not path.is_dir():
+        require_parent(path)
+        return PictureFile(path, shape)
     if path.suffix.lower() == ".npz":
         if path.is_dir():
             raise UsageError(f"{path} is a folder; give the name of a file, or of a folder that does not end in .npz")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
+        require_parent(path)
         return ArrayFile(path, shape, pixels=pixels)
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file; give a folder, or a name that ends in .npz")
+        raise UsageError(f"{path} is a file; give a folder, or a name that ends in .npz or .png")
+    refuse_file(path)
     return PictureFolder(path)
 
 

@@ -30,6 +30,7 @@ from mmdgs.errors import UsageError, first_line
 from mmdgs.metrics import Judgement, judge
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, randn, randn_like, seeded, uniforms
+from mmdgs.runtime import progress_bar
 from mmdgs.targets import GaussianMixture
 
 
@@ -237,8 +238,10 @@ def sampled(sampler: Sampler, problem: Problem, draws: int, seed: int) -> Tensor
 def judged_suite(sampler: Sampler, cases: int, draws: int, seed: int) -> dict[str, Judgement]:
     """The judgement of a sampler against truths and exact draws, by the name of the problem."""
     found, problems = {}, suite(cases, seed)
-    for case in problems:
-        own = sampled(sampler, case.problem, draws, seed)
-        exact = case.exact(draws, seeded(seed, f"{case.problem.name} exact"))
-        found[case.problem.name] = judge(own, case.truth, exact=exact, tasks=len(problems), seed=seed)
+    with progress_bar(len(problems), "judging", unit="problem") as bar:
+        for case in problems:
+            own = sampled(sampler, case.problem, draws, seed)
+            exact = case.exact(draws, seeded(seed, f"{case.problem.name} exact"))
+            found[case.problem.name] = judge(own, case.truth, exact=exact, tasks=len(problems), seed=seed)
+            bar.update()
     return found

@@ -139,8 +139,7 @@ class Trainer:
         self.started = time.perf_counter()
         clock = _Clock(first, self.seconds_before)
         self.network.train()
-        bar = progress_bar(end or 0, progress if self.main else None)
-        bar.update(first)
+        bar = progress_bar(end or 0, progress if self.main else None, first=first)
         none: list[int] = []
         stops: AbstractContextManager[list[int]] = (
             stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
