@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ class CalibrationReport:
         right.plot([*self.covered], [*self.covered.values()], "o-")
         right.plot([0, 1], [0, 1], color="black", linewidth=1)
         right.set(xlabel="probability of the interval", ylabel="share it holds", title="below the line: too sure")
-        canvas.suptitle(str(self).replace(" examples: ", " examples\n"), fontsize=8)
+        canvas.suptitle(textwrap.fill(str(self), 120), fontsize=8)
         return canvas
 
     def save(self, path: str | Path) -> Path:
