@@ -112,6 +112,11 @@ class _NetworkDenoiser:
             raise
         if not isinstance(out, Tensor):
             raise ValueError(f"the network must return a torch tensor, got {type(out).__name__}")
+        if x_t.requires_grad and torch.is_grad_enabled() and not out.requires_grad:
+            raise ValueError(
+                "the network is not differentiable in x_t: its output does not depend on x_t through autograd. Does it "
+                "run under torch.no_grad()?"
+            )
         return out.to(x_t.dtype)
 
     def pure(self, level: NoiseLevel | NoiseLevels) -> Pure | None:
@@ -200,8 +205,6 @@ class EnergyDenoiser(_NetworkDenoiser):
                     f"an energy must return one value, or several to be summed, per row: a tensor "
                     f"({len(x)}, ...), got shape {tuple(energy.shape)}"
                 )
-            if not energy.requires_grad:
-                raise ValueError("the energy does not depend on x_t through autograd: does it run under no_grad?")
             (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=differentiable)
         return (x_t - level.sigma**2 * gradient) / level.alpha
 

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg.operators import Diagonal, raise_non_finite
+from mmdgs.moments.checks import check_errors, require_nearer
 from mmdgs.moments.clipped import ClippedMoments
 from mmdgs.moments.contract import FLOOR, Floor, Moments, least_and_share
 from mmdgs.moments.diagonal import DiagonalMoments
@@ -183,13 +184,22 @@ def posteriors(
 ) -> Iterator[tuple[Tensor, Gaussian]]:
     """Some rows of clean x at a time (None: by the device), and the posteriors of noisy versions of them.
 
-    Each row has random streams of its own, of this purpose: one for its noise, one for what an estimator draws.
+    Each row has random streams of its own, of this purpose: one for its noise, one for what an estimator draws. In the
+    end means that are no denoiser's are refused (checks.py).
     """
-    rows = rows or _rows_at_once(moments, x)
+    rows, squares = rows or _rows_at_once(moments, x), torch.zeros(2, dtype=torch.float64)
     for first in range(0, len(x), rows):
         clean = x[first : first + rows]
         noise, own = (Streams(seed, len(clean), first, purpose=f"{purpose} {what}") for what in ("noise", "probes"))
-        yield clean, moments(add_noise(clean, level, generator=noise), level, generator=own)
+        x_t = add_noise(clean, level, generator=noise)
+        q = moments(x_t, level, generator=own)
+        squares += torch.stack(
+            [(clean - y).double().square().sum() for y in (q.mean.detach(), x_t / level.alpha)]
+        ).cpu()
+        yield clean, q
+    error, noisy = (squares / x.numel()).tolist()
+    require_nearer(level, (error, noisy))
+    check_errors(moments.denoiser, level, (error, noisy), x)
 
 
 def _rows_at_once(moments: Moments, x: Tensor) -> int:

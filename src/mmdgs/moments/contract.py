@@ -26,6 +26,7 @@ from mmdgs.linalg.lanczos import Product
 from mmdgs.linalg.operators import raise_non_finite
 from mmdgs.linalg.repair import SHARE
 from mmdgs.memory import Batches
+from mmdgs.moments.checks import check_denoiser
 from mmdgs.noise import CLEAN, NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -108,6 +109,8 @@ def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) ->
     """Refuse what is not a batch of floating-point vectors, and a level without noise."""
     if not isinstance(x_t, Tensor):
         raise ValueError(f"need a torch tensor, got {type(x_t).__name__}; use torch.as_tensor(...)")
+    if level is not None and not isinstance(level, NoiseLevel | NoiseLevels):
+        raise ValueError(f"the level must be a mmdgs.NoiseLevel, such as mmdgs.NoiseLevel(sigma=0.25), got {level!r}")
     if level == CLEAN:
         raise ValueError("there is no denoising posterior at the clean level; give a NoiseLevel with sigma > 0")
     if x_t.ndim < 2 or 0 in x_t.shape:
@@ -155,8 +158,17 @@ def mean_of(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> Tensor:
     """D(x_t) alone, without a graph; refused where it is not finite."""
     with torch.no_grad():
         mean = denoise(denoiser, x_t, level)
-    raise_non_finite("denoising mean", mean)
+    check_mean(denoiser, x_t, level, mean)
     return mean
+
+
+def check_mean(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel, mean: Tensor, slopes: Tensor | None = None) -> None:
+    """Refuse a mean that is not finite, and warn of one that is no denoiser's (checks.py).
+
+    `slopes` is the diagonal of the denoiser's Jacobian, where it is known.
+    """
+    raise_non_finite("denoising mean", mean)
+    check_denoiser(denoiser, x_t, level, mean, slopes)
 
 
 def covariance_product(at: Linearised, x_t: Tensor, level: NoiseLevel) -> Product:

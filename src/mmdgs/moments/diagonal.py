@@ -12,7 +12,7 @@ from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.linalg.operators import Dense, Diagonal, raise_non_finite
 from mmdgs.linalg.repair import FEW, error_size, lifted
-from mmdgs.moments.contract import Floor, floor_at, require_input, watch_rounding
+from mmdgs.moments.contract import Floor, check_mean, floor_at, require_input, watch_rounding
 from mmdgs.moments.probes import ProbeDesign, design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -61,8 +61,8 @@ class DiagonalMoments:
             at = linearised(self.denoiser, x_t, level)
             diagonal, errors = probed_diagonal(at, self.design or design_for(x_t), probes, x_t, generator)
             mean = at.mean
-        raise_non_finite("denoising mean", mean)
         raise_non_finite("denoising covariance", diagonal)
+        check_mean(self.denoiser, x_t, level, mean, diagonal)
         variances = level.tweedie * diagonal
         watch_rounding(self.denoiser, variances, level)
         errors = None if errors is None else level.tweedie * errors

@@ -13,7 +13,7 @@ from mmdgs.errors import UsageError
 from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.linalg.operators import Dense, raise_non_finite, require_room_for_dense
 from mmdgs.linalg.repair import lifted
-from mmdgs.moments.contract import FLOOR, Floor, floor_at, require_input, watch_rounding
+from mmdgs.moments.contract import FLOOR, Floor, check_mean, floor_at, require_input, watch_rounding
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -55,6 +55,7 @@ class FullMoments:
         require_room_for_dense(rows, d, x_t.dtype, x_t.device)
         self._require_affordable(rows, d)
         mean, jacobian = mean_and_jacobian(self.denoiser, x_t, level)
+        check_mean(self.denoiser, x_t, level, mean, jacobian.diagonal(dim1=1, dim2=2))
         covariance = (0.5 * level.tweedie) * (jacobian + jacobian.mT)
         watch_rounding(self.denoiser, covariance.diagonal(dim1=1, dim2=2), level)
         return _repaired_dense(mean, covariance, level, self.floor)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser, score
 from mmdgs.linalg.operators import Diagonal
+from mmdgs.moments.checks import check_errors
 from mmdgs.moments.contract import FLOOR, fitted_in_parts, mean_of, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
@@ -85,6 +86,8 @@ class IsotropicMoments:
             variance = torch.stack(sums).sum().item() / x.numel()
             if not math.isfinite(variance):
                 raise ValueError(f"the isotropic variance at {one} is {variance}: the denoiser gives non-finite means")
+            if variance_of is by_errors:
+                check_errors(denoiser, one, (variance, one.variance), x)
             if variance < floor * one.variance:
                 logger.warning("the isotropic variance at %s came out as %g and was lifted to the floor", one, variance)
             variances[one] = max(variance, floor * one.variance)

@@ -12,8 +12,7 @@ from mmdgs.denoisers import Denoiser, require_denoiser
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.components import TOLERANCE, Components
 from mmdgs.linalg.krylov import Krylov
-from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import Floor, covariance_product, floor_at, require_input
+from mmdgs.moments.contract import Floor, check_mean, covariance_product, floor_at, require_input
 from mmdgs.moments.probes import design_for, probed_diagonal
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
@@ -52,7 +51,7 @@ class KrylovMoments:
         require_input(x_t, level, self.denoiser)
         at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
         mean = at.mean
-        raise_non_finite("denoising mean", mean)
+        check_mean(self.denoiser, x_t, level, mean)
 
         product = covariance_product(at, x_t, level)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmdgs.cost import spend
 from mmdgs.denoisers import Network, takes_level
 from mmdgs.linalg.operators import Diagonal
+from mmdgs.moments.checks import check_denoiser
 from mmdgs.moments.contract import require_input
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.posterior import Gaussian
@@ -61,4 +62,5 @@ class LearnedMoments:
         require_input(x_t, level)
         spend(forwards=1)
         mean, log_std = self.denoiser.both(x_t, level)
+        check_denoiser(self.denoiser, x_t, level, mean)
         return Gaussian(mean, Diagonal((2 * log_std).exp()))

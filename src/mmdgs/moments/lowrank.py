@@ -11,8 +11,7 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.jacobians import linearised
 from mmdgs.linalg.lowrank import LowRank, Rest
-from mmdgs.linalg.operators import raise_non_finite
-from mmdgs.moments.contract import covariance_product, floor_at, require_input
+from mmdgs.moments.contract import check_mean, covariance_product, floor_at, require_input
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator
@@ -73,11 +72,11 @@ class LowRankMoments:
         rest = self.rest.covariance(x_t, level)
         if self.below is not None and level.ratio >= self.below:
             mean = denoise(self.denoiser, x_t, level)
-            raise_non_finite("denoising mean", mean)
+            check_mean(self.denoiser, x_t, level, mean)
             return Gaussian(mean, rest)
         at = linearised(self.denoiser, x_t, level, symmetric=self.symmetric)
         mean = at.mean
-        raise_non_finite("denoising mean", mean)
+        check_mean(self.denoiser, x_t, level, mean)
 
         product = covariance_product(at, x_t, level)
 

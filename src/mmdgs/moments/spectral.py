@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser
 from mmdgs.linalg.spectral import Spectral, to_cosines
+from mmdgs.moments.checks import check_errors
 from mmdgs.moments.contract import fitted_in_parts, mean_of, require_batch, require_fitted, require_input
 from mmdgs.noise import LevelTable, NoiseLevel, add_noise
 from mmdgs.posterior import Gaussian
@@ -113,4 +114,5 @@ def fitted_spectrum(
         total = sum(fitted_in_parts(squares, x, x_t), torch.zeros(x.shape[1:], dtype=torch.float64))
     if not torch.isfinite(total).all():
         raise ValueError(f"the spectrum at {level} is not finite: the denoiser gives non-finite means")
+    check_errors(denoiser, level, (total.sum().item() / x.numel(), level.variance), x)
     return (total / len(x)).clamp(min=floor * level.variance)
