@@ -94,7 +94,7 @@ def takes_level(network: Callable[..., Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class _NetworkDenoiser:
+class NetworkDenoiser:
     """What the adapters share: how the network is called, and a check of what it returns."""
 
     network: Network
@@ -189,7 +189,7 @@ def require_denoiser(denoiser: object) -> None:
 
 
 @dataclass(frozen=True)
-class EnergyDenoiser(_NetworkDenoiser):
+class EnergyDenoiser(NetworkDenoiser):
     """D = (x_t - sigma^2 grad f) / alpha for an energy f: x_t -> (B,) or (B, ...), summed."""
 
     symmetric_jacobian: ClassVar[bool] = True  # a Hessian
@@ -229,7 +229,7 @@ class EnergyDenoiser(_NetworkDenoiser):
 
 
 @dataclass(frozen=True)
-class ScoreDenoiser(_NetworkDenoiser):
+class ScoreDenoiser(NetworkDenoiser):
     """D = (x_t + sigma^2 s(x_t)) / alpha."""
 
     subtracts: ClassVar[bool] = True
@@ -239,7 +239,7 @@ class ScoreDenoiser(_NetworkDenoiser):
 
 
 @dataclass(frozen=True)
-class NoiseDenoiser(_NetworkDenoiser):
+class NoiseDenoiser(NetworkDenoiser):
     """D = (x_t - sigma eps(x_t)) / alpha."""
 
     subtracts: ClassVar[bool] = True
@@ -249,7 +249,7 @@ class NoiseDenoiser(_NetworkDenoiser):
 
 
 @dataclass(frozen=True)
-class CleanDenoiser(_NetworkDenoiser):
+class CleanDenoiser(NetworkDenoiser):
     """D = x0(x_t)."""
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
@@ -257,7 +257,7 @@ class CleanDenoiser(_NetworkDenoiser):
 
 
 @dataclass(frozen=True)
-class VelocityDenoiser(_NetworkDenoiser):
+class VelocityDenoiser(NetworkDenoiser):
     """D = (alpha x_t - sigma v(x_t)) / (alpha^2 + sigma^2)."""
 
     def __call__(self, x_t: Tensor, level: NoiseLevel | NoiseLevels, /) -> Tensor:
@@ -266,7 +266,7 @@ class VelocityDenoiser(_NetworkDenoiser):
 
 
 @dataclass(frozen=True)
-class EdmDenoiser(_NetworkDenoiser):
+class EdmDenoiser(NetworkDenoiser):
     """D = alpha d^2 / c^2 x_t + sigma d / c F(x_t / c), c^2 = sigma^2 + alpha^2 d^2."""
 
     data_std: float = DATA_STD

@@ -29,7 +29,7 @@ from mmdgs.errors import UsageError
 from mmdgs.files import folder_written_atomically, read_json, refuse_file, to_json, write_atomically
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.identity import digest_of, input_record
-from mmdgs.generation.posterior_page import index_page, page
+from mmdgs.generation.posterior_page import index_page
 from mmdgs.generation.posterior_pictures import overview, pixels, std_picture, strip, walk_pictures
 from mmdgs.generation.posteriors import (
     Estimators,
@@ -72,7 +72,7 @@ class PosteriorFolder(Destination):
         for number, seen in enumerate(images, first):
             if number in wanted:
                 with folder_written_atomically(self.path / seen.name) as folder:
-                    write_seen(folder, seen, self.model)
+                    write_seen(folder, seen)
 
     def _assemble(self, count: int) -> None:
         if count > 1:
@@ -91,7 +91,7 @@ class PosteriorFolder(Destination):
         return self._holds_other()
 
 
-def write_seen(folder: Path, seen: ImagePosterior, model: str) -> None:
+def write_seen(folder: Path, seen: ImagePosterior) -> None:
     """The files of one image."""
     write_atomically(folder / "mean.png", png(pixels(seen.mean)))
     write_atomically(folder / "std.png", png(std_picture(seen.std)))
@@ -105,7 +105,7 @@ def write_seen(folder: Path, seen: ImagePosterior, model: str) -> None:
             write_atomically(folder / "components" / f"{i}.png", png(strip(row)))
     numpy.savez_compressed(folder / "arrays.npz", **seen.arrays())
     write_atomically(folder / "overview.png", overview(seen))
-    write_atomically(folder / "page.html", page(seen, model).encode())
+    seen.save_page(folder / "page.html")
 
 
 @dataclass(frozen=True)

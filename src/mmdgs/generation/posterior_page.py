@@ -51,12 +51,12 @@ WORDS = {
 }
 
 
-def page(seen: ImagePosterior, model: str) -> str:
+def page(seen: ImagePosterior) -> str:
     """The page of one image."""
     body = [
         f"<h1>What p(x | noisy x) says: {escape(seen.name)}</h1>",
-        f'<p class="soft">Model {escape(model)}. Noise: standard deviation {seen.sigma:.4g}, for values in [0, 1]. '
-        f"Image: {seen.mean.shape[2]} x {seen.mean.shape[1]} pixels{_tiles(seen)}.</p>",
+        f'<p class="soft">Model {escape(seen.model)}. Noise: standard deviation {seen.sigma:.4g}, for values in '
+        f"[0, 1]. Image: {seen.mean.shape[2]} x {seen.mean.shape[1]} pixels{_tiles(seen)}.</p>",
         *[f"<p>{escape(one)}</p>" for one in seen.remarks],
         "<h2>Mean and uncertainty</h2>",
         "<p>The mean is the best single guess. The standard deviation says, pixel by pixel, how far off it is likely "
@@ -73,7 +73,6 @@ def page(seen: ImagePosterior, model: str) -> str:
         ]
     if len(seen.directions):
         body += _components(seen)
-    body.append('<p class="soft">All arrays are in <code>arrays.npz</code> beside this page.</p>')
     return _document(f"{seen.name}: posterior", "".join(body))
 
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +23,15 @@ from torch import Tensor
 from mmdgs.cost import Cost, counting
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
+from mmdgs.files import write_atomically
 from mmdgs.generation.tiles import TiledDenoiser, fitted_denoiser
 from mmdgs.linalg.components import Components, checked_region
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import psnr
-from mmdgs.models import Model
-from mmdgs.moments import CalibratedMoments, Moments, higher_moments
+from mmdgs.models import Model, as_model
+from mmdgs.moments import Moments, higher_moments
 from mmdgs.moments.calibrated import calibration_record
+from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators.measurements import check_unit_noise
 from mmdgs.posterior import Gaussian
@@ -98,6 +102,7 @@ class ImagePosterior:
     seconds: float
     scores: dict[str, float] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    model: str = ""
 
     @property
     def stds(self) -> Tensor:
@@ -118,15 +123,12 @@ class ImagePosterior:
             found["truth"] = self.truth
         return {name: value.float().numpy() for name, value in found.items()}
 
+    def save_page(self, path: Path | str) -> Path:
+        """Write the page that `mmdgs posterior` writes: one HTML file, with all pictures inside."""
+        from mmdgs.generation.posterior_page import page  # which imports this module
 
-def moments_for(model: Model, denoiser: Denoiser, covariance: str, **settings: Any) -> Moments:
-    """A model's estimator, with its calibration, for the denoiser of another size that was made of it."""
-    made = model.posterior(covariance, **settings)
-    if denoiser is model:
-        return made
-    if isinstance(made, CalibratedMoments):
-        return replace(made, moments=replace(made.moments, denoiser=denoiser))  # type: ignore[type-var]
-    return replace(made, denoiser=denoiser)  # type: ignore[type-var]
+        write_atomically(Path(path), page(self).encode())
+        return Path(path)
 
 
 def level_of(model: Model, sigma: float) -> NoiseLevel:
@@ -136,7 +138,7 @@ def level_of(model: Model, sigma: float) -> NoiseLevel:
     check_unit_noise(sigma)
     width = model.interval[1] - model.interval[0]
     own = sorted(level.ratio / width for level in model.levels)
-    if not 0.99 * own[0] <= sigma <= 1.01 * own[-1]:
+    if own and not 0.99 * own[0] <= sigma <= 1.01 * own[-1]:
         knows = f"sigma {own[0]:.3g} alone" if len(own) == 1 else f"sigma from {own[0]:.3g} to {own[-1]:.3g}"
         raise UsageError(f"the model knows {knows}, for values in [0, 1], and sigma is {sigma:.3g}")
     return NoiseLevel(sigma=sigma * width)
@@ -144,24 +146,30 @@ def level_of(model: Model, sigma: float) -> NoiseLevel:
 
 @dataclass(frozen=True)
 class Estimators:
-    """The two posteriors of images of one size: the calibrated diagonal, and the full covariance by products."""
+    """The two posteriors of images of one size: the calibrated diagonal, and the full covariance by products.
+
+    An estimator that was given is the first, and the second too where it has correlations.
+    """
 
     denoiser: Denoiser
     diagonal: Moments
     full: Moments
+    given: bool = False
 
     @classmethod
     def of(
-        cls, model: Model, shape: Sequence[int], krylov_steps: int = KRYLOV_STEPS, calibrated: bool | None = None
+        cls,
+        model: Model,
+        shape: Sequence[int],
+        krylov_steps: int = KRYLOV_STEPS,
+        calibrated: bool | None = None,
+        given: Moments | None = None,
     ) -> Estimators:
         """Those of a model for images of a shape (C, H, W); where `calibrated` is True, the diagonal must be."""
         denoiser = fitted_denoiser(model, *shape[-2:])
-        full = None if calibrated else calibrated
-        return cls(
-            denoiser,
-            moments_for(model, denoiser, "diagonal", probes=PROBES, calibrated=calibrated),
-            moments_for(model, denoiser, "krylov", krylov_steps=krylov_steps, calibrated=full),
-        )
+        diagonal = given or model.posterior("diagonal", probes=PROBES, calibrated=calibrated)
+        full = model.posterior("krylov", krylov_steps=krylov_steps, calibrated=None if calibrated else calibrated)
+        return cls(denoiser, with_denoiser(diagonal, denoiser), with_denoiser(full, denoiser), given is not None)
 
     def calibrations(self, levels: Sequence[NoiseLevel]) -> dict[str, Any]:
         """For records: which calibration each of the two has, and at how many of the levels it was not fitted."""
@@ -170,11 +178,14 @@ class Estimators:
 
 
 def image_posterior(
-    model: Model,
+    model: Model | Denoiser | Moments,
     noisy: Float[Tensor, "c h w"],
     sigma: float,
     asked: PosteriorSettings | None = None,
     *,
+    levels: Sequence[NoiseLevel] | None = None,
+    shape: Sequence[int] | None = None,
+    interval: tuple[float, float] | None = None,
     truth: Float[Tensor, "c h w"] | None = None,
     factors: Factors | None = None,
     number: int = 0,
@@ -184,15 +195,26 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
+    `model` may also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at
+    (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of
+    this one; larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or `model`
+    may be an estimator of a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not: mean, standard deviations
+    and intervals are then its own, and so are draws and components where its covariance has correlations.
+
     What is random in it depends on (seed, number) alone. `tick` is called after each of `parts_of(asked)` parts.
     """
     asked = asked or PosteriorSettings()
+    given, source = estimator_and_denoiser(model)
+    if levels is not None and isinstance(source, Model):
+        raise UsageError(f"levels are for a denoiser that is no Model: {source!r} has its own")
+    own_shape = shape if shape is not None or isinstance(source, Model) else tuple(noisy.shape)
+    model = as_model(source, levels=levels, shape=own_shape, interval=interval)
     if noisy.ndim != 3 or noisy.shape[0] != model.shape[0]:
         raise UsageError(f"the model takes images ({model.shape[0]}, height, width), got {tuple(noisy.shape)}")
     level = level_of(model, sigma)
     checked_region(asked.region, noisy.shape)
     started = time.perf_counter()
-    made = Estimators.of(model, noisy.shape, asked.krylov_steps, asked.calibrated)
+    made = Estimators.of(model, noisy.shape, asked.krylov_steps, asked.calibrated, given)
     with counting() as cost:
         q, arrays = _computed(made, model.scaled(noisy[None].float()).to(model.device), level, asked, number, tick)
     low, width = model.interval[0], model.interval[1] - model.interval[0]
@@ -212,6 +234,7 @@ def image_posterior(
         cost=cost,
         seconds=time.perf_counter() - started,
         remarks=remarks,
+        model=model.source,
         **{**arrays, "mean": mean, "draws": draws, "std": std, "variances": variances},  # type: ignore[arg-type]
     )
     return replace(seen, scores=scores_of(seen))
@@ -229,7 +252,8 @@ def _computed(
     q = made.diagonal(x_t, level, generator=_streams(asked.seed, number, "probes"))
     found = {"mean": q.mean, "std": q.cov.diagonal().sqrt()}
     tick(1)
-    full = made.full(x_t, level, generator=_streams(asked.seed, number, "signs"))
+    whole = made.given and not isinstance(q.cov, Diagonal)
+    full = q if whole else made.full(x_t, level, generator=_streams(asked.seed, number, "signs"))
     draws = [_draw(full, asked.seed, number, j, tick) for j in range(asked.draws)]
     found["draws"] = torch.stack(draws, 1) if draws else x_t.new_zeros(1, 0, *x_t.shape[1:])
     own = _components(full, asked)

@@ -22,12 +22,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import Cost
+from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError, unknown_name
 from mmdgs.generation.engine import ADVICE, Watch, chains_at_once
 from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches, evenly
-from mmdgs.models import Model
+from mmdgs.models import Model, as_model
 from mmdgs.moments import GivenMoments, Moments
+from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
 from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Operator, as_operator, estimated_noise, measured, noise_variances
@@ -100,17 +102,19 @@ class Restored:
 
 
 def restore(
-    model: Model,
+    model: Model | Denoiser | Moments,
     y: Float[Tensor, "batch ..."],
     operator: Any,
     *,
     noise: float | Tensor | str,
-    covariance: str | Moments = "spectral",
+    covariance: str | Moments | None = None,
     chains: str = MULTISTEP,
     steps: int = 25,
     draws: int = 16,
     seed: int = 0,
     levels: Sequence[NoiseLevel] | None = None,
+    shape: Sequence[int] | None = None,
+    interval: tuple[float, float] | None = None,
     first: int = 0,
     batch_size: int | None = None,
     callback: Watch | None = None,
@@ -123,18 +127,34 @@ def restore(
     y moves their weights too little, with any number of levels (docs/inverse.md, "Limits").
     y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a LinearPhysics of deepinv, or what `as_operator`
     takes. `noise` is a standard deviation: a number, one a row (B,), one a measurement, or "estimate", which takes it
-    from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, or an estimator in the units of
-    the model. `chains` are "multistep", which follows the conditioned means; "bridge", which draws at every level (with
-    the exact covariance of Gaussian data it is exact in any number of steps); or "mirrored" for the nearest draws,
-    whose spread is too small to be their uncertainty. Each draw takes `steps` evaluations of the model (and the
-    products of its covariance), along EDM's levels within the model's range unless `levels` are given. `first` is the
-    number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a time, and
-    changes numbers by rounding alone. `callback(step, state, info, number)` is called after each step of a batch, whose
-    first draw has this number; states are in the model's units.
+    from y (`operators.estimated_noise`). `covariance` is a name of `Model.posterior`, "spectral" unless given, or an
+    estimator in the units of the model. `chains` are "multistep", which follows the conditioned means; "bridge", which
+    draws at every level (with the exact covariance of Gaussian data it is exact in any number of steps); or "mirrored"
+    for the nearest draws, whose spread is too small to be their uncertainty. Each draw takes `steps` evaluations of the
+    model (and the products of its covariance), along EDM's levels within the model's range unless `levels` are given.
+    `first` is the number of the first measurement, for parts of a larger set; `batch_size` is how many draws run at a
+    time, and changes numbers by rounding alone. `callback(step, state, info, number)` is called after each step of a
+    batch, whose first draw has this number; states are in the model's units.
+
+    `model` may also be a denoiser, such as `mmdgs.noise_denoiser(net)`. It needs the `levels` that chains go along, the
+    noisiest first; the `shape` of its images, where the operator does not know it; and the `interval` of its values,
+    [0, 1] unless given. Its covariance is "krylov" unless given, which needs no fit. Or `model` may be an estimator of
+    a model or of a denoiser, fitted (`SpectralMoments.fit`), calibrated (`mmdgs.calibrate`) or not: it is then the
+    covariance.
     """
+    given, source = estimator_and_denoiser(model)
+    if given is not None and covariance is not None:
+        raise UsageError(f"give an estimator, {type(given).__name__}, or a covariance, not both")
+    bare = not isinstance(source, Model)
+    if bare and levels is None:
+        raise UsageError("a denoiser that is no Model needs levels=, such as mmdgs.schedules.edm(25, 80.0, 0.002)")
+    shape = getattr(operator, "shape", None) if bare and shape is None else shape
+    model = as_model(source, levels=levels, shape=shape, interval=interval)
+    if given is not None:
+        covariance = with_denoiser(given, model)
     settings = RestorationSettings(
         noise=noise,
-        covariance=covariance,
+        covariance=covariance or ("krylov" if bare else "spectral"),
         chains=chains,
         steps=steps,
         draws=draws,
@@ -270,6 +290,10 @@ def noise_of(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tens
     """The standard deviation of the noise, of as many dimensions as y, for values in [0, 1]."""
     if isinstance(noise, str):
         if noise != ESTIMATE:
-            raise UsageError(f"the noise must be a number, or {ESTIMATE!r}, got {noise!r}")
+            raise UsageError(
+                "the noise must be a standard deviation (a number, one a row, or one a measurement, in y's shape) or "
+                f"{ESTIMATE!r}, got {noise!r}; for Poisson noise, where y = counts / peak, give one a measurement: "
+                "noise=(y.clamp(min=1 / peak) / peak).sqrt()"
+            )
         return noise_variances(estimated_noise(y, operator), operator, y).sqrt()
     return unit_noise(noise, operator, y)

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import Denoiser, HasPure, Network, has_symmetric_jacobian, subtracts_noise
+from mmdgs.denoisers import (
+    Denoiser,
+    HasPure,
+    Network,
+    NetworkDenoiser,
+    has_symmetric_jacobian,
+    require_denoiser,
+    subtracts_noise,
+)
 from mmdgs.errors import UsageError
 from mmdgs.files import files_written_together, made, to_json, write_atomically
 from mmdgs.models.calibration import kept_calibration
@@ -27,6 +35,7 @@ from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import remove_weights, weights_digest, write_weights
 from mmdgs.moments import LearnedMoments, Moments, require_input
+from mmdgs.moments.checks import networks_of
 from mmdgs.moments.learned import LearnedMean
 from mmdgs.moments.modulated import SpectralHead
 from mmdgs.moments.ocm import RatioHead
@@ -42,19 +51,24 @@ class Model:
     `levels` are as trained, the noisiest first; others are answered too, by their ratio sigma / alpha, unless there is
     one level only. `model.posterior()` is the estimator of p(x | x_t) to begin with. A classifier and a head of
     variance ratios are models that are no denoisers: calling them raises UsageError.
+
+    Your own network is a model by `Model(mmdgs.noise_denoiser(net), levels=levels, shape=(3, 32, 32))`; `network` holds
+    its weights, and without one the networks that the denoiser calls are looked for.
     """
 
     def __init__(
         self,
         denoiser: Denoiser | None,
-        network: nn.Module,
-        levels: Sequence[NoiseLevel],
-        shape: Sequence[int],
+        network: nn.Module | None = None,
+        levels: Sequence[NoiseLevel] = (),
+        shape: Sequence[int] = (),
         interval: tuple[float, float] = (0.0, 1.0),
         source: str = "",
     ) -> None:
+        if isinstance(denoiser, NetworkDenoiser) and levels:
+            denoiser = AtAnyLevel(denoiser, TrainedLevels(levels))
         self._denoiser = denoiser
-        self.network = network
+        self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
         self.levels = tuple(levels)
         self.shape = tuple(shape)  # of one example
         self.interval = interval  # where the data's values lie
@@ -279,6 +293,28 @@ class Model:
             address = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message="mmdgs model")
         return str(address)
+
+
+def as_model(
+    source: Model | Denoiser,
+    *,
+    levels: Sequence[NoiseLevel] | None = None,
+    shape: Sequence[int] | None = None,
+    interval: tuple[float, float] | None = None,
+) -> Model:
+    """A model as it is, and a denoiser with its levels, the shape of an example and the interval of its values as one.
+
+    A model has its own shape and interval, and refuses others.
+    """
+    if isinstance(source, Model):
+        for name, value in (("shape", shape), ("interval", interval)):
+            if value is not None:
+                raise UsageError(f"{name} is for a denoiser that is no Model: {source!r} has its own")
+        return source
+    require_denoiser(source)
+    if shape is None:
+        raise UsageError("a denoiser that is no Model needs the shape of one example, such as shape=(3, 32, 32)")
+    return Model(source, None, levels or (), shape, interval or (0.0, 1.0), type(source).__name__)
 
 
 def save(model: Model, folder: Path | str, *, card: str | None = None) -> Path:

@@ -12,15 +12,18 @@ need not be symmetric or positive: small values are lifted to a floor (linalg/re
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, denoise, subtracts_noise
+from mmdgs.errors import UsageError
 from mmdgs.jacobians import Linearised, chunked
 from mmdgs.linalg.lanczos import Product
 from mmdgs.linalg.operators import raise_non_finite
@@ -103,6 +106,29 @@ class Moments(Protocol):
     def denoiser(self) -> Denoiser: ...
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None) -> Gaussian: ...
+
+
+def estimator_and_denoiser(source: Moments | Denoiser) -> tuple[Moments | None, Denoiser]:
+    """An estimator and its denoiser; of a denoiser, None and itself.
+
+    Estimators are called with generator=. Denoisers may have a `denoiser` inside, too.
+    """
+    if isinstance(source, Moments) and "generator" in inspect.signature(source).parameters:
+        return source, source.denoiser
+    return None, cast(Denoiser, source)
+
+
+def with_denoiser(moments: Moments, denoiser: Denoiser) -> Moments:
+    """The same estimator, with the same fits, of another denoiser."""
+    if moments.denoiser is denoiser:
+        return moments
+    inner = getattr(moments, "moments", None)
+    try:
+        if inner is not None:
+            return replace(moments, moments=with_denoiser(inner, denoiser))  # type: ignore[type-var]
+        return replace(moments, denoiser=denoiser)  # type: ignore[type-var]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{type(moments).__name__} has a denoiser of its own, and cannot take another") from error
 
 
 def require_batch(x_t: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> None:

@@ -186,7 +186,7 @@ def download(seen: ImagePosterior, stored: numpy.ndarray, wanted: Wanted) -> byt
             "noisy.npy": npy(seen.noisy.numpy()),
             "arrays.npz": npz(seen.arrays()),
             "overview.png": overview(seen),
-            "page.html": page(seen, wanted.model).encode(),
+            "page.html": page(seen).encode(),
             "again.py": (python + "\n").encode(),
             "again.txt": (command + "\n").encode(),
         },
