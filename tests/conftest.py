@@ -28,6 +28,7 @@ import torch
 
 import mmdgs
 from mmdgs.lab import digits, fig1, toys
+from mmdgs.moments import calibrated
 from mmdgs.targets import GaussianMixture
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
@@ -91,6 +92,12 @@ def tiny(monkeypatch):
     monkeypatch.setattr(toys, "QUICK", sizes.TINY)
     monkeypatch.setattr(fig1, "GRID", 41)
     monkeypatch.setattr(digits, "SETTINGS", sizes.TINY_DIGITS)
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Calibrations take means that are farther from the data than the noise is, as those of drawn weights are."""
+    monkeypatch.setattr(calibrated, "require_nearer", lambda level, errors: None)
 
 
 @pytest.fixture

@@ -276,7 +276,7 @@ def test_every_interval_holds_what_it_says(tails: str) -> None:
     drawn = torch.randn(6_000, 8, generator=generator, dtype=torch.float64)
     wide = torch.rand(drawn.shape, generator=generator) < 0.1
     x = drawn * torch.where(wide, 8.0, 0.5) if tails == "heavy" else drawn.sign() + 0.05 * drawn
-    moments, level = Still(), NoiseLevel(sigma=1e-3)
+    moments, level = Still(), NoiseLevel(sigma=10.0)
     found = mmdgs.calibrate(moments, x[:4_000], level, progress=None)
     clean = x[4_000:]
     q = found(clean, level)
@@ -311,10 +311,11 @@ def _held(q: mmdgs.Gaussian, x: Tensor, probability: float) -> float:
 
 def test_intervals_that_few_examples_do_not_tell_are_refused() -> None:
     """Of 400 numbers 8 lie beyond 98%, which are too few, and 20 beyond 95%."""
-    found = mmdgs.calibrate(Still(), torch.randn(200, 4, generator=seeded(0)), PLAIN, progress=None)
-    q = found(torch.zeros(1, 4), PLAIN)
+    level = NoiseLevel(sigma=10.0)
+    found = mmdgs.calibrate(Still(), torch.randn(200, 4, generator=seeded(0)), level, progress=None)
+    q = found(torch.zeros(1, 4), level)
     assert q.highest == 0.95
-    assert [*found.report[PLAIN.ratio].covered][-1] == 0.95
+    assert [*found.report[level.ratio].covered][-1] == 0.95
     for probability in (0.01, 0.951, 0.99):
         with pytest.raises(ValueError, match=rf"fitted for intervals of probability 0.05 to 0.95, got {probability}"):
             q.interval(probability)
@@ -516,7 +517,7 @@ def test_a_covariance_whose_large_eigenvalues_are_too_small_is_fitted_for_densit
 
 
 @pytest.fixture
-def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None) -> Path:
     """A model of five levels from 4 to 0.1, calibrated from 0.8 to 0.2, and images for it."""
     monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
     many_level_model().save_pretrained(tmp_path / "many")

@@ -69,7 +69,7 @@ def test_what_judges_has_noise_of_its_own() -> None:
     assert not torch.isclose(fit.mean, judge.mean).any()
 
 
-def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Path, monkeypatch, untrained) -> None:
     save(many_level_model(SHAPE), tmp_path / "many")
     monkeypatch.setattr(held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))})
     records, _ = performed("calibration", replace(prepared, model=str(tmp_path / "many"), only=("isotropic",)))
@@ -93,7 +93,9 @@ def test_columns_are_chosen_by_how_they_begin(prepared: Context) -> None:
     assert [name for name in one_level if name.startswith("mnist")] == ["mnist"]  # its own level, not others
 
 
-def test_a_diffusers_model_is_a_column_where_it_is_named(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+def test_a_diffusers_model_is_a_column_where_it_is_named(
+    prepared: Context, tmp_path: Path, monkeypatch, untrained
+) -> None:
     full = replace(prepared, quick=False, case=("diffusers",))
     with pytest.raises(UsageError, match="with --many"):
         calibration_cases.cases(full, 8, 16, TINY.training)["diffusers 0.3"]()

@@ -42,8 +42,20 @@ def test_the_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = run_blocks(README)
     assert scope["chain"].shape == (50, 100, 2)
+    _the_network_denoises(**{name: scope[name] for name in ("denoiser", "level", "held_out", "moments")})
     assert scope["draws"].shape == (2, 4, 3, 16, 16)
     assert (tmp_path / "posterior.png").stat().st_size > 1000
+
+
+def _the_network_denoises(denoiser, level, held_out, moments) -> None:
+    """The exact denoiser of the rings leaves 0.79 of the noise's variance."""
+    x_t = mmdgs.add_noise(held_out, level, generator=torch.Generator().manual_seed(1))
+    q = mmdgs.FullMoments(denoiser)(x_t, level)
+    assert (q.mean - held_out).square().mean() < 0.83 * level.variance
+    assert q.repaired.mean() < 0.01
+    (report,) = moments.report.values()
+    assert report.interval_coverage == pytest.approx(0.9, abs=0.02)
+    assert report.repaired < 0.1
 
 
 def test_the_examples_of_commands_run():

@@ -174,7 +174,7 @@ def test_the_noise_is_estimated() -> None:
     ("given", "says"),
     [
         ({"noise": 0.0}, "must be positive and finite, got 0"),
-        ({"noise": "guess"}, "a number, or 'estimate', got 'guess'"),
+        ({"noise": "guess"}, "or 'estimate', got 'guess'"),
         ({"noise": "estimate"}, "measured whole"),
         ({"chains": "mirror"}, "unknown chains 'mirror' .did you mean 'mirrored'"),
         ({"steps": 1}, "steps must be a whole number of at least 2, got 1"),

@@ -86,8 +86,9 @@ def test_restoration(toys: Path) -> None:
     assert run_blocks(DOCS / "inverse.md")["found"].draws.shape == (2, 2, 3, 32, 32)
 
 
-def test_the_posterior_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_posterior_of_an_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a denoiser of independent pixels: the components in the region are its pixels of largest variance."""
+    monkeypatch.chdir(tmp_path)
     noisy = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
     model, gain = linear_model((3, 32, 32), LEVELS)
     monkeypatch.setattr(mmdgs, "load", lambda name: model, raising=False)

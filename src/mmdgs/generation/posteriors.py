@@ -28,7 +28,8 @@ from mmdgs.generation.tiles import TiledDenoiser, fitted_denoiser
 from mmdgs.linalg.components import Components, checked_region
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import psnr
-from mmdgs.models import Model, as_model
+from mmdgs.models import Model
+from mmdgs.models.model import as_model
 from mmdgs.moments import Moments, higher_moments
 from mmdgs.moments.calibrated import calibration_record
 from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser

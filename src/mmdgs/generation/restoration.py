@@ -27,7 +27,8 @@ from mmdgs.errors import UsageError, unknown_name
 from mmdgs.generation.engine import ADVICE, Watch, chains_at_once
 from mmdgs.generation.methods import edm_levels
 from mmdgs.memory import Batches, evenly
-from mmdgs.models import Model, as_model
+from mmdgs.models import Model
+from mmdgs.models.model import as_model
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
 from mmdgs.moments.given import GivenDenoiser

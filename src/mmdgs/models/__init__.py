@@ -15,7 +15,7 @@ from mmdgs.models.covariances import COVARIANCES
 from mmdgs.models.fits import FitData
 from mmdgs.models.heads import load_head
 from mmdgs.models.loading import from_pretrained, load
-from mmdgs.models.model import CARD, CONFIG, Model, as_model, save
+from mmdgs.models.model import CARD, CONFIG, Model, save
 from mmdgs.models.shipped import SHIPPED, shipped_folder
 from mmdgs.models.weights import load_weights, read_weights, remove_weights, weights_digest
 
@@ -33,7 +33,6 @@ __all__ = [
     "FitData",
     "Model",
     "ModelConfig",
-    "as_model",
     "calibrate",
     "check_levels",
     "from_pretrained",

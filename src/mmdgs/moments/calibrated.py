@@ -184,8 +184,8 @@ def posteriors(
 ) -> Iterator[tuple[Tensor, Gaussian]]:
     """Some rows of clean x at a time (None: by the device), and the posteriors of noisy versions of them.
 
-    Each row has random streams of its own, of this purpose: one for its noise, one for what an estimator draws. In the
-    end means that are no denoiser's are refused (checks.py).
+    Each row has random streams of its own, of this purpose: one for its noise, one for what an estimator draws. At the
+    end means that are no denoiser's are warned of, and refused where a calibration is fitted or judged (checks.py).
     """
     rows, squares = rows or _rows_at_once(moments, x), torch.zeros(2, dtype=torch.float64)
     for first in range(0, len(x), rows):
@@ -198,7 +198,8 @@ def posteriors(
         ).cpu()
         yield clean, q
     error, noisy = (squares / x.numel()).tolist()
-    require_nearer(level, (error, noisy))
+    if purpose in (FITTING, JUDGING):
+        require_nearer(level, (error, noisy))
     check_errors(moments.denoiser, level, (error, noisy), x)
 
 
