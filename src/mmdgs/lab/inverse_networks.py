@@ -77,27 +77,19 @@ class Rival:
 
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 25 steps": Ours("spectral", 25),
-    "spectral, 50 steps": Ours("spectral", 50),
-    "spectral, mirrored, 12 steps": Ours("spectral", 12, chains=MIRRORED),
     "spectral, mirrored, 25 steps": Ours("spectral", 25, chains=MIRRORED),
     "spectral, multistep, 12 steps": Ours("spectral", 12, chains=MULTISTEP),
     "spectral, multistep, 25 steps": Ours("spectral", 25, chains=MULTISTEP),
     "spectral, multistep, 50 steps": Ours("spectral", 50, chains=MULTISTEP),
-    "modulated, 25 steps": Ours("modulated", 25),
     "modulated, multistep, 25 steps": Ours("modulated", 25, chains=MULTISTEP),
-    "low rank, 1 product, 10 steps": Ours("low-rank", 10, {"products": 1}),
     "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, {"products": 1, "symmetric": True}),
     "low rank, 1 one-sided product, multistep, 16 steps": Ours(
         "low-rank", 16, {"products": 1, "symmetric": True}, MULTISTEP
     ),
-    "low rank, 2 one-sided products, 10 steps": Ours("low-rank", 10, {"products": 2, "symmetric": True}),
-    "low rank, 2 products, 25 steps": Ours("low-rank", 25, {"products": 2}),
     "isotropic, 50 steps": Ours("isotropic", 50),
     "MMPS (azula), 25 steps": Rival("MMPS", 25),
     "PiGDM (azula), 50 steps": Rival("PiGDM", 50),
     "DPS (azula), 100 steps": Rival("DPS", 100),
-    "MMPS (azula), 100 steps": Rival("MMPS", 100),
-    "diagonal, 3 probes, 25 steps": Ours("lattice", 25),
 }
 
 
