@@ -237,7 +237,8 @@ UNREADABLE = {
     "empty": (b"", "not an image of the formats"),
     "truncated": (TRUNCATED, "truncated"),
     "a program for a printer": (EPS, "not an image of the formats"),
-    "numbers of 32 bits": (encoded(Image.new("F", (4, 4), 0.5), "TIFF"), "its pixels are 32-bit numbers"),
+    "numbers of 32 bits": (encoded(Image.new("I", (4, 4), 5), "TIFF"), "its pixels are stored in 32 bits"),
+    "floating point": (encoded(Image.new("F", (4, 4), 2.5), "TIFF"), "lie between 2.5 and 2.5, expected 0 to 1"),
 }
 
 

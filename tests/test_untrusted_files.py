@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import re
+import resource
 import signal
 import struct
 import tracemalloc
@@ -26,8 +28,12 @@ from mmdgs.data import folders, load_images, load_samples
 from mmdgs.data.decoding import Fit
 from mmdgs.data.idx import IMAGES, LABELS, read_idx
 from mmdgs.data.pickles import read_inert
+from mmdgs.data.single import named_images
+from mmdgs.diagnostics import read_draws
 from mmdgs.errors import UsageError, shown
-from mmdgs.files import read_json
+from mmdgs.evaluation import read_evaluations
+from mmdgs.evaluation.record import Evaluation, Images
+from mmdgs.files import read_json, read_tensors
 from mmdgs.metrics.inception_file import load_inception
 from mmdgs.models.catalogue import licence_of
 from mmdgs.models.conversion import convert_checkpoint
@@ -35,7 +41,7 @@ from mmdgs.networks import MLP
 from mmdgs.operators.named import parse_operator
 from mmdgs.pickled import read_checkpoint
 from mmdgs.reading import FREE, reading
-from mmdgs.training import read_recipe
+from mmdgs.training import read_recipe, train_model
 
 SECONDS = 60
 
@@ -189,7 +195,7 @@ DIFFUSERS: dict[str, tuple[str, dict[str, object], str]] = {
     "timesteps": (SCHEDULE, {"num_train_timesteps": 10**9}, "num_train_timesteps must be at most 100,000"),
     "timesteps in words": (SCHEDULE, {"num_train_timesteps": "many"}, "not a scheduler that diffusers can make"),
     "a class that is none": (SCHEDULE, {"_class_name": ["DDPMScheduler"]}, "which is no scheduler"),
-    "layers": (UNET, {"layers_per_block": 1_000_000}, "too large"),
+    "layers": (UNET, {"layers_per_block": 100_000}, "too large"),
     "channels": (UNET, {"block_out_channels": [8_000_000, 16_000_000]}, "too large"),
     "size": (UNET, {"sample_size": "big"}, "sample_size"),
     "sizes": (UNET, {"sample_size": [8, 10**9]}, "sample_size"),
@@ -237,7 +243,7 @@ RECIPES = {
     "a circle": ("network: &a {b: *a}", "alias"),
     "a date": ("steps: 2001-99-99", "not YAML"),
     "a bool": ("decay: !!bool x", "not YAML"),
-    "deep": ("network: " + "[" * 100_000, "nested too deeply"),
+    "deep": ("network: " + "[" * 10_000, "nested too deeply"),
     "long": ("# " + "x" * 300_000, "more than the limit"),
     "a large number": ("steps: 0x" + "f" * 10_000, ""),
     "python": ("network: !!python/object/apply:os.system [exit]", "not YAML"),
@@ -260,6 +266,103 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
     with refused("a.json", "nested too deeply"):
         read_json(tmp_path / "a.json")
+
+
+# --- what is no regular file ---------------------------------------------------------------------------------------
+
+
+def _weights(path: Path) -> object:
+    tiny_model().save_pretrained(path.parent / "model")
+    (path.parent / "model" / "model.safetensors").unlink()
+    path.rename(path.parent / "model" / "model.safetensors")
+    return mmdgs.load(path.parent / "model")
+
+
+SPECIAL: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a recipe": ("a.yaml", read_recipe),
+    "a TOML recipe": ("a.toml", read_recipe),
+    "a mask": ("a.png", lambda path: parse_operator(str(path), (1, 8, 8))),
+    "an Inception file": ("a.pth", load_inception),
+    "JSON": ("a.json", read_json),
+    "evaluations": ("a.json", read_evaluations),
+    "an image": ("a.png", lambda path: named_images([str(path)])),
+    "an image in a folder": ("a.png", lambda path: named_images([str(path.parent)])),
+    "a .npy": ("a.npy", lambda path: named_images([str(path)])),
+    "an .npz": ("a.npz", load_samples),
+    "a .zip": ("a.zip", load_samples),
+    "an idx file": ("a.idx", lambda path: read_idx(path, IMAGES)),
+    "a checkpoint": ("a.pth", mmdgs.load),
+    "weights": ("a.safetensors", _weights),
+    "tensors": ("a.safetensors", read_tensors),
+    "draws": ("a.npz", read_draws),
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_only_regular_files_are_read_and_not_more_than_is_there(name: str, kind: str, tmp_path: Path) -> None:
+    """A pipe hung every reader, /dev/zero took all memory, and 3 GB of zeros that are on no disk were read."""
+    file, read = SPECIAL[name]
+    path = tmp_path / "in" / file
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 3 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError) as found:
+        read(path)
+    assert "\n" not in str(found.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
+
+
+def test_an_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    head = np.lib.format.header_data_from_array_1_0(np.zeros((2, 2), np.float32))
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, head | {"shape": (30_000, 30_000)})
+    os.truncate(path, 30_000**2 * 4 + 128)
+    with refused(path, "900,000,000 numbers (30000, 30000), more than the limit"):
+        named_images([str(path)])
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, head | {"shape": (300, 300)})
+    with refused(path, "damaged", "360,000 bytes, it has 0"):
+        named_images([str(path)])
+    np.savez(tmp_path / "b.npz", x=np.zeros((1, 2, 2)))
+    (tmp_path / "b.npz").rename(path)
+    with refused(path, "is an .npz, whatever its name"):
+        named_images([str(path)])
+
+
+def test_a_model_has_not_a_million_levels(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for sigmas in ([1e6 - i / 2 for i in range(1_000_000)], ["a"] * 1_000_000):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "sigma": None, "sigmas": sigmas}))
+        with refused("config.json", "sigmas has 1,000,000 entries, more than the limit of 10,000"):
+            mmdgs.load(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [100, 5_000, 100_000])
+def test_a_dotted_key_of_toml_is_refused(depth: int, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('data = "mog"\nnetwork' + ".a" * depth + " = 1\n")
+    with refused("a.toml"):
+        read_recipe(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize("text", ["blur:1e9", "blur:1e300", "blur:20", "motion:1e9", "motion:20001", "motion:33"])
+def test_operators_are_bounded_by_the_image(text: str) -> None:
+    with refused(text, "must be at most"):
+        parse_operator(text, (3, 32, 32))
+
+
+@pytest.mark.parametrize("text", ["blur:16", "motion:32"])
+def test_operators_as_large_as_the_image(text: str) -> None:
+    x = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert parse_operator(text, (3, 32, 32))(x).isfinite().all()
 
 
 # --- bombs in data ----------------------------------------------------------------------------------------------
@@ -479,3 +582,59 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: decoding.decode(content.getvalue(), Fit(8)), range(40)))
     assert most[0] == 1
+
+
+# --- values of another kind -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("norm_eps", "1e-05"), ("freq_shift", "0"), ("norm_num_groups", -1), ("downsample_padding", None)],
+)
+def test_texts_in_the_place_of_numbers_in_a_configuration_of_diffusers(key: str, value: Any, tmp_path: Path) -> None:
+    """The network was made, and failed when it ran."""
+    pytest.importorskip("diffusers")
+    tiny_pipeline().save_pretrained(tmp_path / "tiny")
+    file = tmp_path / "tiny" / "unet" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with refused(file, f"{key} must be a number between 0 and", f"got {value!r}"):
+        mmdgs.load(tmp_path / "tiny")
+
+
+RECORDS = {
+    "a text": {"values": {"fid": "3"}},
+    "a number for a table": {"values": {"kid": 3.0}},
+    "a table that lacks a number": {"values": {"precision-recall": {"precision": 0.5}}},
+    "left out of nothing": {"values": {}, "left_out": {"fid": [1.0, 2.0]}},
+    "texts left out": {"left_out": {"fid": ["1", "2"]}},
+    "no text as a reason": {"open": {"fid": 3}},
+}
+
+
+@pytest.mark.parametrize("change", RECORDS.values(), ids=RECORDS)
+def test_evaluations_of_another_shape(change: dict[str, Any], tmp_path: Path) -> None:
+    images = Images("a", "samples", 10, 20, "0" * 64)
+    record = Evaluation(images, images, {"fid": 3.0, "kid": {"mean": 0.1, "std": 0.1}}).to_json()
+    (tmp_path / "a.json").write_text(json.dumps({"evaluations": [record]}))
+    assert len(read_evaluations(tmp_path / "a.json")) == 1
+    (tmp_path / "a.json").write_text(json.dumps({"evaluations": [{**record, **change}]}))
+    with refused("a.json", "is not an evaluation of mmdgs"):
+        read_evaluations(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", -1), ("step", "2"), ("step", True), ("origin", {"head": {"denoiser": "x"}}), ("origin", {"images": "3"})],
+)
+def test_a_state_of_training_of_another_shape(key: str, value: Any, tmp_path: Path) -> None:
+    recipe = read_recipe(overrides={"data": "mog", "model": "mlp", "sigma": 0.5, "steps": 1, "limit": 16})
+    train_model(recipe, tmp_path / "run", progress=None)
+    file = tmp_path / "run" / "checkpoints" / "last" / "state.json"
+    state = json.loads(file.read_text())
+    if key == "origin":
+        state["notes"]["origin"] |= value
+    else:
+        state[key] = value
+    file.write_text(json.dumps(state))
+    with refused(tmp_path / "run"):
+        train_model(recipe, tmp_path / "run", progress=None, resume=True)

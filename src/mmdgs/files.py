@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import safe_open
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor
 
@@ -44,6 +47,8 @@ def half_written(path: Path) -> Path:
 @contextlib.contextmanager
 def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
+    if path.is_dir() and not path.is_symlink():
+        raise UsageError(f"{path} is a folder, in the place of a file that is to be written; remove it")
     handle, temporary = _temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -155,7 +160,8 @@ def put_back(path: Path) -> None:
     if old.is_dir() and not path.exists():
         old.rename(path)
     elif old.is_dir():
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(old)
 
 
 @contextlib.contextmanager
@@ -188,12 +194,24 @@ def to_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, allow_nan=True) + "\n").encode()
 
 
-def read_file(path: Path, most: int | None = None) -> bytes:
-    """The bytes of a file; with `most`, one that has more is refused before it is read."""
+@contextlib.contextmanager
+def opened(path: Path, most: int | None = None) -> Iterator[BinaryIO]:
+    """A file to read bytes from. Every file from elsewhere is opened here: only regular ones, no larger than `most`."""
     with reading(path, "a file that can be read"):
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # of a folder the system says so itself
+            raise UsageError(f"{path} is a pipe, a device or a socket; expected a regular file")
         if most is not None and path.stat().st_size > most:
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes, more than the limit of {most:,}")
-        return path.read_bytes()
+        stream = path.open("rb")
+    with stream:
+        yield stream
+
+
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a file; with `most`, one that has more is refused before it is read."""
+    with reading(path, "a file that can be read"), opened(path, most) as stream:
+        return stream.read()
 
 
 @contextlib.contextmanager
@@ -204,7 +222,7 @@ def npz_opened(path: Path) -> Iterator[Any]:
     # Not numpy.load: it reads a .npy and a pickle too, whatever their names.
     with (
         reading(path, "an .npz of arrays"),
-        path.open("rb") as stream,
+        opened(path) as stream,
         numpy.lib.npyio.NpzFile(stream, allow_pickle=False) as archive,
     ):
         for member in archive.zip.infolist() if archive.zip else ():
@@ -226,11 +244,52 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+@contextlib.contextmanager
+def tensors_opened(path: Path) -> Iterator[Any]:
+    """A safetensors file whose tensors are read one by one (`safetensors.safe_open`); its header is checked first."""
+    with reading(path, "a whole safetensors file"):
+        with opened(path):  # refused where it is no regular file
+            pass
+        with safe_open(path, "pt") as stored:
+            yield stored
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
-    content = read_file(path)
+    content = read_tensor_bytes(path)
     with reading(path, "a whole safetensors file"):
         return load_tensors(content)
+
+
+def read_tensor_bytes(path: Path) -> bytes:
+    """The bytes of a safetensors file, whose header says that there are so many."""
+    with tensors_opened(path):
+        pass
+    return read_file(path)
+
+
+def read_npy(path: Path, most: int | None = None) -> Any:
+    """The array of a .npy file, of as many numbers as the file has bytes for, and at most so many."""
+    from numpy.lib import format as npy
+
+    with reading(path, "a .npy array"), opened(path) as stream:
+        if stream.read(2) == b"PK":
+            raise UsageError(f"{path} is an .npz, whatever its name; rename it to {path.stem}.npz")
+        stream.seek(0)
+        version = npy.read_magic(stream)
+        header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if header is None:
+            raise UsageError(f"{path} is of version {version} of the format, which arrays of numbers do not need")
+        shape, _, kind = header(stream)
+        count, held = math.prod(shape), path.stat().st_size - stream.tell()
+        if most is not None and count > most:
+            raise UsageError(f"{path} holds {count:,} numbers {shape}, more than the limit of {most:,}")
+        if count * kind.itemsize != held:
+            raise UsageError(
+                f"{path} is damaged: {shape} {kind} takes {count * kind.itemsize:,} bytes, it has {held:,}"
+            )
+        stream.seek(0)
+        return npy.read_array(stream, allow_pickle=False)
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> bytes:
@@ -245,6 +304,8 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process, until it ends, however it ends: a second run into it is refused."""
+    if (folder / LOCK).is_symlink():
+        raise UsageError(f"{folder / LOCK} is a link; remove it: the lock of a folder lies in it")
     try:
         held = FileLock(folder / LOCK).acquire(blocking=False)
     except Timeout as error:
@@ -280,6 +341,16 @@ def require_parent(path: Path) -> None:
         raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
 
 
+def _refuse_links(folder: Path) -> None:
+    """Refuse links to folders in an output folder: what is written or removed below them lies elsewhere."""
+    for path in folder.iterdir():
+        if path.is_symlink() and path.is_dir():
+            raise UsageError(
+                f"{path} is a link to another folder, where nothing is written or removed; remove the link, or choose "
+                "another output folder"
+            )
+
+
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
     """A folder to write into, made if need be and locked; one that was made here and is left empty is removed."""
@@ -291,6 +362,7 @@ def output_folder(folder: Path) -> Iterator[None]:
             stack.enter_context(locked(folder))
         except OSError as error:
             raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
+        _refuse_links(folder)
         for old in [*folder.glob(f".*{REPLACED}"), *folder.glob(f"*/.*{REPLACED}")]:
             put_back(old.with_name(old.name.removesuffix(REPLACED)[1:]))
         for left in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"*/.*{TEMPORARY}")]:

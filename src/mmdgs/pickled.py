@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import read_file
+from mmdgs.files import opened
 from mmdgs.reading import reading
 
 
@@ -24,33 +23,37 @@ def read_checkpoint(path: Path) -> Any:
     Nothing in it is run. Old files (before torch 1.6) and new ones alike. Tensors hold no more numbers than are stored:
     a stride of 0 would make some bytes stand for gigabytes.
     """
-    content = read_file(path)
-    expected = "a checkpoint of torch"
-    with reading(path, expected), warnings.catch_warnings():  # of unusual protocols, which are read or refused
+    with (
+        opened(path) as stream,
+        reading(path, "a checkpoint of torch"),
+        warnings.catch_warnings(),  # of unusual protocols, which are read or refused
+    ):
         warnings.simplefilter("ignore")
-        _check_members(content, path)
+        size = path.stat().st_size
+        _check_members(stream, size, path)
         try:
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            found = torch.load(stream, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             reason = next((line for line in str(error).splitlines() if "nsupported" in line), "it is no plain pickle")
             raise UsageError(
                 f"{path} is refused, and nothing in it was run: it holds more than tensors, or is damaged "
                 f"({reason.strip()}); only a checkpoint of plain tensors is read"
             ) from error
-        _check_stored(found, len(content), path)
+        _check_stored(found, size, path)
     return found
 
 
-def _check_members(content: bytes, path: Path) -> None:
+def _check_members(stream: BinaryIO, size: int, path: Path) -> None:
     """torch does not compress, so that no member of its zip is larger than the file."""
-    if not content.startswith(b"PK"):
+    start = stream.read(2)
+    stream.seek(0)
+    if start != b"PK":
         return
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with zipfile.ZipFile(stream) as archive:
         total = sum(member.file_size for member in archive.infolist())
-    if total > len(content):
-        raise UsageError(
-            f"{path} declares {total:,} bytes and has {len(content):,}: compressed checkpoints are not read"
-        )
+    if total > size:
+        raise UsageError(f"{path} declares {total:,} bytes and has {size:,}: compressed checkpoints are not read")
+    stream.seek(0)
 
 
 def _check_stored(content: Any, size: int, path: Path) -> None:

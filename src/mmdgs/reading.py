@@ -14,7 +14,9 @@ from typing import Any
 from mmdgs.errors import UsageError
 
 MOST_TEXT = 1 << 18
-"""Bytes of YAML or TOML: recipes and cards have some thousand, and the parsers are slow."""
+"""Bytes of a text, such as a card."""
+MOST_PARSED = 1 << 14
+"""Characters of YAML or TOML: recipes have some hundred, and their parsers take time and memory as the square."""
 MOST_JSON = 1 << 26
 """Bytes of JSON: the largest that are written, indices of weights and records, have some million."""
 MOST_SAID = 400
@@ -101,7 +103,20 @@ def parse_yaml(text: str, where: object) -> Any:
                 )
             return node
 
-    if len(text) > MOST_TEXT:
-        raise UsageError(f"{where} has {len(text):,} characters, more than the limit of {MOST_TEXT:,} for YAML")
+    _check_length(text, where, "YAML")
     with reading(where, "YAML"):
         return yaml.load(text, Loader)
+
+
+def parse_toml(text: str, where: object) -> dict[str, Any]:
+    """The table of a TOML text."""
+    import tomllib
+
+    _check_length(text, where, "TOML")
+    with reading(where, "TOML"):
+        return tomllib.loads(text)
+
+
+def _check_length(text: str, where: object, kind: str) -> None:
+    if len(text) > MOST_PARSED:
+        raise UsageError(f"{where} has {len(text):,} characters, more than the limit of {MOST_PARSED:,} for {kind}")

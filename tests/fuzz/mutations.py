@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import re
 import struct
@@ -16,6 +17,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -25,8 +27,9 @@ Mutate = Callable[[random.Random, bytes], bytes]
 WORDS = [0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 10**6, 10**9, 2**31, 2**63, 10**30, 10**400, 0.0, -0.5, 0.5, 1e-320, 1e308,
-    float("inf"), float("-inf"), float("nan"), "", "a", "1", "é\ud800", "../../etc/passwd", "x" * 3000, [], [[]], {},
-    {"a": 1}, [1, "b"], ["1", "2"], [None], [0, 0], [1, 10**9], [10**9] * 3, {"": None}, {"a": {"b": [{}]}},
+    float("inf"), float("-inf"), float("nan"), "", "a", "1", "é\ud800", "../../etc/passwd", "../victim", "x" * 3000,
+    [], [[]], {}, {"a": 1}, [1, "b"], ["1", "2"], [None], [0, 0], [1, 10**9], [10**9] * 3, {"": None},
+    {"a": {"b": [{}]}},
 ]  # fmt: skip
 """What a value is replaced by: other kinds, other signs, far too large, not finite."""
 TOKENS = [
@@ -63,6 +66,36 @@ def of_bytes(rng: random.Random, content: bytes) -> bytes:
     return bytes(found)
 
 
+def sparse(file: Path) -> None:
+    """As before, and then zeros that take no room on the disk."""
+    os.truncate(file, SPARSE)
+
+
+def zeros(file: Path) -> None:
+    file.write_bytes(b"")
+    os.truncate(file, SPARSE)
+
+
+def replaced(put: Callable[[Path], object]) -> Callable[[Path], None]:
+    def mutate(file: Path) -> None:
+        file.unlink()
+        put(file)
+
+    return mutate
+
+
+SPARSE = 3 << 30
+KINDS_OF_FILE: dict[str, Callable[[Path], None]] = {
+    "pipe": replaced(os.mkfifo),
+    "device": replaced(lambda file: file.symlink_to("/dev/zero")),
+    "folder": replaced(Path.mkdir),
+    "link to nothing": replaced(lambda file: file.symlink_to("nothing")),
+    "sparse": sparse,
+    "sparse zeros": zeros,
+}
+"""What may stand in the place of a file."""
+
+
 def of_numbers(rng: random.Random, content: bytes) -> bytes:
     """A number in a text replaced by another."""
     places = list(re.finditer(rb"-?\d+(\.\d+)?(e-?\d+)?", content))
@@ -91,6 +124,8 @@ def of_value(rng: random.Random, value: Any) -> Any:
         else:
             changed[key] = of_value(rng, value[key])
         return changed
+    if isinstance(value, int | float) and rng.random() < 0.2:
+        return str(value)
     if rng.random() < 0.02:
         for _ in range(rng.choice([5, 100, 900])):
             value = [value]

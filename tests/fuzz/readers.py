@@ -24,18 +24,21 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mutations as m
-from fakes import fake_known, fake_script
+from fakes import deep_png, fake_known, fake_script
 from nets import tiny_model, tiny_pipeline
 from toy_models import SHAPE, exact, many_level_model
 
 import mmdgs
+from mmdgs.cli.evaluate import _table
 from mmdgs.data import load_images, load_samples
+from mmdgs.data.single import named_images
 from mmdgs.diagnostics import diagnose, read_chain, read_draws
 from mmdgs.errors import UsageError
 from mmdgs.evaluation import read_evaluations
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import to_json
 from mmdgs.generation import Method, generate, make_plan
+from mmdgs.generation.posterior_folder import PosteriorFolder
 from mmdgs.lab.workspace import Part, Workspace
 from mmdgs.metrics import inception_file, judge
 from mmdgs.models import Model, ModelConfig
@@ -83,7 +86,7 @@ def models(folder: Path) -> None:
 
 def load_each(folder: Path) -> None:
     """The one model that is not as it was; the others are read for nothing."""
-    changed = max((path for path in folder.glob("*/*")), key=lambda path: path.stat().st_mtime_ns).parent
+    changed = max((path for path in folder.glob("*/*")), key=lambda path: path.lstat().st_mtime_ns).parent
     mmdgs.load(changed)
     licence_of(changed)
 
@@ -137,6 +140,12 @@ def in_checkpoint(name: str) -> m.Mutate:
 
 def pipeline(folder: Path) -> None:
     tiny_pipeline().save_pretrained(folder / "tiny")
+
+
+def run_pipeline(folder: Path) -> None:
+    model = mmdgs.load(folder / "tiny")
+    if model.shape[-1] <= 64:
+        model(torch.zeros(1, *model.shape), model.levels[len(model.levels) // 2])
 
 
 def pickled_pipeline(folder: Path) -> None:
@@ -222,6 +231,44 @@ def picture_zip(folder: Path) -> None:
     shutil.rmtree(folder / "set")
 
 
+def npy(folder: Path) -> None:
+    np.save(folder / "float.npy", np.random.default_rng(0).random((9, 8, 3)))
+    np.save(folder / "pixels.npy", np.arange(72, dtype=np.uint8).reshape(9, 8))
+
+
+def deep_pictures(folder: Path) -> None:
+    grey = np.random.default_rng(0).integers(0, 1 << 16, (9, 8), dtype=np.uint16)
+    Image.fromarray(grey).save(folder / "grey.png")
+    Image.fromarray(grey).save(folder / "grey.tiff")
+    Image.fromarray((grey / 65536).astype(np.float32)).save(folder / "float.tiff")
+    Image.fromarray(np.stack([grey >> 8] * 4, -1).astype(np.uint8)).save(folder / "alpha.png")
+    (folder / "colour.png").write_bytes(deep_png(np.stack([grey] * 3, -1)))
+
+
+def read_single(folder: Path) -> None:
+    for image in named_images([str(file) for file in sorted(folder.iterdir())]):
+        assert image.image.isfinite().all()
+
+
+def posterior_record(folder: Path) -> None:
+    for name in ("out/digit", "victim"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "page.html").write_text("page")
+    settings = {"count": 1, "names": ["digit"], "sigma": 0.5}
+    (folder / "out" / "posterior.json").write_bytes(
+        to_json({"mmdgs_samples": 1, "finished": True, "settings": settings})
+    )
+
+
+def overwrite_posteriors(folder: Path) -> None:
+    place = PosteriorFolder(folder / "out", ["other"])
+    try:
+        with place.held():
+            place.begin({"count": 1}, resume=False, overwrite=True)
+    finally:
+        assert (folder / "victim" / "page.html").exists()
+
+
 def celeba(folder: Path) -> None:
     (folder / "img_align_celeba").mkdir()
     for i in range(3):
@@ -262,7 +309,12 @@ def inception(folder: Path, script: bool) -> None:
 
 def evaluations(folder: Path) -> None:
     images = Images("a", "samples", 10, 20, "0" * 64)
-    one = Evaluation(images, images, {"fid": 3.0}, seed=1, left_out={"fid": [1.0, 2.0]}).to_json()
+    values = {
+        "fid": 3.0,
+        "kid": {"mean": 0.1, "std": 0.1},
+        "diversity": {"ratio": None, "samples": {"duplicates": 0.0}},
+    }
+    one = Evaluation(images, images, values, seed=1, left_out={"fid": [1.0, 2.0]}).to_json()
     (folder / "a.json").write_bytes(to_json({"evaluations": [one, one]}))
 
 
@@ -322,13 +374,14 @@ def read_workspace(folder: Path) -> None:
 
 
 def words(folder: Path) -> None:
-    (folder / "words.txt").write_text("geometric:232:50:0.01\nsteps=10\nbox:4\n")
+    (folder / "words.txt").write_text("geometric:232:50:0.01\nsteps=10\nbox:4\nblur:1.5\nmotion:3\n")
 
 
 def read_words(folder: Path) -> None:
     """What is typed on the command line, in a file for once."""
     lines = (folder / "words.txt").read_bytes().decode("latin1").split("\n")
-    for parse, line in zip((parse_levels, parse_override, partial(parse_operator, shape=SHAPE_8)), lines, strict=False):
+    operator = partial(parse_operator, shape=SHAPE_8)
+    for parse, line in zip((parse_levels, parse_override, operator, operator, operator), lines, strict=False):
         parse(line)
 
 
@@ -368,7 +421,7 @@ READERS = [
         "diffusers configurations",
         pipeline,
         {"tiny/*/*.json": m.of_json, "tiny/*.json": m.of_json},
-        lambda f: mmdgs.load(f / "tiny"),
+        run_pipeline,
         optional="diffusers",
     ),
     Reader(
@@ -402,6 +455,9 @@ READERS = [
     ),
     Reader("image files", pictures, {"set/*": m.of_png}, partial(skipping, name="set")),
     Reader("zip of images", picture_zip, {"a.zip": m.in_zip(lambda _: m.of_png)}, partial(skipping, name="a.zip")),
+    Reader("npy image", npy, {"*.npy": m.of_npy}, read_single),
+    Reader("single images", deep_pictures, {"*": m.of_png}, read_single),
+    Reader("posterior record", posterior_record, {"out/posterior.json": m.of_json}, overwrite_posteriors, writes=True),
     Reader("CelebA partition", celeba, {"*.txt": m.of_lines}, partial(load_set, data="celeba")),
     Reader("PNG mask", mask, {"mask.png": m.of_png}, lambda f: parse_operator(str(f / "mask.png"), SHAPE_8)),
     Reader("YAML recipe", recipe, {"a.yaml": m.of_yaml}, lambda f: read_recipe(f / "a.yaml").command()),
@@ -420,7 +476,7 @@ READERS = [
         {"a.pt": m.in_zip(in_checkpoint)},
         lambda f: inception_file.load_inception(f / "a.pt"),
     ),
-    Reader("evaluations", evaluations, {"a.json": m.of_json}, lambda f: read_evaluations(f / "a.json")),
+    Reader("evaluations", evaluations, {"a.json": m.of_json}, lambda f: _table(read_evaluations(f / "a.json"))),
     Reader(
         "samples, begun",
         partial(samples, name="out", finished=False),

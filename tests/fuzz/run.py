@@ -29,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mutations import of_bytes
+from mutations import KINDS_OF_FILE, of_bytes
 
 SECONDS, BYTES, SPACE = 10.0, 1 << 30, 6 << 30
 """Of a case: its time, resident memory above the valid file's, and address space, which protects the machine."""
@@ -107,6 +107,13 @@ class Cases:
         """Write the files of a case; which of them is mutated, and its content."""
         rng = random.Random(f"{self.seed} {self.reader.name} {number}")
         file, mutate = rng.choice(self.targets)
+        turn, every = divmod(number, 4)  # every fourth case, until each file has been of each kind
+        if every == 3 and turn < len(KINDS_OF_FILE) * len(self.targets) and not self.reader.typed:
+            if self.reader.writes:
+                restored(self.folder, self.valid)
+            file, kind = self.targets[turn // len(KINDS_OF_FILE)][0], [*KINDS_OF_FILE][turn % len(KINDS_OF_FILE)]
+            KINDS_OF_FILE[kind](file)
+            return file, kind.encode()
         try:
             content = mutate(rng, self.valid[file])
         except (RecursionError, ValueError):  # of a writer of the format: what it cannot write is not a case
@@ -118,6 +125,9 @@ class Cases:
 
     def clean(self, file: Path) -> None:
         if not self.reader.writes:
+            if file.is_dir():
+                shutil.rmtree(file)
+            file.unlink(missing_ok=True)
             file.write_bytes(self.valid[file])
 
 

@@ -32,6 +32,8 @@ from mmdgs.errors import UsageError
 from mmdgs.generation.settings import Method
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmdgs.data import ImageSet
     from mmdgs.generation.restoration import RestorationSettings
     from mmdgs.generation.restored import Restoration
@@ -55,7 +57,9 @@ SHOWN_LEVELS = 8
 def restore(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
-    images: Annotated[str, typer.Argument(help="Measurements: a folder, .zip, .npz or file; or a set (cifar10:test).")],
+    images: Annotated[
+        str, typer.Argument(help="Measurements: a folder, .zip, .npz, .npy or file; or a set (cifar10:test).")
+    ],
     operator: Annotated[
         str, typer.Option(help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, or mask.png (white: measured).")
     ],
@@ -87,7 +91,7 @@ def restore(
 ) -> None:
     """Draw images that explain measurements y = A x + noise; killed or stopped, it goes on with --resume."""
     with plain_errors(debug):
-        from mmdgs.data import midpoints
+        from mmdgs.generation.identity import digest_of
         from mmdgs.generation.restoration import RestorationSettings
         from mmdgs.generation.restored import RestoredFolder, restore_into, simulated
         from mmdgs.models import load
@@ -113,9 +117,7 @@ def restore(
             warn_of_training_images(found, images)
         measure = parse_operator(operator, found.shape, seed=seed)
         shape = tuple(found.shape if simulate else measure.out_shape)
-        pictures = images_of_shape(images, data_dir, shape, resize=simulate)
-        pictures = pictures.take(slice(n))
-        x = midpoints(pictures.images)
+        x, names = images_in_units(images, data_dir, shape, resize=simulate, limit=n)
         y = simulated(x, measure, settings.noise, seed=seed) if simulate else x  # type: ignore[arg-type]
         if not quiet:
             messages.print(f"{len(x):,} images, {draws} draws each along {steps} noise levels, {covariance} covariance")
@@ -127,8 +129,8 @@ def restore(
                 measure,
                 settings,
                 truth=x if simulate else None,
-                names=[str(Path(name).with_suffix("")) for name in pictures.names],
-                source={"operator": operator, "images": pictures.digest, "simulate": simulate},
+                names=names,
+                source={"operator": operator, "images": digest_of(x), "simulate": simulate},
                 batch_size=batch_size,
                 resume=resume,
                 overwrite=overwrite,
@@ -145,29 +147,41 @@ def _noise(text: str, simulate: bool) -> float | str:
 
 def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
     """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
-    from mmdgs.data import image_set, load_samples
+    from mmdgs.data import load_samples
     from mmdgs.data.transforms import recoloured
 
     channels, height, width = shape
-    path = Path(source).expanduser()
-    if path.is_file() and path.suffix.lower() not in (".npz", ".zip"):
-        from mmdgs.data.decoding import Fit, decode
-        from mmdgs.files import read_file
-        from mmdgs.reading import reading
-
-        with reading(f"the image {path}", "an image"):
-            found = replace(
-                image_set(decode(read_file(path), Fit(channels=3))[None].copy(), path.stem), names=(path.name,)
-            )
-    else:
-        found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
+    found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
     found = replace(found, images=recoloured(found.images, channels))
-    if found.shape != shape:
-        got, expected = (" x ".join(map(str, one)) for one in (found.shape, shape))
+    _check_shape(source, found.shape, shape, resize=resize)
+    return found
+
+
+def images_in_units(
+    source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool, limit: int | None
+) -> tuple[Tensor, list[str]]:
+    """Images (n, C, H, W) in [0, 1] units, float32, measurements and single files at full depth; and their names."""
+    import torch
+
+    from mmdgs.data import midpoints
+    from mmdgs.data.single import is_single, named_images
+
+    if resize and not is_single(source):
+        pictures = images_of_shape(source, data_dir, shape, resize=True).take(slice(limit))
+        return midpoints(pictures.images), [str(Path(name).with_suffix("")) for name in pictures.names]
+    named = named_images([source], data_dir=data_dir, limit=limit)
+    images = [image.in_channels(shape[0], clean=True)[0] for image in named]
+    for image in images:
+        _check_shape(source, tuple(image.shape), shape, resize=resize)
+    return torch.stack(images), [image.name for image in named]
+
+
+def _check_shape(source: str, got: tuple[int, ...], expected: tuple[int, ...], *, resize: bool) -> None:
+    if got != expected:
+        said = [" x ".join(map(str, shape)) for shape in (got, expected)]
         hint = "the model's images are" if resize else "measurements by this operator are"
         more = "" if resize else "; clean images are degraded first with --simulate"
-        raise UsageError(f"the images of {source} are {got}, and {hint} {expected}{more}")
-    return found
+        raise UsageError(f"the images of {source} are {said[0]}, and {hint} {said[1]}{more}")
 
 
 def _tell(result: Restoration, settings: RestorationSettings) -> None:

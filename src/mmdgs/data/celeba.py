@@ -10,6 +10,7 @@ from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import ENVIRONMENT, check_split, data_folder
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file
+from mmdgs.reading import FREE
 
 SPLITS = {"train": "0", "valid": "1", "test": "2"}
 PARTITION = "list_eval_partition.txt"
@@ -55,7 +56,7 @@ def _absent(root: Path, what: str) -> UsageError:
 def _listed(partition: Path, number: str) -> list[str]:
     """The files of one part, from lines such as "000001.jpg 0"."""
     listed = []
-    for count, line in enumerate(read_file(partition).decode("latin1").splitlines(), start=1):
+    for count, line in enumerate(read_file(partition, FREE).decode("latin1").splitlines(), start=1):
         words = line.split()
         if not words:
             continue

@@ -16,8 +16,8 @@ from mmdgs.data.imageset import ImageSet
 from mmdgs.data.pickles import Inert, read_inert
 from mmdgs.data.sources import Source, check_split, data_folder, obtain
 from mmdgs.errors import UsageError, shown
-from mmdgs.files import read_file
-from mmdgs.reading import check_unpacked, reading
+from mmdgs.files import opened, read_file
+from mmdgs.reading import FREE, check_unpacked, reading
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -189,7 +189,7 @@ def _contents(place: Path, layout: Layout, split: str) -> dict[str, bytes]:
     """The bytes of the batches, and of the file with the class names where there is one."""
     names = [*layout.files(split), layout.meta]
     if place.is_dir():
-        return {name: read_file(place / name) for name in names if (place / name).is_file()}
+        return {name: read_file(place / name, FREE) for name in names if (place / name).is_file()}
     with reading(place, "a tar.gz archive"):
         contents = _members(place, names)
     missing = [name for name in layout.files(split) if name not in contents]
@@ -201,7 +201,7 @@ def _contents(place: Path, layout: Layout, split: str) -> dict[str, bytes]:
 def _members(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Files of a tar.gz by the last part of their names, read without unpacking anything to disk."""
     contents: dict[str, bytes] = {}
-    with tarfile.open(archive, "r:gz") as tar:
+    with opened(archive) as file, tarfile.open(fileobj=file, mode="r:gz") as tar:
         for member in tar:
             check_unpacked(archive, member.offset_data + member.size, archive.stat().st_size)
             name = PurePosixPath(member.name).name

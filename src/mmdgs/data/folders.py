@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdgs.data.decoding import Fit, Unreadable, decode
+from mmdgs.data.decoding import Decoded, Fit, Unreadable, announced, decode
 from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import check_split
 from mmdgs.errors import UsageError
+from mmdgs.files import opened, read_file
 from mmdgs.reading import reading as reading_file
 from mmdgs.runtime import progress_bar
 
@@ -41,6 +42,8 @@ BLOCK = 32
 BLOCK_BYTES = 1 << 26
 """Bytes of files that are in memory at a time, unless one alone has more."""
 WORKERS = min(8, os.cpu_count() or 1)
+SAID = {"reduced", "transparent"}
+"""What is said of the images of a set (`Decoded.remarks`)."""
 HELD_OUT = 20
 PARTS = {"train": ("train",), "test": ("test", "valid", "val"), "valid": ("valid", "val", "test")}
 """The subfolders that stand for a split; the first that is there counts."""
@@ -79,13 +82,11 @@ def open_gallery(path: Path) -> Iterator[Gallery]:
     """The images of a folder or of a zip, with all its subfolders."""
     if path.is_dir():
         files = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        yield Gallery(
-            path, _images(path, files), lambda n: (path / n).stat().st_size, lambda n: (path / n).read_bytes()
-        )
+        yield Gallery(path, _images(path, files), lambda n: (path / n).stat().st_size, lambda n: read_file(path / n))
         return
-    with reading_file(path, "a zip archive"):
-        archive = zipfile.ZipFile(path)
-    with archive:
+    with opened(path) as stream:
+        with reading_file(path, "a zip archive"):
+            archive = zipfile.ZipFile(stream)
         yield Gallery(path, _images(path, archive.namelist()), lambda n: archive.getinfo(n).file_size, archive.read)
 
 
@@ -117,29 +118,34 @@ def read_images(gallery: Gallery, names: Sequence[str], reading: Reading) -> Pic
     pixels: np.ndarray | None = None
     kept: list[int] = []
     skipped: list[str] = []
+    remarks: dict[str, list[tuple[str, str]]] = {}
     decoded = _decoded(gallery, names, reading.fit, total)
     with closing(decoded), progress_bar(total, f"reading {gallery.path.name}", unit="image") as bar:
         for index, picture in decoded:
             if isinstance(picture, Unreadable):
                 skipped.append(_left_out(gallery, names[index], picture, reading.unreadable))
                 continue
+            image = picture.pixels
             if pixels is None:
-                pixels = np.empty((total, *picture.shape), dtype=np.uint8)
-            elif picture.shape != pixels.shape[1:]:
-                raise _differ(gallery, (names[kept[0]], pixels[0]), (names[index], picture))
-            pixels[len(kept)] = picture
+                pixels = np.empty((total, *image.shape), dtype=np.uint8)
+            elif image.shape != pixels.shape[1:]:
+                raise _differ(gallery, (names[kept[0]], pixels[0]), (names[index], image))
+            pixels[len(kept)] = image
+            for kind in picture.remarks.keys() & SAID:
+                remarks.setdefault(kind, []).append((f"{gallery.path}/{names[index]}", picture.remarks[kind]))
             kept.append(index)
             bar.update()
             if len(kept) == total:
                 break
     if pixels is None:
         raise UsageError(f"{gallery.path} holds no readable image: all {len(names):,} were left out")
+    announced(remarks)
     return Pictures(torch.from_numpy(pixels[: len(kept)]), kept, tuple(skipped))
 
 
 def _decoded(
     gallery: Gallery, names: Sequence[str], fit: Fit, wanted: int
-) -> Generator[tuple[int, np.ndarray | Unreadable], None, None]:
+) -> Generator[tuple[int, Decoded | Unreadable], None, None]:
     """Index and picture of each name in turn, decoded in blocks side by side."""
     start = 0
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -149,8 +155,8 @@ def _decoded(
             end = start + 1 if alone else _end_of_block(gallery, names, start, min(start + BLOCK, wanted))
             contents = [_content(gallery, name) for name in names[start:end]]  # here: a zip is not for many threads
             for index, picture in enumerate(pool.map(partial(_attempt, fit=fit), contents), start=start):
-                if fit.channels is None and isinstance(picture, np.ndarray):
-                    fit = replace(fit, channels=len(picture))
+                if fit.channels is None and isinstance(picture, Decoded):
+                    fit = replace(fit, channels=len(picture.pixels))
                 yield index, picture
             start = end
 
@@ -182,7 +188,7 @@ def _content(gallery: Gallery, name: str) -> bytes | Unreadable:
         return Unreadable(str(error) or type(error).__name__)
 
 
-def _attempt(content: bytes | Unreadable, fit: Fit) -> np.ndarray | Unreadable:
+def _attempt(content: bytes | Unreadable, fit: Fit) -> Decoded | Unreadable:
     if isinstance(content, Unreadable):
         return content
     try:

@@ -20,7 +20,7 @@ from mmdgs.data.imageset import ImageSet
 from mmdgs.data.sources import Source, check_split, data_folder, obtain
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file
-from mmdgs.reading import most_unpacked, reading
+from mmdgs.reading import FREE, most_unpacked, reading
 
 IMAGES, LABELS = "images", "labels"
 MAGIC = {IMAGES: 2051, LABELS: 2049}
@@ -77,7 +77,7 @@ def _file(folder: Path, stem: str) -> Path | None:
 
 def read_idx(path: Path, kind: str) -> Tensor:
     """The uint8 tensor of an idx file: (n, rows, columns) images or (n,) labels."""
-    content = read_file(path)
+    content = read_file(path, FREE)
     # What a file holds tells more than its name: browsers unpack files and keep the ".gz".
     plain = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=plain) if content.startswith(GZIP) else plain

@@ -102,7 +102,7 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
     path = Path(source).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
         with reading(path, "an .npz of images"):
-            return image_set(_array(path), path.stem)
+            return image_set(read_array(path), path.stem)
     if is_gallery(path):
         with open_gallery(path) as gallery:
             found = read_images(gallery, gallery.names, Reading(Fit(size)))
@@ -119,6 +119,12 @@ def load_samples(source: str | Path, *, data_dir: Path | str | None = None, size
 
 def image_set(images: np.ndarray | Tensor, name: str) -> ImageSet:
     """An array of images as a set: 8-bit ones as they are, floating-point ones in [0, 1] as the levels they lie in."""
+    x = image_array(images, name)
+    return ImageSet(name, SAMPLES, x if x.dtype == torch.uint8 else _levels(x, name))
+
+
+def image_array(images: np.ndarray | Tensor, name: str) -> Tensor:
+    """An array of images, uint8 or floating point, as a tensor (n, channels, height, width)."""
     if isinstance(images, np.ndarray) and images.dtype.kind not in "fu":
         raise UsageError(f"{name} must hold images, uint8 or floating point, got an array of {images.dtype}")
     x = torch.as_tensor(images)
@@ -131,7 +137,7 @@ def image_set(images: np.ndarray | Tensor, name: str) -> ImageSet:
         if x.shape[3] not in (1, 3):
             raise UsageError(f"{name} must hold images of 1 or 3 channels, first or last, got {tuple(x.shape)}")
         x = x.permute(0, 3, 1, 2).contiguous()
-    return ImageSet(name, SAMPLES, x if x.dtype == torch.uint8 else _levels(x, name))
+    return x
 
 
 def _levels(x: Tensor, name: str) -> Tensor:
@@ -151,7 +157,8 @@ def _levels(x: Tensor, name: str) -> Tensor:
     return to_uint8(x)
 
 
-def _array(path: Path) -> np.ndarray:
+def read_array(path: Path) -> np.ndarray:
+    """The array of images in an .npz."""
     with npz_opened(path) as archive:
         names = [name for name in ARRAYS if name in archive.files]
         if not names:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, shown
 from mmdgs.files import read_json
 from mmdgs.reading import reading
 
@@ -65,13 +66,42 @@ class Evaluation:
             for name in ("values", "open", "left_out"):
                 if not isinstance(values[name], dict):
                     raise TypeError(f"{name} must be a table")
+            for name, shape in VALUES.items():
+                if name in values["values"]:
+                    _check_value(values["values"][name], shape, name)
+            for name, one in values["left_out"].items():
+                for value in [*one, values["values"][name]]:
+                    _check_value(value, NUMBER, f"left_out of {name}")
+            if not all(isinstance(text, str) for text in [*values["warnings"], *values["open"].values()]):
+                raise TypeError("warnings and open must hold texts")
             return cls(**values | images | {"warnings": tuple(values["warnings"])})
+
+
+NUMBER = (int, float)
+VALUES: dict[str, Any] = {
+    "fid": NUMBER,
+    "kid": {"mean": NUMBER, "std": NUMBER},
+    "precision-recall": {"precision": NUMBER, "recall": NUMBER},
+    "is": {"mean": NUMBER, "std": NUMBER},
+    "diversity": {"ratio": (*NUMBER, NoneType), "samples": {"duplicates": NUMBER}},
+    "classes": {"distance": NUMBER, "entropy": NUMBER, "reference_entropy": NUMBER},
+}
+"""The kinds of a record's values that are shown; there may be others."""
+
+
+def _check_value(value: Any, shape: Any, name: str) -> None:
+    """Refuse a value of another kind: a number, or a table of them."""
+    if isinstance(shape, dict):
+        for key, inner in shape.items():
+            _check_value(value[key], inner, f"{name}, {key}")
+    elif type(value) not in shape:
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
 
 
 def read_evaluations(file: Path | str) -> list[Evaluation]:
     """The records in a file that `mmdgs evaluate --out` wrote."""
     content = read_json(Path(file)).get("evaluations")
-    if not isinstance(content, list):
+    if not isinstance(content, list) or not content:
         raise UsageError(f"{file} holds no evaluations; expected a file of `mmdgs evaluate --out`")
     return [Evaluation.from_json(entry, file) for entry in content]
 

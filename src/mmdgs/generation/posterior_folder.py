@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from mmdgs.data.pictures import png
-from mmdgs.data.single import NamedImage
-from mmdgs.errors import UsageError
-from mmdgs.files import folder_written_atomically, read_json, refuse_file, to_json, write_atomically
+from mmdgs.data.single import NamedImage, is_folder_name
+from mmdgs.errors import UsageError, shown
+from mmdgs.files import folder_written_atomically, read_json, refuse_file, remove, to_json, write_atomically
 from mmdgs.generation.conformal import Conformal, calibrated_factors
 from mmdgs.generation.identity import digest_of, input_record
 from mmdgs.generation.posterior_page import index_page
@@ -56,7 +56,7 @@ class PosteriorFolder(Destination):
     def __init__(self, path: Path, names: Sequence[str] = (), model: str = "") -> None:
         refuse_file(path)
         super().__init__(path, path / RECORD, path / f".{PARTS}")
-        self.names, self.model = list(names), model
+        self.names, self.model = _folder_names(names, path), model
 
     def present(self, count: int) -> set[int]:
         return {i for i, name in enumerate(self.names[:count]) if (self.path / name / "page.html").exists()}
@@ -79,16 +79,34 @@ class PosteriorFolder(Destination):
             write_atomically(self.path / INDEX, index_page(self.names, self.model).encode())
 
     def _clear(self) -> None:
-        begun = read_json(self.record).get("settings", {}) if self.record.exists() else {}
-        for name in {*begun.get("names", ()), *self.names}:
+        for name in {*self._begun_names(), *self.names}:
             if (self.path / name / "page.html").exists():
-                shutil.rmtree(self.path / name)
+                remove(self.path / name)
         for name in (RECORD, INDEX):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.work, ignore_errors=True)
 
+    def _begun_names(self) -> list[str]:
+        """The images' names in the record that is there; refused where they are not such as are written."""
+        if not self.record.exists():
+            return []
+        settings = read_json(self.record).get("settings")
+        names = settings.get("names", []) if isinstance(settings, dict) else None
+        return _folder_names(names if isinstance(names, list) else [[names]], self.record)
+
     def _in_use(self) -> bool:
         return self._holds_other()
+
+
+def _folder_names(names: Sequence[Any], where: Path) -> list[str]:
+    """Names of images, each that of one folder inside the output folder."""
+    wrong = [name for name in names if not is_folder_name(name)]
+    if wrong:
+        raise UsageError(
+            f"{where}: {shown(wrong[0])} is no name for the folder of an image; expected letters, digits, '-', '_', "
+            "'.' and spaces"
+        )
+    return list(names)
 
 
 def write_seen(folder: Path, seen: ImagePosterior) -> None:

@@ -93,6 +93,8 @@ class Destination(abc.ABC):
         """Refuse what is in use, unless to go on with it or to start anew."""
         if resume and overwrite:
             raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
+        if self.work.is_symlink():
+            raise UsageError(f"{self.work} is a link, and what it leads to is not ours; remove it, or use another name")
         begun = self.record.exists()
         if (begun or self._in_use()) and not overwrite and not (begun and resume):
             advice = "--overwrite to start anew" + (", --resume to go on" if begun else "")

@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from mmdgs.errors import UsageError
-from mmdgs.files import LOCK, output_folder, read_json, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import LOCK, output_folder, read_json, read_tensor_bytes, tensors_to_bytes, to_json, write_atomically
 
 PARTS = "parts"
 
@@ -118,7 +118,7 @@ class Workspace:
         records = _read(self.out / "records.json")
         made, figures = records.get("environment"), records.get("figures")
         if isinstance(made, dict) and "mmdgs" in made:
-            drawn = [Path(name).name for name in figures if isinstance(name, str)] if isinstance(figures, list) else []
+            drawn = [name for name in figures if _is_figure(name)] if isinstance(figures, list) else []
             for name in ("records.json", "report.html", *drawn):
                 if (self.out / name).is_file():
                     (self.out / name).unlink()
@@ -133,12 +133,17 @@ class Workspace:
     def _load(self, name: str, wanted: dict[str, Any]) -> Part | None:
         try:
             stored = read_json(self._file(name, "json"))
-            content = self._file(name, "safetensors").read_bytes()
+            content = read_tensor_bytes(self._file(name, "safetensors"))
             if stored["settings"] != wanted or stored["sha256"] != _digest(stored["values"], content):
                 return None
             return Part(stored["values"], load_tensors(content))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             return None  # absent or damaged: it is made again
+
+
+def _is_figure(name: object) -> bool:
+    """Whether a name in a record is one that a figure gets: a PNG file of the folder itself."""
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".png")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import read_json, read_tensor_bytes, tensors_to_bytes, to_json, write_atomically
 from mmdgs.memory import Batches
 from mmdgs.metrics.frechet import FeatureMoments
 from mmdgs.metrics.inception import RESIZE
@@ -153,7 +153,7 @@ def _load(folder: Path, key: str, settings: dict[str, Any], keep: bool) -> Image
             raise UsageError("it is of other settings")
         tensors: dict[str, Tensor] = {}
         for name in (key, f"{key}-features") if keep else (key,):
-            content = (folder / f"{name}.safetensors").read_bytes()
+            content = read_tensor_bytes(folder / f"{name}.safetensors")
             if hashlib.sha256(content).hexdigest() != sums[name]:
                 raise UsageError(f"the checksum of {name}.safetensors is wrong")
             tensors |= load_tensors(content)

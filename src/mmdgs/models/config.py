@@ -28,6 +28,8 @@ from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.version import __version__
 
 FORMAT = 1
+MOST_LEVELS = 10_000
+"""Noise levels of a model; those of DDPM are 1,000."""
 MOST_SHAPE = 1 << 28
 """Numbers of one example: 16,384 x 16,384 pixels."""
 KINDS: dict[str, tuple[type, ...]] = {
@@ -172,10 +174,11 @@ class ModelConfig:
     def _check_numbers(self, name: str) -> None:
         """Refuse a list that does not hold finite numbers alone."""
         values = getattr(self, name)
-        wrong = [value for value in values if not isinstance(value, int | float) or isinstance(value, bool)]
-        wrong += [value for value in values if value not in wrong and not abs(value) < math.inf]
-        if wrong:
-            raise UsageError(f"{name} must be finite numbers, got {shown(wrong[0])}")
+        if len(values) > MOST_LEVELS:
+            raise UsageError(f"{name} has {len(values):,} entries, more than the limit of {MOST_LEVELS:,}")
+        for value in values:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
+                raise UsageError(f"{name} must be finite numbers, got {shown(value)}")
         object.__setattr__(self, name, tuple(map(float, values)))
 
     def _check_head(self) -> None:

@@ -42,8 +42,7 @@ def convert_checkpoint(
     An NCSNv2 checkpoint becomes a model of mmdgs (its moving average, or with ema=False its raw weights); a folder
     of diffusers whose network is a pickle becomes the same folder with safetensors in its place.
     """
-    if not holds_nothing(out, overwrite) and not any((out / name).is_file() for name in (CONFIG, diffusers.INDEX)):
-        raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
+    _refuse_other(out, overwrite)
     if source.is_dir():
         if not ema or size is not None:
             option = "--size" if ema else "--raw"
@@ -108,12 +107,7 @@ def export_model(
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    if not holds_nothing(out, overwrite):
-        other = [path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in OURS)]
-        if other:
-            raise UsageError(
-                f"{out} holds more than a model (such as {other[0]}), which is not removed; choose another"
-            )
+    _refuse_other(out, overwrite)
     model = load(source)
     with _new_folder(out) as folder:
         model.save_pretrained(folder, dtype=DTYPES[dtype], shard_mb=shard_mb)
@@ -123,6 +117,20 @@ def export_model(
         text = f"{card.rstrip()}\n{STORAGE}\nWeights in {dtype}, in {many}, by `mmdgs export`.\n"
         (folder / CARD).write_text(text, encoding="utf-8")
     return [out.resolve() / name for name in files]
+
+
+def _refuse_other(out: Path, overwrite: bool) -> None:
+    """Refuse to replace a folder that holds anything else than a model's files, in its own folders or below."""
+    if holds_nothing(out, overwrite):
+        return
+    if not any((out / name).is_file() for name in (CONFIG, diffusers.INDEX)):
+        raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
+    known = (*OURS, diffusers.INDEX, diffusers.SCHEDULER, f"{diffusers.WEIGHTS}*.safetensors")
+    ends = [path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
+    other = [path for path in ends if not any(path.match(pattern) for pattern in known)]
+    if other:
+        name = other[0].relative_to(out).parts[0]
+        raise UsageError(f"{out} holds more than a model (such as {name}), which is not removed; choose another folder")
 
 
 @contextlib.contextmanager

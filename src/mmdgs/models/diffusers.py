@@ -8,8 +8,11 @@ ratio r = sigma / alpha is rescaled to alpha = (1 + r^2)^(-1/2), and its timeste
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import math
+import types
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +43,8 @@ INTERVAL = (-1.0, 1.0)
 SIZE, MOST_SIDE = 32, 1 << 14
 MOST_TIMESTEPS = 100_000
 """The largest whole number in a scheduler's configuration: it makes tables of num_train_timesteps."""
+MOST_PADDING = 16
+"""Pixels that images are padded by before they are halved; networks have 0 or 1."""
 LEAST_SIGNAL = 1e-12
 """The abar that stands for zero: schedules rescaled to end in pure noise have no ratio there. Others end above it."""
 
@@ -210,6 +215,7 @@ def read_network(folder: Path) -> nn.Module:
         pickled = list(folder.glob(f"{WEIGHTS}*.bin"))
         advice = "its weights are a pickle: convert them with `mmdgs convert FOLDER --out NEW`" if pickled else ""
         raise UsageError(f"there is no {WEIGHTS}.safetensors in {folder}; {advice or 'is it a whole copy?'}")
+    _check_numbers(folder / CONFIG, UNet2DModel)
     try:
         held = {key: count for file in folder.glob(f"{WEIGHTS}*.safetensors") for key, count in counts_in(file).items()}
         with parameters_as_in(held, folder):
@@ -231,6 +237,18 @@ def read_network(folder: Path) -> nn.Module:
             module.set_processor(AttnProcessor())
             module.register_forward_hook(_contiguous)
     return network.float().requires_grad_(False).eval()
+
+
+def _check_numbers(file: Path, network: Any) -> None:
+    """Refuse what is not a number in a configuration where the network takes one: some fail only when it runs."""
+    config = read_json(file)
+    for name, parameter in inspect.signature(network.__init__).parameters.items():
+        kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
+        if name not in config or not {int, float} & set(kinds) or not set(kinds) <= {int, float, types.NoneType}:
+            continue
+        value, most = config[name], MOST_PADDING if name == "downsample_padding" else MOST_TIMESTEPS
+        if type(value) not in {*kinds, int} or (value is not None and not 0 <= value <= most):
+            raise UsageError(f"{file}: {name} must be a number between 0 and {most:,}, got {shown(value)}")
 
 
 def _contiguous(module: nn.Module, inputs: Any, out: Tensor) -> Tensor:

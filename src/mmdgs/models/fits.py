@@ -24,7 +24,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -33,7 +32,7 @@ from mmdgs.data import load_images, midpoints, spread
 from mmdgs.data.images import NAMES
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
-from mmdgs.files import write_atomically
+from mmdgs.files import tensors_opened, write_atomically
 from mmdgs.models.shipped import shipped_roots
 from mmdgs.moments import IsotropicMoments, SpectralMoments
 from mmdgs.moments.calibrated import WIDTHS
@@ -258,7 +257,7 @@ class FitStore:
 
     def _read(self, file: Path) -> tuple[dict[str, Any], LevelTable] | None:
         """The fit in a file, checked; None where it is of other weights."""
-        with safetensors.safe_open(file, "pt") as stored:
+        with tensors_opened(file) as stored:
             notes = stored.metadata() or {}
             if "digest" in notes and notes["digest"] != self.digest:
                 return None

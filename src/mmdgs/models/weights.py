@@ -15,13 +15,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from mmdgs.errors import UsageError, shown
-from mmdgs.files import read_json, read_tensors, tensors_to_bytes, to_json, write_atomically
-from mmdgs.reading import reading
+from mmdgs.files import read_json, read_tensors, tensors_opened, tensors_to_bytes, to_json, write_atomically
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -157,5 +155,5 @@ def weights_digest(tensors: Mapping[str, Tensor], where: object) -> str:
 
 def counts_in(file: Path) -> dict[str, int]:
     """How many numbers each tensor of a safetensors file has, by its header."""
-    with reading(file, "a whole safetensors file"), safetensors.safe_open(file, "pt") as stored:
+    with tensors_opened(file) as stored:
         return {key: math.prod(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118  no mapping

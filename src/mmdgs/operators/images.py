@@ -241,6 +241,12 @@ class Blur(Operator):
         """A Gaussian kernel with a standard deviation in pixels."""
         if not 0 < sigma < math.inf:
             raise ValueError(f"the standard deviation of a blur must be positive, got {sigma}")
+        most = max(_image(shape, "Blur")[1:]) / 2
+        if sigma > most:
+            raise ValueError(
+                f"the standard deviation of a blur must be at most half the larger side of the image, {most:g}, got "
+                f"{sigma:g}"
+            )
         reach = max(1, math.ceil(KERNEL_WIDTH * sigma))
         line = (-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sigma).square()).exp()
         line /= line.sum()
@@ -251,6 +257,10 @@ class Blur(Operator):
         """A kernel along a line of so many pixels, at an angle in degrees from the horizontal."""
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"the length of a motion must be a whole number of pixels, got {length}")
+        if length > max(_image(shape, "Blur")[1:]):
+            raise ValueError(
+                f"the length of a motion must be at most that of the image, {shape[1]} x {shape[2]}, got {length}"
+            )
         size = length + 1 - length % 2
         kernel = torch.zeros(size, size, dtype=torch.float64)
         turn = math.radians(angle)

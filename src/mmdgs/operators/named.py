@@ -9,6 +9,7 @@ import numpy
 import torch
 
 from mmdgs.errors import UsageError, nearest
+from mmdgs.files import opened
 from mmdgs.operators.contract import Operator
 from mmdgs.operators.images import Blur, Box, Downsample, Grayscale, Mask
 from mmdgs.randomness import seeded
@@ -65,7 +66,11 @@ def parse_operator(text: str, shape: Sequence[int], *, seed: int = 0) -> Operato
 def _mask_file(path: Path, shape: Sequence[int]) -> Mask:
     from PIL import Image  # here: it would slow down every start
 
-    with reading(f"the mask {path}", "an image"), Image.open(path, formats=IMAGE_FORMATS) as image:
+    with (
+        opened(path) as stream,
+        reading(f"the mask {path}", "an image"),
+        Image.open(stream, formats=IMAGE_FORMATS) as image,
+    ):
         if (image.height, image.width) != tuple(shape[1:]):  # before any pixel is decoded
             expected = " x ".join(map(str, shape[1:]))
             raise UsageError(

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 
+from mmdgs.data import to_uint8
 from mmdgs.data.pictures import png
 
 AGE, EVERY = 1800.0, 60.0
@@ -38,7 +40,9 @@ def npy(array: Any) -> bytes:
 
 
 def stored_png(stored: numpy.ndarray) -> bytes:
-    """A stored image, uint8 (C, H, W), as a PNG that decodes to the same."""
+    """A stored image (C, H, W) as a PNG; one in 8 bits decodes to the same."""
+    if stored.dtype != numpy.uint8:
+        stored = to_uint8(torch.from_numpy(stored)).numpy()
     return png(numpy.ascontiguousarray(stored[0] if len(stored) == 1 else stored.transpose(1, 2, 0)))
 
 

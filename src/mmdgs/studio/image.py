@@ -19,7 +19,7 @@ from mmdgs.models import Model
 from mmdgs.operators import ESTIMATE
 from mmdgs.studio.downloads import bundle, npy, npz, stored_png
 from mmdgs.studio.pictures import spread_picture
-from mmdgs.studio.sources import in_colours_of, keep, kept, key_of, tensors
+from mmdgs.studio.sources import in_colours_of, in_units, keep, kept, key_of, tensors
 
 MOST_DRAWS, MOST_COMPONENTS = 8, 5
 DRAWS, COMPONENTS = 4, 3
@@ -142,7 +142,7 @@ def component_pictures(seen: ImagePosterior) -> list[tuple[str, numpy.ndarray]]:
 
 def region_picture(stored: numpy.ndarray, region: Region | None, corner: tuple[int, int] | None) -> numpy.ndarray:
     """The image for choosing a region on, with the region, or its first corner, framed."""
-    picture = enlarged(pixels(torch.from_numpy(stored).float() / 255), SIDE)
+    picture = enlarged(pixels(in_units(stored)), SIDE)
     box = region or ((*corner, 1, 1) if corner else None)
     if box is None:
         return picture

@@ -7,7 +7,6 @@ from typing import Any
 
 import gradio as gr
 import numpy
-import torch
 from fastapi import HTTPException
 from gradio.components.base import server
 
@@ -17,7 +16,7 @@ from mmdgs.studio.controls import LIGHT, Changes, Room, image_chooser, plainly
 from mmdgs.studio.downloads import Folder
 from mmdgs.studio.pictures import figures
 from mmdgs.studio.restoring import OPERATORS, PAINTED, STRENGTHS
-from mmdgs.studio.sources import chosen_image, examples, model_of, models
+from mmdgs.studio.sources import chosen_image, examples, in_units, model_of, models
 
 ABOUT = """Part of an image is missing, blurred or too coarse. Many images explain what is left: each draw is one of
 them, their mean is the best single guess, and where they differ nothing was known."""
@@ -102,8 +101,7 @@ def build(folder: Folder) -> None:
         changes: Changes = {one: gr.update(visible=short == OPERATORS[kind]) for short, one in strengths.items()}
         changes[painting] = gr.update(visible=kind == PAINTED)
         if kind == PAINTED:
-            now = torch.from_numpy(chosen_image(model, chosen, file, fit)).float() / 255
-            picture = enlarged(pixels(now), CANVAS)
+            picture = enlarged(pixels(in_units(chosen_image(model, chosen, file, fit))), CANVAS)
             changes[painted] = {"background": picture, "layers": [], "composite": None}
         return changes
 

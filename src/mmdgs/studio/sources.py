@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mmdgs.data.decoding import Fit, Unreadable, decode
+from mmdgs.data.decoding import Fit, Unreadable, announced, decode, decode_deep, is_deep
 from mmdgs.data.single import NamedImage
 from mmdgs.data.transforms import midpoints
 from mmdgs.errors import UsageError, unknown_name
@@ -66,11 +66,14 @@ def example(model: str, name: str) -> numpy.ndarray:
     """An example image, uint8 (C, H, W)."""
     if name not in examples(model):
         raise unknown_name("example", str(name), examples(model))
-    return decode(read_file(EXAMPLES / f"{name}.png"), Fit()).copy()
+    return decode(read_file(EXAMPLES / f"{name}.png"), Fit()).pixels.copy()
 
 
 def uploaded(path: str | Path, model: Model, fit: str = SHRINK) -> numpy.ndarray:
-    """An uploaded file as an image of the model's size, uint8 (C, H, W) in its own colours."""
+    """An uploaded file as an image of the model's size, (C, H, W) in its own colours.
+
+    It is uint8, or where more than 8 bits a channel are stored float32 in [0, 1].
+    """
     if fit not in FITS:
         raise unknown_name("way to fit an image", fit, FITS)
     height, width = model.shape[1:]
@@ -78,9 +81,13 @@ def uploaded(path: str | Path, model: Model, fit: str = SHRINK) -> numpy.ndarray
         with reading("the upload", "an image"):
             content = read_file(Path(path), MOST_BYTES)
         _refuse_large(content)
-        if fit == SHRINK and height == width:
-            return decode(content, Fit(size=height)).copy()
-        found = decode(content, Fit())
+        decoder = decode_deep if is_deep(content) else decode
+        shrinks = fit == SHRINK and height == width
+        image = decoder(content, Fit(size=height if shrinks else None))
+        announced({kind: [("the upload", remark)] for kind, remark in image.remarks.items()})
+        found = image.pixels.copy()
+        if shrinks:
+            return found
     except Unreadable as error:
         raise UsageError(f"the upload cannot be read: {error}") from error
     top, left = (max(0, (have - want) // 2) for have, want in zip(found.shape[1:], (height, width), strict=True))
@@ -111,9 +118,15 @@ def _refuse_large(content: bytes) -> None:
 
 def in_colours_of(model: Model, stored: numpy.ndarray, name: str, *, clean: bool) -> tuple[NamedImage, tuple[str, ...]]:
     """A stored image with as many channels as the model's, in [0, 1] units, and a sentence where they were made."""
-    image = NamedImage(name, midpoints(torch.from_numpy(stored)[None])[0])
+    image = NamedImage(name, in_units(stored))
     made, remarks = image.in_channels(model.shape[0], clean=clean)
     return NamedImage(name, made), remarks
+
+
+def in_units(stored: numpy.ndarray) -> Tensor:
+    """A stored image (C, H, W), uint8 or float32, in [0, 1] units."""
+    image = torch.from_numpy(stored)
+    return midpoints(image[None])[0] if image.dtype == torch.uint8 else image
 
 
 def key_of(room: str, **settings: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, shown
 from mmdgs.files import (
     folder_written_atomically,
     put_back,
@@ -33,7 +33,7 @@ from mmdgs.files import (
 )
 from mmdgs.models import CARD, CONFIG, remove_weights
 from mmdgs.models.weights import check_finite
-from mmdgs.reading import reading
+from mmdgs.reading import FREE, reading
 
 METRICS, RECIPE_FILE, STATE = "metrics.jsonl", "recipe.yaml", "state.json"
 CHECKPOINTS, LAST, BEST, WATCH, TENSORBOARD = "checkpoints", "last", "best", "watch", "tensorboard"
@@ -79,7 +79,7 @@ class RunFolder:
         folder = _last(self.path)
         if folder is None:
             return None
-        state = read_json(folder / STATE)
+        state = _state(folder)
         before = state.pop("settings", {})
         if not isinstance(before, dict):
             raise UsageError(f"{folder / STATE} is no state of a run: its settings are no table")
@@ -160,14 +160,21 @@ def last_step(path: Path) -> int | None:
     folder = _last(path)
     if folder is None:
         return None
-    with reading(folder / STATE, "the state of a run"):
-        return int(read_json(folder / STATE)["step"])
+    return int(_state(folder)["step"])
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The numbers of a checkpoint; its step is checked."""
+    state = read_json(folder / STATE)
+    if type(state.get("step")) is not int or not 0 <= state["step"] < 1 << 63:
+        raise UsageError(f"{folder / STATE} is no state of a run: its step is {shown(state.get('step'))}")
+    return state
 
 
 def metrics(path: Path | str) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; a last line cut short by a kill is left out."""
     found = []
-    for line in read_file(Path(path) / METRICS).decode(errors="replace").splitlines():
+    for line in read_file(Path(path) / METRICS, FREE).decode(errors="replace").splitlines():
         try:
             one = json.loads(line)
         except (ValueError, RecursionError):

@@ -337,8 +337,8 @@ class Trainer:
             self.step, self.seconds_before = int(state["step"]), float(state["seconds"])
             for kind, value in (("validation", state["best"]), ("watch", state["best_watch"])):
                 self.lowest[kind] = math.inf if value is None else float(value)
-            self.done.validations = [(step, value) for step, value in state["validations"]]
-            self.done.watches = [(step, values) for step, values in state["watches"]]
+            self.done.validations = [(int(step), float(value)) for step, value in state["validations"]]
+            self.done.watches = [(int(step), dict(values)) for step, values in state["watches"]]
             self.done.watch_seconds = float(state["watch_seconds"])
             self.shares.positions = dict(state["positions"])
             self.shares.cut(min(max(int(state["split"]), self.settings.split), self.shares.rows))

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import math
 import shlex
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from typing import Any
 
 from mmdgs.errors import UsageError, nearest, shown, unknown_name
 from mmdgs.options import key, option, option_names
-from mmdgs.reading import parse_yaml, reading
+from mmdgs.reading import parse_toml, parse_yaml, reading
 from mmdgs.runtime import check_precision
 
 OPTIMISERS = ("adam", "muon")
@@ -286,6 +285,9 @@ def make_recipe(table: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     if values.get("loss") == "covariance":
         values.setdefault("model", "spectrum-head")
     values["network"] = {**values.get("network", {}), **options}
+    for name, value in values["network"].items():
+        if isinstance(value, dict):
+            raise UsageError(f"network.{name} must be a number, a word or a list of them, got a table")
     training = dataclasses.replace(Recipe().training, **{n: values.pop(n) for n in loop if n in values})
     return Recipe(**values, training=training)
 
@@ -298,8 +300,7 @@ def read_recipe(path: Path | str | None = None, overrides: Mapping[str, Any] | N
 
     path = Path(path)
     text = read_text(path)
-    with reading(f"the recipe {path}", "TOML" if path.suffix == ".toml" else "YAML"):
-        table = tomllib.loads(text) if path.suffix == ".toml" else parse_yaml(text, f"the recipe {path}")
+    table = (parse_toml if path.suffix == ".toml" else parse_yaml)(text, f"the recipe {path}")
     if not isinstance(table, dict):
         raise UsageError(f"the recipe {path} must be a table of keys and values, got {type(table).__name__}")
     with reading(path, "a recipe"):

@@ -12,12 +12,13 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, shown
 from mmdgs.files import LOCK, output_folder, write_atomically
 from mmdgs.models import CLASSES, DENOISERS, VARIANCE_RATIO, Model, ModelConfig, load, load_weights, weights_digest
 from mmdgs.moments import OcmMoments
@@ -172,6 +173,10 @@ class RecipeRun:
             with reading(folder.path, "the folder of a run that this one can go on from"):
                 kept = (folder.state() or {})["notes"]["origin"]
                 origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
+                if type(origin.images) not in (int, NoneType) or not isinstance(origin.head, dict):
+                    raise ValueError(f"its origin is {shown(kept)}")
+                if bool(origin.head) > bool(model.config.head):
+                    raise ValueError("its origin is of the head of a denoiser, and this run trains none")
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
             model = _changed(model, head=origin.head | {"denoiser": model.config.head["denoiser"]})
