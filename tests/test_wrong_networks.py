@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from shared import cifar10_test_images, needs_cifar10_files
 from torch import Tensor, nn
 
 import mmdgs
@@ -227,3 +228,12 @@ def test_calibrate_warns_of_what_a_linear_function_beats(denoiser, level: mmdgs.
 def test_a_number_in_place_of_a_level():
     with pytest.raises(ValueError, match=r"must be a mmdgs\.NoiseLevel.*got 0\.25"):
         mmdgs.FullMoments(mmdgs.noise_denoiser(Noise()))(noisy(), 0.25)
+
+
+@needs_cifar10_files
+@pytest.mark.parametrize("sigma", [50.0, 1.0, 0.1, 0.01])
+def test_the_network_that_ships_is_not_warned_of(sigma: float, caplog):
+    model, level = mmdgs.load("cifar10"), mmdgs.NoiseLevel(sigma)
+    x_t = noisy(level, cifar10_test_images(1, 1)[0].float() / 255)
+    posterior(model, x_t, level)
+    assert not [one for one in logged(caplog) if "raised to it" not in one]
