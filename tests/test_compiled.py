@@ -31,7 +31,7 @@ from mmdgs.denoisers import (
     score_denoiser,
     velocity_denoiser,
 )
-from mmdgs.derivatives import group_norm
+from mmdgs.derivatives import group_norm, load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.generation import engine
 from mmdgs.jacobians import linearised
@@ -317,6 +317,7 @@ def test_unknown_modes_are_named(monkeypatch) -> None:
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 5)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_and_its_derivatives_are_torchs(shape, affine) -> None:
+    load_forward_mode()
     x, u, v = (randn(shape, torch.empty(0, dtype=torch.float64), seeded(i)) for i in range(3))
     weight, bias = (randn((6,), x, seeded(i)) if affine else None for i in (3, 4))
 
