@@ -604,8 +604,8 @@ def test_different_counts_need_force(monkeypatch: pytest.MonkeyPatch) -> None:
         (["a.npz", *COMMAND[:2], "--inception", "a.npz"], "neither a state dict nor TorchScript"),
         (["a.npz", *COMMAND, "--compare", "none.json"], "cannot read none.json"),
         (["a.npz", *COMMAND, "--out", "no/where.json"], "there is no folder no"),
-        (["a.npz", *COMMAND, "--metrics", "classes"], "classes needs a classifier"),
-        (["a.npz", *COMMAND, "--metrics", "classes", "--classifier", "mnist-classifier"], "images 1x28x28"),
+        (["a.npz", *COMMAND[:2], "--metrics", "classes"], "classes needs a classifier"),
+        (["a.npz", *COMMAND[:2], "--metrics", "classes", "--classifier", "mnist-classifier"], "images 1x28x28"),
         (["a.npz"], "--reference"),
     ],
 )
