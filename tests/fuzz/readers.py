@@ -39,6 +39,7 @@ from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import to_json
 from mmdgs.generation import Method, generate, make_plan
 from mmdgs.generation.posterior_folder import PosteriorFolder
+from mmdgs.generation.writers import Destination
 from mmdgs.lab.workspace import Part, Workspace
 from mmdgs.metrics import inception_file, judge
 from mmdgs.models import Model, ModelConfig
@@ -325,17 +326,21 @@ def sampled() -> tuple[Model, Any]:
 
 
 def samples(folder: Path, name: str, finished: bool) -> None:
-    model, plan = sampled()
+    """Samples in a folder or file, or what a run leaves that is stopped before the last of them is written."""
+    write = Destination.write
 
-    def stopping(count: int, first: int) -> torch.Tensor:
+    def stopping(place: Destination, first: int, *rest: Any) -> None:
         if first >= 4 and not finished:
             raise KeyboardInterrupt
-        return torch.zeros(count, *SHAPE)
+        write(place, first, *rest)
 
+    Destination.write = stopping  # type: ignore[method-assign]
     try:
-        generate(model, plan, 6, out=folder / name, batch_size=2, progress=None, start=stopping)
+        resume_samples(folder, name)
     except KeyboardInterrupt:
         return
+    finally:
+        Destination.write = write  # type: ignore[method-assign]
 
 
 def resume_samples(folder: Path, name: str) -> None:
