@@ -249,7 +249,7 @@ def test_a_recipe_trains(path: Path, pictures: Path, tmp_path: Path) -> None:
     whole = read_recipe(path)
     assert (whole.training.batch_size, whole.training.ema, whole.training.precision) == (512, 0.9995, "bf16")
     assert whole.flips
-    small = {"data": str(pictures), "size": 8, "network.width": 8, "steps": 2, "batch_size": 4, "watch": 2}
+    small = {"data": str(pictures), "size": 8, "network.width": 32, "steps": 2, "batch_size": 4, "watch": 2}
     recipe = read_recipe(path, small)
     model, trained = train_model(recipe, tmp_path / "a", progress=None)
     assert len(trained.losses) == 2
