@@ -14,8 +14,8 @@ from scipy import stats
 from torch import Tensor
 
 import mmdgs
-from mmdgs.linalg.operators import Diagonal
 from mmdgs.linalg import repair
+from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
 from mmdgs.runtime import threads
 from mmdgs.samplers import Info, Kernel, Plan, Run, State, single_level_plan
