@@ -356,7 +356,7 @@ MUTANTS = [
     Mutant(
         "generation/restored.py", "operator=operator, y=y", "operator=operator", "test_restore_command.py -k a_call"
     ),
-    Mutant("generation/writers.py", "[written - first :]", "[:]", "test_generate.py -k another_batch_size"),
+    Mutant("generation/writers.py", "part[done - first :]", "part", "test_generate.py -k another_batch_size"),
     Mutant(
         "generation/writers.py",
         "for number in self._files() if number < count}",

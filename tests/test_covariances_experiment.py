@@ -59,7 +59,7 @@ def test_they_do_not_depend_on_the_rows_at_a_time(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None) -> Context:
     """A tiny model of five levels, one of one level, and a folder in the place of their data."""
     save(many_level_model(SHAPE), tmp_path / "many")
     save(tiny_model("score", SHAPE, sigma=0.3), tmp_path / "one")
