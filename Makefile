@@ -3,7 +3,7 @@
 # make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/reliability.md).
 # make kill: runs that are killed at every file operation and at random moments, and go on (docs/reliability.md).
 # make docs: the documentation site, into build/site; any warning fails it.
-# make test-studio: the studio in a real browser (a Chromium of the system: apt-get install chromium), in three minutes.
+# make test-studio: the studio in a real browser (a Chromium of the system: apt-get install chromium), in six minutes.
 # make load-studio: 20 users of the studio for ten minutes (docs/studio.md).
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3

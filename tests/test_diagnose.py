@@ -143,6 +143,7 @@ print(len(renamed))
     assert int(made.stdout) <= 1  # no race where arviz announces nothing any more
 
 
+@pytest.mark.slow  # .ci/run asks the same of the whole suite
 def test_tests_leave_the_home_folder_alone(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     # Two workers that both import arviz, and other libraries with caches, where the home folder is empty.
