@@ -202,6 +202,11 @@ def needs_lab() -> Iterator[None]:
         raise UsageError(f'this command needs {name}; install it with: pip install "mmdgs[lab]"') from error
 
 
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun, such as "1 image" or "2,000 images"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def device_named(name: str) -> torch.device:
     """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
     import torch

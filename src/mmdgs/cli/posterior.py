@@ -16,6 +16,7 @@ from mmdgs.cli.app import (
     Resume,
     Seed,
     app,
+    count_of,
     device_named,
     messages,
     no_sets,
@@ -121,7 +122,7 @@ def _plan(model: Model, images: list[NamedImage], asked: PosteriorSettings) -> s
 
     denoisers = [fitted_denoiser(model, *one.image.shape[1:]) for one in images if len(model.shape) == 3]
     tiles = sum(one.tiles if isinstance(one, TiledDenoiser) else 1 for one in denoisers)
-    said = f"{len(images):,} images, {asked.draws} draws of {asked.krylov_steps} Krylov steps and {asked.components} "
+    said = f"{count_of(len(images), 'image')}, {asked.draws} draws of {asked.krylov_steps} Krylov steps and {asked.components} "
     return said + "components each" + (f", in {tiles:,} tiles in all" if tiles > len(images) else "")
 
 

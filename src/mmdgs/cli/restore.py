@@ -17,6 +17,7 @@ from mmdgs.cli.app import (
     Resume,
     Seed,
     app,
+    count_of,
     device_named,
     messages,
     no_sets,
@@ -120,7 +121,8 @@ def restore(
         x, names = images_in_units(images, data_dir, shape, resize=simulate, limit=n)
         y = simulated(x, measure, settings.noise, seed=seed) if simulate else x  # type: ignore[arg-type]
         if not quiet:
-            messages.print(f"{len(x):,} images, {draws} draws each along {steps} noise levels, {covariance} covariance")
+            asked = f"{draws} draws each along {steps} noise levels, {covariance} covariance"
+            messages.print(f"{count_of(len(x), 'image')}, {asked}")
         with resumable():
             result = restore_into(
                 out,
@@ -189,7 +191,7 @@ def _tell(result: Restoration, settings: RestorationSettings) -> None:
     if isinstance(settings.noise, str):  # estimate
         _tell_noise(result)
     messages.print(
-        f"{result.count:,} images, {settings.draws} draws each: {cost.forwards:,} forwards and {cost.products:,} "
+        f"{count_of(result.count, 'image')}, {settings.draws} draws each: {cost.forwards:,} forwards and {cost.products:,} "
         f"Jacobian products a draw, {result.seconds:,.1f} seconds",
         soft_wrap=True,
     )
