@@ -122,8 +122,10 @@ def _plan(model: Model, images: list[NamedImage], asked: PosteriorSettings) -> s
 
     denoisers = [fitted_denoiser(model, *one.image.shape[1:]) for one in images if len(model.shape) == 3]
     tiles = sum(one.tiles if isinstance(one, TiledDenoiser) else 1 for one in denoisers)
-    said = f"{count_of(len(images), 'image')}, {asked.draws} draws of {asked.krylov_steps} Krylov steps and {asked.components} "
-    return said + "components each" + (f", in {tiles:,} tiles in all" if tiles > len(images) else "")
+    drawn = f"{asked.draws} draws of {asked.krylov_steps} Krylov steps and {asked.components} components each"
+    return f"{count_of(len(images), 'image')}, {drawn}" + (
+        f", in {tiles:,} tiles in all" if tiles > len(images) else ""
+    )
 
 
 def _region(text: str | None) -> tuple[int, int, int, int] | None:

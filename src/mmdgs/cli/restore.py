@@ -191,8 +191,8 @@ def _tell(result: Restoration, settings: RestorationSettings) -> None:
     if isinstance(settings.noise, str):  # estimate
         _tell_noise(result)
     messages.print(
-        f"{count_of(result.count, 'image')}, {settings.draws} draws each: {cost.forwards:,} forwards and {cost.products:,} "
-        f"Jacobian products a draw, {result.seconds:,.1f} seconds",
+        f"{count_of(result.count, 'image')}, {settings.draws} draws each: {cost.forwards:,} forwards and "
+        f"{cost.products:,} Jacobian products a draw, {result.seconds:,.1f} seconds",
         soft_wrap=True,
     )
     for name, value in result.scores.items():
