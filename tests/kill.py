@@ -113,13 +113,14 @@ def runs(made: Path) -> list[Run]:
     keys = ["steps=3", "checkpoint_every=1", "validate_every=2", "ema=0.9"]
     points = ["network.width=2", "network.depth=1", "limit=1000", "batch_size=1000", *keys]
     mnist = ["network.multipliers=[1]", "limit=16", "batch_size=4", *keys]
-    train = ["train", "--data-dir", str(made), "--sigma", "0.5", "--param", "clean", *cpu]
+    train = ["train", "--sigma", "0.5", "--param", "clean", *cpu]
     images = [model, str(made / "samples"), "--simulate", "--n", "3", "--draws", "2"]
     measures = ["--reference", str(made / "reference"), "--metrics", "fid,kid,diversity"]
     rows = [word for row in (digs.DRAWS, digs.ONE_LEVEL, digs.MOMENTS) for word in ("--only", row)]
     return [
         Run("train, 2-D", [*train, "--data", "mog", "--model", "mlp", *_set(points)]),
-        Run("train, MNIST", [*train, "--data", "mnist", "--size", "8", "--model", "unet-tiny", *_set(mnist)]),
+        Run("train, MNIST", [*train, "--data", "mnist", "--data-dir", str(made), "--size", "8", "--model", "unet-tiny",
+             *_set(mnist)]),
         Run("sample, folder", sample),
         Run("sample, npz", sample, "x.npz"),
         Run("sample, npz of floats", [*sample, "--float"], "x.npz"),
