@@ -188,6 +188,10 @@ def _midpoints(levels: np.ndarray) -> np.ndarray:
     return (levels.astype(np.float32) + np.float32(0.5)) / 256
 
 
+def _white_is_zero(image: Image.Image) -> bool:
+    return image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # type: ignore[attr-defined]
+
+
 def _floating(image: Image.Image) -> tuple[np.ndarray, None]:
     from PIL import ImageOps
 
@@ -195,7 +199,7 @@ def _floating(image: Image.Image) -> tuple[np.ndarray, None]:
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):  # so that NaN is refused too
         raise Unreadable(f"its floating-point values lie between {low:.4g} and {high:.4g}, expected 0 to 1; {NPY}")
-    if image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0:  # type: ignore[attr-defined]
+    if _white_is_zero(image):
         raise Unreadable(f"its floating-point values are inverted (white is 0); {NPY}")
     return pixels.astype(np.float32)[..., None], None
 
@@ -207,7 +211,7 @@ def _levels(image: Image.Image, content: bytes, bits: int) -> np.ndarray:
     (raw,) = _raw_modes(image) if len(_raw_modes(image)) == 1 else ("several kinds",)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         levels = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
-        if image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0:  # type: ignore[attr-defined]  # white is 0
+        if _white_is_zero(image):
             levels = ((1 << bits) - 1 - levels).astype(np.uint16)
         return levels[..., None]
     if raw == "LA;16B":  # both bytes of both channels
