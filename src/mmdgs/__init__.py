@@ -1,8 +1,8 @@
-"""mmdgs: from a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.
+"""mmdgs: from a denoiser to the denoising posterior p(x | noisy x), and from that to samplers.
 
 Zhang, Hawkins-Hooker, Paige and Barber, "Moment Matching Denoising Gibbs Sampling", NeurIPS 2023.
 
-The public names are in __init__.pyi. Each is imported when it is first used, so that `mmdgs --help` needs no torch.
+The public names are in __init__.pyi; each is imported when it is first used.
 """
 
 from mmdgs.lazy import lazy_names

@@ -1,22 +1,37 @@
-"""The public names of mmdgs, and where each lives: read by type checkers, and by __init__.py."""
+"""The public names of mmdgs, and where each lives: read by type checkers, and by __init__.py.
+
+Names for experts stay in the subpackages.
+"""
 
 from mmdgs import (
+    compiled as compiled,
+    covariances as covariances,
     data as data,
+    denoisers as denoisers,
     diagnostics as diagnostics,
+    errors as errors,
     evaluation as evaluation,
+    guidance as guidance,
     interop as interop,
+    jacobians as jacobians,
+    linalg as linalg,
     losses as losses,
     metrics as metrics,
     models as models,
+    moments as moments,
     networks as networks,
+    noise as noise,
     operators as operators,
+    posterior as posterior,
+    randomness as randomness,
+    reading as reading,
+    restoration as restoration,
     samplers as samplers,
+    sampling as sampling,
     schedules as schedules,
     targets as targets,
     training as training,
-)
-from mmdgs.compiled import (
-    fast_path as fast_path,
+    uncertainty as uncertainty,
 )
 from mmdgs.denoisers import (
     Denoiser as Denoiser,
@@ -27,43 +42,17 @@ from mmdgs.denoisers import (
     score_denoiser as score_denoiser,
     velocity_denoiser as velocity_denoiser,
 )
-from mmdgs.errors import (
-    CovarianceTooLargeError as CovarianceTooLargeError,
-    NonFiniteError as NonFiniteError,
-    UsageError as UsageError,
-)
-from mmdgs.generation import (
-    ImagePosterior as ImagePosterior,
-    Method as Method,
-    PosteriorSettings as PosteriorSettings,
-    Restored as Restored,
-    generate as generate,
-    image_posterior as image_posterior,
-    restore as restore,
-)
-from mmdgs.guidance import (
-    GuidedDenoiser as GuidedDenoiser,
-)
-from mmdgs.linalg.components import (
-    Components as Components,
-)
+from mmdgs.errors import NonFiniteError as NonFiniteError, UsageError as UsageError
 from mmdgs.models import (
     FitData as FitData,
     Model as Model,
-    ModelConfig as ModelConfig,
     calibrate as calibrate,
-    from_pretrained as from_pretrained,
     load as load,
-    load_head as load_head,
     save as save,
 )
 from mmdgs.moments import (
-    CalibratedMoments as CalibratedMoments,
     DiagonalMoments as DiagonalMoments,
-    ExactMoments as ExactMoments,
     FullMoments as FullMoments,
-    GivenMoments as GivenMoments,
-    HigherMoments as HigherMoments,
     IsotropicMoments as IsotropicMoments,
     KrylovMoments as KrylovMoments,
     LearnedMoments as LearnedMoments,
@@ -72,33 +61,12 @@ from mmdgs.moments import (
     Moments as Moments,
     OcmMoments as OcmMoments,
     SpectralMoments as SpectralMoments,
-    components as components,
-    higher_moments as higher_moments,
 )
-from mmdgs.moments.probes import (
-    Lattice as Lattice,
-    Rademacher as Rademacher,
-)
-from mmdgs.noise import (
-    CLEAN as CLEAN,
-    LevelTable as LevelTable,
-    NoiseLevel as NoiseLevel,
-    NoiseLevels as NoiseLevels,
-    add_noise as add_noise,
-)
-from mmdgs.posterior import (
-    Gaussian as Gaussian,
-)
-from mmdgs.randomness import (
-    Streams as Streams,
-)
-from mmdgs.samplers import (
-    ExactGibbs as ExactGibbs,
-    Gibbs as Gibbs,
-    gibbs_chain as gibbs_chain,
-    gibbs_plan as gibbs_plan,
-    run as run,
-)
-from mmdgs.version import (
-    __version__ as __version__,
-)
+from mmdgs.noise import CLEAN as CLEAN, NoiseLevel as NoiseLevel, add_noise as add_noise
+from mmdgs.posterior import Gaussian as Gaussian
+from mmdgs.restoration.draws import restore as restore
+from mmdgs.samplers import Gibbs as Gibbs, gibbs_chain as gibbs_chain
+from mmdgs.sampling import SamplerSettings as SamplerSettings, generate as generate
+from mmdgs.uncertainty.image import image_posterior as image_posterior
+from mmdgs.uncertainty.settings import PosteriorSettings as PosteriorSettings
+from mmdgs.version import __version__ as __version__

@@ -1,7 +1,8 @@
-"""What work costs, counted where it is done: evaluations of the denoiser and products with its Jacobian.
+"""What work costs, counted where it is done: evaluations of the denoiser and products with its
+Jacobian.
 
-Counts are those of one chain: a batch goes through the network together, and each of its rows is evaluated once.
-An evaluation of an energy's denoiser has a gradient inside, and counts as one.
+Counts are those of one chain: a batch goes through the network together, and each of its rows is
+evaluated once. An evaluation of an energy's denoiser has a gradient inside, and counts as one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 PRODUCT = 2.0
-"""Forward passes that a vector-Jacobian product takes: its backward pass has two products for each one forward."""
+"""Forward passes that a vector-Jacobian product takes: its backward pass has two products for each
+one forward.
+"""
 
 
 @dataclass
@@ -26,6 +29,10 @@ class Cost:
     def evaluations(self) -> float:
         """All of it in forward passes: the number to compare samplers by."""
         return self.forwards + PRODUCT * self.products
+
+    def times(self, chains: int) -> Cost:
+        """That of several chains."""
+        return Cost(chains * self.forwards, chains * self.products)
 
 
 _counters: ContextVar[tuple[Cost, ...]] = ContextVar("mmdgs_cost", default=())

@@ -1,10 +1,10 @@
-"""The exceptions of mmdgs, each with a message that names the value, what was expected and what to do."""
+"""The exceptions of mmdgs; messages name the value, what was expected and what to do."""
 
 from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def first_line(error: BaseException) -> str:
@@ -25,7 +25,7 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """A value from outside for a message: as repr writes it, and cut short where it is large or deeply nested."""
+    """A value from outside for a message: its repr, cut short where it is large or nested."""
     return _Short().repr(value)
 
 
@@ -34,16 +34,24 @@ class UsageError(ValueError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """ " (did you mean ...?)" where one of the names is like this one, whatever their case; else ""."""
-    by_case = {one.lower(): one for one in names}
+    """ " (did you mean ...?)" where one of the names is like this one, else ""."""
+    by_case = {candidate.lower(): candidate for candidate in names}
     like = difflib.get_close_matches(name.lower(), by_case, n=1)
     return f" (did you mean {by_case[like[0]]!r}?)" if like else ""
 
 
-def unknown_name(what: str, name: str, names: Iterable[str], *, choose: str = "choose one of") -> UsageError:
+def unknown_name(
+    what: str, name: str, names: Iterable[str], *, choose: str = "choose one of"
+) -> UsageError:
     """The error for a name that is none of `names`: it suggests the nearest and lists all."""
     names = list(names)
     return UsageError(f"unknown {what} {name!r}{nearest(name, names)}; {choose} {', '.join(names)}")
+
+
+def require_shape(what: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    """Refuse a tensor of another shape, which would broadcast unseen."""
+    if tuple(shape) != tuple(expected):
+        raise ValueError(f"{what} must have shape {tuple(expected)}, got {tuple(shape)}")
 
 
 class CovarianceTooLargeError(UsageError, MemoryError):
@@ -61,13 +69,11 @@ class NonFiniteError(ArithmeticError):
         what: str,
         chains: list[int],
         step: int | None = None,
-        advice: str = "check the network for NaN weights, and that the noise level is the one it was trained at",
+        advice: str = "check the network for NaN weights, and that it was trained at this level",
     ) -> None:
-        self.what = what
-        self.chains = chains
-        self.step = step
-        self.advice = advice
-        shown = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
+        self.what, self.chains, self.step, self.advice = what, chains, step, advice
         where = [] if step is None else [f"step {step}"]
-        where += [f"chain {shown}"] if chains else []
+        if chains:
+            rows = ", ".join(map(str, chains[:8])) + (", ..." if len(chains) > 8 else "")
+            where.append(f"chain {rows}")
         super().__init__(f"the {what} is not finite at {', '.join(where)}; {advice}")

@@ -1,8 +1,9 @@
-"""Files: written whole or not at all, folders locked against a second run, JSON and safetensors read with care."""
+"""Files written whole or not at all, folders locked against a second run, safe readers."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -31,8 +32,8 @@ LOCK = ".lock"
 TEMPORARY = ".mmdgs-tmp"
 """How files and folders end that are not whole yet."""
 FILE_NAMES = (
-    ".bmp", ".csv", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".json", ".npy", ".npz", ".pdf", ".png", ".pt", ".pth",
-    ".safetensors", ".tif", ".tiff", ".webp", ".yaml", ".zip",
+    ".bmp", ".csv", ".gif", ".htm", ".html", ".jpeg", ".jpg", ".json", ".npy", ".npz", ".pdf",
+    ".png", ".pt", ".pth", ".safetensors", ".tif", ".tiff", ".webp", ".yaml", ".zip",
 )  # fmt: skip
 """Endings that no new folder has."""
 REPLACED = ".mmdgs-old"
@@ -40,69 +41,33 @@ REPLACED = ".mmdgs-old"
 
 
 def half_written(path: Path) -> Path:
-    """Where `path` is written until it is whole; a killed run leaves it, and the next that writes `path` takes it."""
+    """Where `path` is written until it is whole; what a killed run left there is used again."""
     return path.with_name(f".{path.name}{TEMPORARY}")
 
 
 @contextlib.contextmanager
 def file_written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
+    """A temporary file, which takes the place of `path` when the block ends without error."""
     if path.is_dir() and not path.is_symlink():
-        raise UsageError(f"{path} is a folder, in the place of a file that is to be written; remove it")
-    handle, temporary = _temporary_file(path)
+        raise UsageError(f"{path} is a folder in the place of a file to be written; remove it")
     try:
-        with os.fdopen(handle, "wb") as stream:
-            try:
-                yield stream
-            except OSError as error:
-                if error.errno is None:  # numpy says how much it has written, not why it stopped there
-                    _write_more(stream)
-                raise
-            stream.flush()
-            os.fsync(stream.fileno())
-            if fcntl is not None:  # the lock is held until the file has its name
-                temporary.replace(path)
-        if fcntl is None:
+        with _temporary_folder(path) as folder:
+            temporary = folder / path.name
+            with temporary.open("wb") as stream:
+                try:
+                    yield stream
+                except OSError as error:
+                    if error.errno is None:  # of numpy: another write makes the system say why
+                        stream.write(bytes(1 << 16))
+                    stream.flush()
+                    raise
+                stream.flush()
+                os.fsync(stream.fileno())
             temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from error  # such as a full disk
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # such as a full disk
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-
-
-def _write_more(stream: BinaryIO) -> None:
-    """Write to a file that could not be written: the system then says why, such as a full disk."""
-    stream.write(bytes(1 << 16))
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _temporary_file(path: Path) -> tuple[int, Path]:
-    """An empty file to write `path` in, and its name; what a killed run left of it is used again."""
-    temporary = half_written(path)
-    if fcntl is not None:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            stack.callback(os.close, handle)
-            if _taken(handle, temporary) and os.fstat(handle).st_nlink == 1:
-                os.ftruncate(handle, 0)
-                os.fchmod(handle, 0o644)
-                stack.pop_all()
-                return handle, temporary
-    # Another process writes the same file just now, or files cannot be locked here.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
-    Path(name).chmod(0o644)  # mkstemp makes files that others cannot read
-    return handle, Path(name)
-
-
-def _taken(handle: int, path: Path) -> bool:
-    """Lock an open file or folder for this process; False where another has it, or has given it another name."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    except OSError:
-        return False
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -113,7 +78,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def folder_written_atomically(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` to write into; it gets its name when the block ends, or vanishes if it fails."""
+    """A temporary folder beside `path`, which gets its name when the block ends without error."""
     put_back(path)
     with _temporary_folder(path) as temporary:
         yield temporary
@@ -127,15 +92,22 @@ def folder_written_atomically(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write `path` in, gone at the end; what a killed run left in it is removed."""
+    """An empty folder beside `path` to write it in, gone at the end."""
     temporary = half_written(path)
     with contextlib.ExitStack() as stack:
         try:
-            _hold(temporary, stack)
+            if fcntl is None:
+                raise OSError("folders cannot be locked here")
+            temporary.mkdir(exist_ok=True)
+            stack.callback(os.close, handle := os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW))
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), temporary.lstat()):  # renamed meanwhile
+                raise FileExistsError(temporary)
             for left in temporary.iterdir():
                 remove(left)
-        except OSError:  # another process writes the same folder just now, or folders cannot be locked here
-            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY))
+        except OSError:  # another process writes it just now, or folders cannot be locked here
+            name = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+            temporary = Path(name)
             temporary.chmod(0o755)
         try:
             yield temporary
@@ -143,19 +115,8 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _hold(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Make a folder if need be, and hold it for this process until the stack ends; OSError where that cannot be."""
-    if fcntl is None:
-        raise OSError("folders cannot be locked here")
-    folder.mkdir(exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    stack.callback(os.close, handle)
-    if not _taken(handle, folder):
-        raise FileExistsError(folder)
-
-
 def put_back(path: Path) -> None:
-    """Undo a replacement of a folder that a kill cut short between its two renames, or remove what it left."""
+    """Undo, or clean up after, a replacement of a folder that a kill cut short."""
     old = path.with_name(f".{path.name}{REPLACED}")
     if old.is_dir() and not path.exists():
         old.rename(path)
@@ -166,10 +127,10 @@ def put_back(path: Path) -> None:
 
 @contextlib.contextmanager
 def files_written_together(folder: Path, *, last: str) -> Iterator[Path]:
-    """A temporary folder whose files go into `folder` when the block ends, or vanish if it fails.
+    """A temporary folder whose files go into `folder` when the block ends without error.
 
-    A new folder gets its name with all files in it. Into one that is there they are moved one after the other, `last`
-    at the end, when all are written: a full disk changes nothing.
+    A new folder gets its name with all files in it. Into one that is there they are moved when all
+    are written, `last` at the end.
     """
     if not folder.exists():
         with folder_written_atomically(folder) as temporary:
@@ -194,29 +155,40 @@ def to_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, allow_nan=True) + "\n").encode()
 
 
+def sha256_of(*parts: Any) -> str:
+    """SHA-256 in hexadecimal digits of bytes one after the other; other parts as sorted JSON."""
+    digest = hashlib.sha256()
+    for part in parts:
+        plain = isinstance(part, bytes | memoryview)
+        digest.update(part if plain else json.dumps(part, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
 @contextlib.contextmanager
 def opened(path: Path, most: int | None = None) -> Iterator[BinaryIO]:
-    """A file to read bytes from. Every file from elsewhere is opened here: only regular ones, no larger than `most`."""
+    """A file to read, of at most `most` bytes: all files from elsewhere are opened here."""
     with reading(path, "a file that can be read"):
-        kind = path.stat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # of a folder the system says so itself
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise UsageError(f"{path} is a pipe, a device or a socket; expected a regular file")
-        if most is not None and path.stat().st_size > most:
-            raise UsageError(f"{path} has {path.stat().st_size:,} bytes, more than the limit of {most:,}")
+        if most is not None and status.st_size > most:
+            raise UsageError(
+                f"{path} has {status.st_size:,} bytes, more than the limit of {most:,}"
+            )
         stream = path.open("rb")
     with stream:
         yield stream
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """The bytes of a file; with `most`, one that has more is refused before it is read."""
+    """The bytes of a file of at most `most` bytes."""
     with reading(path, "a file that can be read"), opened(path, most) as stream:
         return stream.read()
 
 
 @contextlib.contextmanager
 def npz_opened(path: Path) -> Iterator[Any]:
-    """The arrays of an .npz by name (`numpy.lib.npyio.NpzFile`), none larger than its bytes allow; nothing is run."""
+    """The arrays of an .npz by name, none larger than its bytes allow; nothing is run."""
     import numpy
 
     # Not numpy.load: it reads a .npy and a pickle too, whatever their names.
@@ -246,7 +218,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def tensors_opened(path: Path) -> Iterator[Any]:
-    """A safetensors file whose tensors are read one by one (`safetensors.safe_open`); its header is checked first."""
+    """A safetensors file with a checked header (`safetensors.safe_open`)."""
     with reading(path, "a whole safetensors file"):
         with opened(path):  # refused where it is no regular file
             pass
@@ -262,14 +234,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_tensor_bytes(path: Path) -> bytes:
-    """The bytes of a safetensors file, whose header says that there are so many."""
+    """The bytes of a safetensors file with a checked header."""
     with tensors_opened(path):
-        pass
-    return read_file(path)
+        return read_file(path)
 
 
 def read_npy(path: Path, most: int | None = None) -> Any:
-    """The array of a .npy file, of as many numbers as the file has bytes for, and at most so many."""
+    """The array of a .npy file, of at most `most` numbers, all of which the file has."""
     from numpy.lib import format as npy
 
     with reading(path, "a .npy array"), opened(path) as stream:
@@ -279,15 +250,14 @@ def read_npy(path: Path, most: int | None = None) -> Any:
         version = npy.read_magic(stream)
         header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
         if header is None:
-            raise UsageError(f"{path} is of version {version} of the format, which arrays of numbers do not need")
+            raise UsageError(f"{path} has version {version} of the format; expected 1.0 or 2.0")
         shape, _, kind = header(stream)
         count, held = math.prod(shape), path.stat().st_size - stream.tell()
         if most is not None and count > most:
-            raise UsageError(f"{path} holds {count:,} numbers {shape}, more than the limit of {most:,}")
+            raise UsageError(f"{path} holds {count:,} numbers {shape}, more than {most:,}")
         if count * kind.itemsize != held:
-            raise UsageError(
-                f"{path} is damaged: {shape} {kind} takes {count * kind.itemsize:,} bytes, it has {held:,}"
-            )
+            takes = f"{shape} {kind} takes {count * kind.itemsize:,} bytes"
+            raise UsageError(f"{path} is damaged: {takes}, it has {held:,}")
         stream.seek(0)
         return npy.read_array(stream, allow_pickle=False)
 
@@ -303,20 +273,21 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process, until it ends, however it ends: a second run into it is refused."""
+    """Hold a folder for this process: UsageError where another run has it."""
     if (folder / LOCK).is_symlink():
         raise UsageError(f"{folder / LOCK} is a link; remove it: the lock of a folder lies in it")
     try:
         held = FileLock(folder / LOCK).acquire(blocking=False)
     except Timeout as error:
-        raise UsageError(f"another run is writing into {folder}; wait for it, or choose another folder") from error
+        busy = f"another run is writing into {folder}; wait for it, or choose another folder"
+        raise UsageError(busy) from error
     with held:
         yield
 
 
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """A folder, made with its parents if need be; of those that were made, the ones left empty are removed."""
+    """A folder, made with its parents; of those made here, the ones left empty are removed."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -328,32 +299,23 @@ def made(folder: Path) -> Iterator[None]:
 
 
 def refuse_file(folder: Path) -> None:
-    """Refuse a file in the place of an output folder, and a new folder with the name of a file."""
+    """UsageError for a file in place of an output folder, and a new folder named like a file."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"the output {folder} is a file; give a folder")
     if not folder.exists() and folder.suffix.lower() in FILE_NAMES:
-        raise UsageError(f"the output is a folder, and {folder.name} is the name of a file: leave {folder.suffix} out")
+        name = f"{folder.name} is the name of a file: leave {folder.suffix} out"
+        raise UsageError(f"the output is a folder, and {name}")
 
 
 def require_parent(path: Path) -> None:
-    """Refuse an output file in a folder that is not there."""
+    """UsageError for an output file in a folder that is not there."""
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def _refuse_links(folder: Path) -> None:
-    """Refuse links to folders in an output folder: what is written or removed below them lies elsewhere."""
-    for path in folder.iterdir():
-        if path.is_symlink() and path.is_dir():
-            raise UsageError(
-                f"{path} is a link to another folder, where nothing is written or removed; remove the link, or choose "
-                "another output folder"
-            )
-
-
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """A folder to write into, made if need be and locked; one that was made here and is left empty is removed."""
+    """A folder to write into, made and locked; one made here and left empty is removed."""
     refuse_file(folder)
     new = not folder.exists()
     with contextlib.ExitStack() as stack:
@@ -361,8 +323,11 @@ def output_folder(folder: Path) -> Iterator[None]:
             stack.enter_context(made(folder))
             stack.enter_context(locked(folder))
         except OSError as error:
-            raise UsageError(f"cannot write in the output folder {folder}: {error.strerror or error}") from error
-        _refuse_links(folder)
+            reason = error.strerror or error
+            raise UsageError(f"cannot write in the output folder {folder}: {reason}") from error
+        for path in folder.iterdir():  # nothing is written or removed elsewhere
+            if path.is_symlink() and path.is_dir():
+                raise UsageError(f"{path} is a link to another folder; remove the link")
         for old in [*folder.glob(f".*{REPLACED}"), *folder.glob(f"*/.*{REPLACED}")]:
             put_back(old.with_name(old.name.removesuffix(REPLACED)[1:]))
         for left in [*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"*/.*{TEMPORARY}")]:
@@ -375,12 +340,13 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 
 def holds_nothing(folder: Path, overwrite: bool) -> bool:
-    """Whether an output folder is absent or empty; a file in its place, and what must stay, are refused."""
+    """Whether an output folder is absent or empty; UsageError for what must stay."""
     refuse_file(folder)
     if not folder.exists() or not any(folder.iterdir()):
         return True
     if not overwrite:
-        raise UsageError(f"the output folder {folder} is not empty; use --overwrite, or another folder")
+        used = f"the output folder {folder} is not empty"
+        raise UsageError(f"{used}; use --overwrite, or another folder")
     return False
 
 

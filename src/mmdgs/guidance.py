@@ -1,9 +1,9 @@
-"""Autoguidance (Karras et al., 2024): a denoiser that is led away from a worse model of the same data.
+"""Autoguidance (Karras et al., 2024): a denoiser that is led away from a worse one.
 
     D_w = G + w (D - G),      w > 1
 
-The worse model G, less trained or smaller, errs as D does, and more: on from G past D a part of D's error is taken off.
-D_w is the mean of no posterior, so that covariances are those of D.
+The worse model G, less trained or smaller, errs as D does, and more: on from G past D a part of D's
+error is taken off. D_w is the mean of no posterior, so covariances are those of D.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdgs.noise import NoiseLevel
 
 @dataclass(frozen=True)
 class GuidedDenoiser:
-    """guide + weight (denoiser - guide): the denoiser itself with weight 1. It costs an evaluation of each."""
+    """guide + weight (denoiser - guide): the denoiser itself with weight 1."""
 
     denoiser: Denoiser
     guide: Denoiser
@@ -29,4 +29,5 @@ class GuidedDenoiser:
             raise ValueError(f"weight must be at least 1 and finite, got {self.weight}")
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-        return denoise(self.guide, x_t, level).lerp(fast_mean(self.denoiser, x_t, level), self.weight)
+        mean = denoise(self.guide, x_t, level)
+        return mean.lerp(fast_mean(self.denoiser, x_t, level), self.weight)

@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def leave_on_interrupt() -> None:
-    """Let Ctrl-C say "stopped" and end the process; where a program set a handler or ignores it, that stays."""
+    """Let Ctrl-C say "stopped" and end the process, unless a program has set a handler."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
@@ -23,7 +23,7 @@ def raise_on_interrupt() -> None:
 
 
 def _leave(*_: object) -> None:
-    """Nothing has begun, so nothing has to be put away; an exception in the middle of an import may get lost."""
+    # Nothing has begun, and an exception in the middle of an import may get lost.
     sys.stderr.write("\nstopped\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

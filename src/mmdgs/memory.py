@@ -18,19 +18,16 @@ logger = logging.getLogger("mmdgs")
 T = TypeVar("T")
 
 SAID_BY_TORCH = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-"""Words of the plain RuntimeErrors that the CPU's allocator, cuDNN and cuBLAS raise where memory is short."""
-
-
-KEPT = (32 << 20) - (64 << 10)
-"""Bytes: just below the largest piece that glibc learns from."""
+"""In the RuntimeErrors of the CPU's allocator, cuDNN and cuBLAS where memory is short."""
+KEPT = (32 << 20) - (64 << 10)  # bytes: just below the largest piece that glibc learns from
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Have the C library keep what steps free, instead of giving it back to the system and asking for it again.
+    """Have the C library keep what steps free, instead of asking the system for it again.
 
-    glibc raises the size up to which it keeps memory when a larger piece is freed, so one piece that is never touched
-    does it. A step of 1,000 2-D chains took a quarter longer without: 13,000 page faults.
+    glibc raises the size up to which it keeps memory when a larger piece is freed. A step of 1,000
+    2-D chains took a quarter longer without: 13,000 page faults.
     """
     torch.empty(KEPT, dtype=torch.uint8)
 
@@ -45,10 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def evenly(count: int, most: int, processes: int = 1) -> int:
-    """The size of batches of `count` rows, at most `most`: alike, and as many for each process.
-
-    A GPU compiles a network anew for another size.
-    """
+    """The size of batches of `count` rows, at most `most`: alike, and as many for each process."""
     return math.ceil(count / (processes * math.ceil(count / (processes * most))))
 
 
@@ -71,21 +65,20 @@ class Batches:
         while start < stop:
             last = min(start + self.rows, stop)
             try:
-                found = work(start, last)
+                result = work(start, last)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._halve(last - start, error)
+                if last - start == 1:
+                    problem = f"not even one of the {self.unit} fits in memory"
+                    raise UsageError(f"{problem}; {self.advice}") from error
             else:
-                yield found
+                yield result
                 start = last
                 continue
             # Outside the handler: the error's frames hold the tensors that did not fit.
+            self.rows = (last - start) // 2
+            sizes = (last - start, self.unit, self.rows)
+            logger.warning("%d %s at a time do not fit in memory; going on with %d", *sizes)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-
-    def _halve(self, tried: int, error: BaseException) -> None:
-        if tried == 1:
-            raise UsageError(f"not even one of the {self.unit} fits in memory; {self.advice}") from error
-        self.rows = tried // 2
-        logger.warning("%d %s at a time do not fit in memory; going on with %d", tried, self.unit, self.rows)

@@ -1,4 +1,4 @@
-"""Checkpoints of others, as torch.save writes them: read for their tensors, and nothing in them is run."""
+"""Checkpoints as torch.save writes them: read for their tensors, and nothing in them is run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,9 @@ from mmdgs.reading import reading
 
 
 def read_checkpoint(path: Path) -> Any:
-    """What torch.save wrote, on the CPU: containers, numbers, text and tensors; a pickle that asks for more is refused.
+    """What torch.save wrote, on the CPU: containers, numbers, text and tensors, of any version.
 
-    Nothing in it is run. Old files (before torch 1.6) and new ones alike. Tensors hold no more numbers than are stored:
-    a stride of 0 would make some bytes stand for gigabytes.
+    Tensors hold no more numbers than are stored: strides of 0 would make bytes stand for gigabytes.
     """
     with (
         opened(path) as stream,
@@ -30,39 +29,44 @@ def read_checkpoint(path: Path) -> Any:
     ):
         warnings.simplefilter("ignore")
         size = path.stat().st_size
-        _check_members(stream, size, path)
+        if stream.read(2) == b"PK":
+            with zipfile.ZipFile(stream) as archive:
+                total = sum(member.file_size for member in archive.infolist())
+            if total > size:  # torch does not compress
+                raise UsageError(f"{path} is compressed, which is not read: {total:,} of {size:,}")
+        stream.seek(0)
         try:
-            found = torch.load(stream, map_location="cpu", weights_only=True)
+            content = torch.load(stream, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            reason = next((line for line in str(error).splitlines() if "nsupported" in line), "it is no plain pickle")
+            lines = (line for line in str(error).splitlines() if "nsupported" in line)
+            reason = next(lines, "it is no plain pickle").strip()
             raise UsageError(
-                f"{path} is refused, and nothing in it was run: it holds more than tensors, or is damaged "
-                f"({reason.strip()}); only a checkpoint of plain tensors is read"
+                f"{path} is refused, and nothing in it was run: it holds more than plain tensors, "
+                f"or is damaged ({reason})"
             ) from error
-        _check_stored(found, size, path)
-    return found
+        _check_stored(content, size, path)
+    return content
 
 
-def _check_members(stream: BinaryIO, size: int, path: Path) -> None:
-    """torch does not compress, so that no member of its zip is larger than the file."""
-    start = stream.read(2)
-    stream.seek(0)
-    if start != b"PK":
-        return
-    with zipfile.ZipFile(stream) as archive:
-        total = sum(member.file_size for member in archive.infolist())
-    if total > size:
-        raise UsageError(f"{path} declares {total:,} bytes and has {size:,}: compressed checkpoints are not read")
-    stream.seek(0)
+def named_tensors(content: Any, path: Path) -> dict[str, Tensor]:
+    """A state of tensors by name, checked."""
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{path} is no dictionary of tensors, but a {type(content).__name__}")
+    for key, value in content.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise UsageError(f"{path} is no dictionary of tensors: {key!r} is {kind}")
+    return dict(content)
 
 
 def _check_stored(content: Any, size: int, path: Path) -> None:
-    """Refuse tensors that are not plain, or that have more numbers than the file has room for."""
+    """UsageError for tensors that are not plain, or larger than the file."""
     total, held = 0, 0
     storages: set[int] = set()
     for tensor in _tensors_in(content):
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
-            raise UsageError(f"{path} holds a tensor that is sparse, quantised or without values; plain ones are read")
+        odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested
+        if odd or tensor.device.type != "cpu":
+            raise UsageError(f"{path} holds a sparse, quantised or empty tensor; use plain ones")
         stored = tensor.untyped_storage()
         held += 0 if stored.data_ptr() in storages else stored.nbytes()
         storages.add(stored.data_ptr())
@@ -70,8 +74,8 @@ def _check_stored(content: Any, size: int, path: Path) -> None:
         total += declared
         if declared > stored.nbytes() or total > 4 * size or held > size:
             raise UsageError(
-                f"{path} declares a tensor {tuple(tensor.shape)} of {declared:,} bytes, and the file has {size:,} for "
-                "all: numbers that are repeated (a stride of 0) are not read"
+                f"{path} declares a tensor {tuple(tensor.shape)} of {declared:,} bytes, and the "
+                f"file has {size:,} for all: repeated numbers (a stride of 0) are not read"
             )
 
 
@@ -80,13 +84,13 @@ def _tensors_in(content: Any) -> Iterator[Tensor]:
     waiting: list[Any] = [content]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        item = waiting.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, Mapping):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set):
-            waiting += one
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, Mapping):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item

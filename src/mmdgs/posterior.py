@@ -1,13 +1,13 @@
-"""Gaussian(mean, cov): the denoising posterior q(x | x_t) as a distribution, and its bridge to other levels.
+"""Gaussian(mean, cov): the denoising posterior q(x | x_t), and its bridge to other levels.
 
-Bridge: if x | x_t is Gaussian with moments (m, C), then at a cleaner level s, with (a, b) the forward
-kernel from s to t (noise.py), x_s | x_t is Gaussian with
+Bridge: if x | x_t is Gaussian with moments (m, C), then at a cleaner level s, with (a, b) the
+forward kernel from s to t (noise.py), x_s | x_t is Gaussian with
 
     mean  g m + (a sigma_s^2 / sigma_t^2) x_t,      g = alpha_s b^2 / sigma_t^2
     cov   (sigma_s^2 b^2 / sigma_t^2) I + g^2 C.
 
-Measurements y = A x + tau e of the same x leave it Gaussian (`given`, linalg/given.py), and the bridge goes on from
-there: a chain of such steps draws from p(x | y).
+Measurements y = A x + tau e of the same x leave it Gaussian (`given`, linalg/given.py), and the
+bridge goes on from there: a chain of such steps draws from p(x | y).
 
 At s = clean it is the posterior itself (single-level Gibbs); with alpha = 1 it is the paper's
 q(x_t | x_{t+1}) of Algorithm 2; with variance-preserving levels it is ancestral sampling.
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, require_shape
 from mmdgs.linalg.components import TOLERANCE, Components, principal_components
 from mmdgs.linalg.given import conditioned
 from mmdgs.linalg.operators import Covariance
@@ -40,13 +40,13 @@ PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A batch of Gaussians over x: mean (B, ...), a covariance operator, and what had to be repaired.
+    """A batch of Gaussians over x: mean (B, ...), a covariance operator, and what was repaired.
 
-    `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below the
-    floor and were lifted to it; None where the covariance cannot need repair, or where that is only known of
-    a draw (KrylovMoments): `sample_with_info` says. `reach` is the shape of the errors where it was fitted
-    (`mmdgs.calibrate`): the quantiles of |x - mean| / std at the first of PROBABILITIES, each over a Gaussian's. None
-    is a Gaussian's shape.
+    `repaired` (B,) is the fraction of each covariance's eigenvalues (or variances) that lay below
+    the floor and were lifted to it; None where the covariance cannot need repair, or where that is
+    only known of a draw (KrylovMoments): `sample_with_info` says. `reach` is the shape of the
+    errors where it was fitted (`mmdgs.calibrate`): the quantiles of |x - mean| / std at the first
+    of PROBABILITIES, each over a Gaussian's. None is a Gaussian's shape.
     """
 
     mean: Float[Tensor, "batch ..."]
@@ -54,8 +54,10 @@ class Gaussian:
     repaired: Float[Tensor, " batch"] | None = None
     reach: tuple[float, ...] | None = None
 
-    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
-        """Draw mean + C^(1/2) z; (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
+    def sample(
+        self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None
+    ) -> Float[Tensor, "..."]:
+        """Draws mean + C^(1/2) z, (*shape, B, ...), or (n, B, ...) for a number n."""
         shape = as_shape(shape)
         if shape == ():
             return self.mean + self.cov.root(self._normals(generator))
@@ -68,40 +70,42 @@ class Gaussian:
     def sample_with_info(
         self, *, generator: Generator | None = None
     ) -> tuple[Float[Tensor, "batch ..."], Mapping[str, Float[Tensor, " batch"]]]:
-        """One draw (B, ...), the same as `sample`'s, and what is known of it: numbers (B,) by name."""
+        """One draw (B, ...), the same as `sample`'s, and numbers (B,) known of it, by name."""
         root, info = self.cov.root_with_info(self._normals(generator))
-        return self.mean + root, info if self.repaired is None else {"repaired": self.repaired, **info}
+        repaired = {} if self.repaired is None else {"repaired": self.repaired}
+        return self.mean + root, {**repaired, **info}
 
     def _normals(self, generator: Generator | None) -> Tensor:
         return randn((len(self.mean), *self.cov.normals(self.mean.shape[1:])), self.mean, generator)
 
-    def given(self, y: Float[Tensor, "batch ..."], operator: Any, noise: float | Tensor) -> Gaussian:
-        """The law of x given measurements y = A x + noise e of it, (B, *out_shape) or one for all rows (1, *out_shape).
+    def given(
+        self, y: Float[Tensor, "batch ..."], operator: Any, noise: float | Tensor
+    ) -> Gaussian:
+        """The law of x given measurements y = A x + noise e, (B, *out_shape) or one for all rows.
 
-        mean + C A' S^-1 (y - A mean) and C - C A' S^-1 A C, with S = A C A' + noise^2. The operator is one of
-        `mmdgs.operators` or anything that `as_operator` takes; the noise is a standard deviation: a number, one a row
-        (B,), or one a measurement. Where S is solved by conjugate gradients, `sample_with_info` tells "cg_iterations"
-        and "cg_residual".
+        mean + C A' S^-1 (y - A mean) and C - C A' S^-1 A C, with S = A C A' + noise^2. The operator
+        is one of `mmdgs.operators` or anything that `as_operator` takes; the noise is a standard
+        deviation: a number, one a row (B,), or one a measurement. Where S is solved by conjugate
+        gradients, `sample_with_info` tells "cg_iterations" and "cg_residual".
         """
-        checked = as_operator(operator, self.mean.shape[1:], self.mean)
-        found = measured(y, checked).to(self.mean)
-        return self.given_checked(found, checked, noise_variances(noise, checked, found))
+        operator = as_operator(operator, self.mean.shape[1:], self.mean)
+        y = measured(y, operator).to(self.mean)
+        return self.given_checked(y, operator, noise_variances(noise, operator, y))
 
     def given_checked(self, y: Tensor, operator: Operator, variances: Tensor) -> Gaussian:
         """`given` for measurements, operator and noise variances that were checked before."""
         if len(y) not in (1, len(self.mean)):
-            raise UsageError(f"there are measurements for {len(y)} rows, and the posterior has {len(self.mean)}")
+            rows = f"{len(y)} rows, and the posterior has {len(self.mean)}"
+            raise UsageError(f"there are measurements for {rows}")
         mean, cov = conditioned(self.mean, self.cov, y, operator, variances)
         return replace(self, mean=mean, cov=cov)
 
     def variance_along(self, directions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The variance of u' x, u' C u, for directions u (*shape, B, ...) of any length; (*shape, B)."""
+        """The variance u' C u of u' x, (*shape, B), for directions u (*shape, B, ...)."""
         lead = directions.shape[: directions.ndim - self.mean.ndim]
-        if directions.shape != (*lead, *self.mean.shape):
-            raise ValueError(
-                f"directions must end in the posterior's shape {tuple(self.mean.shape)}, got {tuple(directions.shape)}"
-            )
-        return self.cov.variance_along(directions.reshape(-1, *self.mean.shape)).reshape(*lead, len(self.mean))
+        require_shape("directions", directions.shape[len(lead) :], self.mean.shape)
+        variances = self.cov.variance_along(directions.reshape(-1, *self.mean.shape))
+        return variances.reshape(*lead, len(self.mean))
 
     def components(
         self,
@@ -111,22 +115,24 @@ class Gaussian:
         tolerance: float = TOLERANCE,
         most: int | None = None,
     ) -> Components:
-        """The k principal components: the largest variances and the directions along which they lie.
+        """The k principal components: the largest variances and their directions.
 
-        A region (x, y, width, height) of images gives those of a part. Exact where the covariance is a matrix or
-        diagonal; else by products with it until every residual is below the tolerance, or `most` products were made.
+        A region (x, y, width, height) of images gives those of a part. Exact where the covariance
+        is a matrix or diagonal; else by products with it until every residual is below the
+        tolerance, or `most` products were made.
         """
         return principal_components(self.cov, self.mean, k, region, tolerance=tolerance, most=most)
 
     def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
         """log N(x; mean, C), summed over the event; (B,)."""
-        if x.shape != self.mean.shape:
-            raise ValueError(f"x must have the posterior's shape {tuple(self.mean.shape)}, got {tuple(x.shape)}")
-        d = math.prod(self.mean.shape[1:])
-        return -0.5 * (self.cov.mahalanobis(x - self.mean) + self.cov.logdet() + d * math.log(2 * math.pi))
+        require_shape("x", x.shape, self.mean.shape)
+        constant = math.prod(self.mean.shape[1:]) * math.log(2 * math.pi)
+        return -0.5 * (self.cov.mahalanobis(x - self.mean) + self.cov.logdet() + constant)
 
-    def interval(self, probability: float = 0.9) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
-        """The ends (low, high) of the interval that holds each number with this probability, (B, ...) each."""
+    def interval(
+        self, probability: float = 0.9
+    ) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
+        """The ends, (B, ...) each, of the interval of each number with this probability."""
         half = self.deviations(probability) * self.cov.diagonal().sqrt()
         return self.mean - half, self.mean + half
 
@@ -138,8 +144,8 @@ class Gaussian:
     def deviations(self, probability: float) -> float:
         """How many standard deviations the interval of a probability reaches on either side.
 
-        A fitted reach is interpolated: its logarithm, linearly in that of the Gaussian's quantile, so that more
-        probable intervals are never shorter. What was not fitted is refused.
+        A fitted reach is interpolated: its logarithm, linearly in that of the Gaussian's quantile,
+        so that more probable intervals are never shorter. What was not fitted is refused.
         """
         if not 0 < probability < 1:
             raise ValueError(f"probability must lie between 0 and 1, got {probability}")
@@ -149,18 +155,19 @@ class Gaussian:
         known = PROBABILITIES[: len(self.reach)]
         if not known[0] <= probability <= self.highest:
             raise ValueError(
-                f"the calibration was fitted for intervals of probability {known[0]:g} to {self.highest:g}, got "
-                f"{probability:g}; more examples tell larger ones, calibrated=False takes a Gaussian's"
+                f"the calibration was fitted for probabilities {known[0]:g} to {self.highest:g}, "
+                f"got {probability:g}; more examples tell more, calibrated=False takes a Gaussian's"
             )
         above = max(1, bisect.bisect_left(known, probability))
         low, high = (math.log(_normal_quantile(known[i])) for i in (above - 1, above))
         share = (math.log(normal) - low) / (high - low)
         return normal * self.reach[above - 1] ** (1 - share) * self.reach[above] ** share
 
-    def bridge(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel) -> Gaussian:
-        """The law of x_s | x_t at the cleaner level s, given that this is the law of x | x_t at `level`."""
-        if x_t.shape != self.mean.shape:
-            raise ValueError(f"x_t must have the posterior's shape {tuple(self.mean.shape)}, got {tuple(x_t.shape)}")
+    def bridge(
+        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, cleaner: NoiseLevel
+    ) -> Gaussian:
+        """The law of x_s | x_t at the cleaner level s, where this is that of x | x_t at `level`."""
+        require_shape("x_t", x_t.shape, self.mean.shape)
         if cleaner == CLEAN:
             return self
         a, b = transition(cleaner, level)

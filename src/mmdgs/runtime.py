@@ -1,8 +1,7 @@
-"""How work runs here: CPU threads and jobs side by side, precision, progress, and what records say of it.
+"""How work runs: CPU threads and jobs side by side, precision, progress, and the environment.
 
-Networks and states this small gain nothing from sharing one operation between threads, and lose much where
-another program wants a core (a training step was seen to take ten times as long). So small work runs on
-one thread, and independent pieces of it run side by side.
+Small networks gain nothing from sharing one operation between threads, and lose much where another
+program wants a core. So small work runs on one thread, and independent pieces run side by side.
 
 torch is imported where it is used: the help of the command line does without it.
 """
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from mmdgs.errors import UsageError
 from mmdgs.version import __version__
@@ -33,16 +32,13 @@ BAR_DELAY = 1.0
 """Seconds of work before the bar of a loop appears."""
 LINE_EVERY = 30.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
-FORECAST_AFTER, LONG = 2.0, 20.0
-"""Seconds after which a loop says how long it will take, and the least that is worth it."""
-
 _quiet = False
 
 
-def show_progress(wanted: bool) -> None:
+def show_progress(on: bool) -> None:
     """Switch all progress of this process on (as it is at the start) or off."""
     global _quiet
-    _quiet = not wanted
+    _quiet = not on
 
 
 def progress_bar(
@@ -50,66 +46,23 @@ def progress_bar(
 ) -> tqdm | ProgressLines:
     """A bar with rate and time left, which vanishes at the end; a label of None switches it off.
 
-    Off a terminal (a log file, a batch job) it is one line on stderr every LINE_EVERY seconds. On both, a long loop
-    says after its first steps how long it will take. `first` is what was done by a run that this one goes on from.
+    Off a terminal it is one line on stderr every LINE_EVERY seconds. `first` is what an earlier,
+    resumed run did.
     """
     from tqdm.auto import tqdm
 
     shown = bool(label) and not _quiet
-    bar = tqdm(
-        total=total, desc=label, unit=unit, delay=delay, initial=first, leave=False, disable=None if shown else True
-    )
+    how: dict[str, Any] = {"leave": False, "disable": None if shown else True}
+    bar = tqdm(total=total, desc=label, unit=unit, delay=delay, initial=first, **how)
     # tqdm has found out by now whether there is a terminal or a notebook.
-    if shown and bar.disable:
-        bar = ProgressLines(total, label or "", unit, first)
-    if shown and unit != "B":
-        _forecast_once(bar, label or "", unit, first)
-    return bar
-
-
-def _forecast_once(bar: tqdm | ProgressLines, label: str, unit: str, first: int) -> None:
-    """Have a bar say once how long its loop will take, by its first steps; a loop inside another says nothing.
-
-    The very first step is not counted: it may wait for what later ones do not.
-    """
-    update, since = bar.update, math.nan
-    start: float = first
-    over = False
-
-    def updated(n: float = 1) -> None:
-        nonlocal since, start, over
-        update(n)
-        now = time.monotonic()
-        if over or not bar.total or not _is_outermost(bar):
-            return
-        if math.isnan(since):
-            since, start = now, bar.n
-        elif now - since >= FORECAST_AFTER and bar.n > start:
-            over, each, count = True, (now - since) / (bar.n - start), bar.total - first
-            if bar.n < bar.total and count * each >= LONG:
-                by = f"{count:,.0f} {unit}s, {_in_words(each)} each, by the first {bar.n - first:,.0f}"
-                bar.write(f"{label}: about {_in_words(count * each)} ({by})", file=sys.stderr)
-
-    bar.update = updated  # type: ignore[method-assign]
-
-
-def _is_outermost(bar: tqdm | ProgressLines) -> bool:
-    """Whether the loop of a bar runs inside no other."""
-    return ProgressLines.running[:1] == [bar] if isinstance(bar, ProgressLines) else bar.pos == 0
-
-
-def _in_words(seconds: float) -> str:
-    """A length of time, to two digits or so: 19 ms, 4.2 s, 12 min, 3.1 h."""
-    units = (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 0.001, 0.0))
-    unit, size = next((unit, size) for unit, size, least in units if seconds >= least)
-    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+    return ProgressLines(total, label or "", unit, first) if shown and bar.disable else bar
 
 
 class ProgressLines:
-    """What loops use of tqdm's bar, as lines of a log: "training: 40%, 12.1 step/s, 01:39 left, loss 0.21".
+    """What loops use of tqdm's bar, as log lines: "training: 40%, 12.1 step/s, 01:39 left".
 
-    There is one line every LINE_EVERY seconds, however many loops run inside each other or side by side: it names the
-    outermost loop, and the one that has just gone on.
+    There is one line every LINE_EVERY seconds, however many loops run: it names the outermost
+    loop, and the one that has just advanced.
     """
 
     running: ClassVar[list[ProgressLines]] = []
@@ -117,13 +70,11 @@ class ProgressLines:
 
     def __init__(self, total: float, label: str, unit: str, first: float = 0) -> None:
         self.total, self.label, self.unit = total, label, unit
-        self.n: float = first
-        self.first: float = first
+        self.n, self.first = first, first
         self.unit_scale = False  # of tqdm: rates are scaled here always
-        self.told: Mapping[str, Any] = {}
+        self.postfix: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
-        """Begin; what a run before this one has done is no part of the rate."""
         self.started = time.monotonic()
         self.running.append(self)
         return self
@@ -131,20 +82,17 @@ class ProgressLines:
     def __exit__(self, *_: object) -> None:
         self.running.remove(self)
 
-    @staticmethod
-    def write(line: str, file: TextIO) -> None:
-        """Write a line of its own."""
-        print(line, file=file, flush=True)
-
-    def set_postfix(self, told: Mapping[str, Any], refresh: bool = True) -> None:
+    def set_postfix(self, postfix: Mapping[str, Any], refresh: bool = True) -> None:
         """What lines say besides: names and values."""
-        self.told = told
+        self.postfix = postfix
 
     def update(self, n: float = 1) -> None:
         """Count n more, and write a line where it is time for one."""
         self.n += n
         now = time.monotonic()
-        if self.running and now - max(ProgressLines.last_line, self.running[0].started) >= LINE_EVERY:
+        if not self.running:
+            return
+        if now - max(ProgressLines.last_line, self.running[0].started) >= LINE_EVERY:
             ProgressLines.last_line = now
             loops = dict.fromkeys((self.running[0], self))
             print("; ".join(loop.line(now) for loop in loops), file=sys.stderr, flush=True)
@@ -156,23 +104,27 @@ class ProgressLines:
         words = [f"{100 * self.n / self.total:.0f}%" if self.total else f"{self.n:,} {self.unit}s"]
         if self.n > self.first:
             rate = (self.n - self.first) / max(now - self.started, 1e-9)
-            words += [f"{tqdm.format_sizeof(rate)} {self.unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{self.unit}"]
-            words += [f"{tqdm.format_interval(max(self.total - self.n, 0) / rate)} left"] if self.total else []
-        return f"{self.label}: {', '.join([*words, *(f'{name} {value}' for name, value in self.told.items())])}"
+            fast = f"{tqdm.format_sizeof(rate)} {self.unit}/s"
+            words.append(fast if rate >= 1 else f"{1 / rate:.3g} s/{self.unit}")
+            if self.total:
+                left = tqdm.format_interval(max(self.total - self.n, 0) / rate)
+                words.append(f"{left} left")
+        words += [f"{name} {value}" for name, value in self.postfix.items()]
+        return f"{self.label}: {', '.join(words)}"
 
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def check_precision(precision: str) -> None:
-    """Refuse a precision there is not."""
+    """UsageError for an unknown precision."""
     if precision not in PRECISIONS:
         raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
 
 
 @contextlib.contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """TF32 in matrix products, where it was asked for (torch's convolutions use it by themselves)."""
+    """TF32 in matrix products for "tf32" (torch's convolutions use it by default)."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -184,27 +136,27 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """bf16 inside networks, where it was asked for."""
+    """bf16 inside networks for "bf16"."""
     import torch
 
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def in_full_precision(function: F) -> F:
-    """A function of tensors that low precision does not reach: autocast and TF32 are off in it.
+    """A function of tensors in which autocast and TF32 are off.
 
-    Low precision is for networks. With it a matrix loses what tells it from one that is not positive.
+    Low precision is for networks: with it a positive matrix may come out as one that is not.
     """
 
     @functools.wraps(function)
     def full(*args: Any, **kwargs: Any) -> Any:
         import torch
 
-        device = next(one.device.type for one in args if isinstance(one, torch.Tensor))
+        device = next(arg.device.type for arg in args if isinstance(arg, torch.Tensor))
         lowered = torch.is_autocast_enabled(device)
-        if not lowered and (device == "cpu" or not _tf32(torch)):
-            return function(*args, **kwargs)
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        if not lowered and (device == "cpu" or not (cudnn or matmul != "highest")):
+            return function(*args, **kwargs)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         try:
@@ -217,11 +169,6 @@ def in_full_precision(function: F) -> F:
     return full  # type: ignore[return-value]
 
 
-def _tf32(torch: Any) -> bool:
-    """Whether matrix products or convolutions may take TF32."""
-    return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
-
-
 def device_name(device: torch.device) -> str:
     """A GPU by its name, and else the kind of device."""
     import torch
@@ -230,11 +177,11 @@ def device_name(device: torch.device) -> str:
 
 
 def environment(device: torch.device, *, precision: str | None = None) -> dict[str, Any]:
-    """Versions, platform, device and threads as JSON-ready data; the precision of networks where it is known."""
+    """Versions, platform, device and threads, JSON-ready, with the networks' precision if known."""
     import numpy
     import torch
 
-    found = {
+    entries = {
         "mmdgs": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -244,12 +191,12 @@ def environment(device: torch.device, *, precision: str | None = None) -> dict[s
         "device": device_name(device),
         "threads": torch.get_num_threads(),
     }
-    return found if precision is None else found | {"precision": precision}
+    return entries if precision is None else entries | {"precision": precision}
 
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run a block on `count` CPU threads, then go back to as many as before; None changes nothing."""
+    """Run a block on `count` CPU threads; None changes nothing."""
     import torch
 
     before = torch.get_num_threads()
@@ -263,7 +210,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ticks_of(tick: Callable[[int], object]) -> Iterator[Callable[[int], None]]:
-    """Counts what a block tells a bar; where the block fails, that is taken back."""
+    """Counts what a block adds to a bar; where the block fails, that is taken back."""
     total = 0
 
     def counted(number: int) -> None:
@@ -279,14 +226,14 @@ def ticks_of(tick: Callable[[int], object]) -> Iterator[Callable[[int], None]]:
 
 
 class Stopped(BaseException):
-    """Raised inside a job that was asked to stop; no error, so no `except Exception` may swallow it."""
+    """Raised inside a job that was asked to stop; no `except Exception` may swallow it."""
 
 
 _job = threading.local()
 
 
 def stop_if_asked() -> None:
-    """Called by long loops at every step: ends a job whose companions failed or were interrupted."""
+    """Called by long loops at every step: ends a job whose companions failed."""
     event = getattr(_job, "stop", None)
     if event is not None and event.is_set():
         raise Stopped
@@ -302,8 +249,10 @@ def stoppable(event: threading.Event) -> Iterator[None]:
         _job.stop = before
 
 
-def side_by_side(jobs: Sequence[Callable[[], object]], *, workers: int, progress: str | None = None) -> None:
-    """Run independent jobs on several workers, one CPU thread each; they leave their results where they like.
+def side_by_side(
+    jobs: Sequence[Callable[[], object]], *, workers: int, progress: str | None = None
+) -> None:
+    """Run independent jobs on several workers, one CPU thread each.
 
     If one fails or Ctrl-C comes, the others stop at their next step and the failure is raised.
     """

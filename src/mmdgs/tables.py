@@ -5,32 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-
 MATHEMATICS = r"\$[^$]+\$"
 """TeX between dollar signs."""
 SIGNS = {
-    r"\mathrm": "",
-    r"\mid": "|",
-    r"\|": "||",
-    r"\partial ": "d",
-    r"\,": "",
-    r"\tilde{p}": "p~",
-    r"\tilde{q}": "q~",
-    r"\nabla^2": "hess",
-}
+    r"\mathrm": "", r"\mid": "|", r"\|": "||", r"\partial ": "d", r"\,": "", r"\tilde{p}": "p~",
+    r"\tilde{q}": "q~", r"\nabla^2": "hess",
+}  # fmt: skip
 """TeX that is not read as its letters."""
 
 
 def plain(text: str) -> str:
     r"""A text with its mathematics in letters, for a terminal: $\sigma^2$ becomes sigma^2."""
 
-    def letters(found: re.Match[str]) -> str:
-        tex = found.group()
+    def letters(match: re.Match[str]) -> str:
+        tex = match.group()
         for command, sign in SIGNS.items():
             tex = tex.replace(command, sign)
         return re.sub(r"[$\\{}]", "", tex)
@@ -40,7 +33,7 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, which may hold mathematics; `best` holds the (row, column) cells to print in bold."""
+    """Cells as text, which may hold mathematics; `best` are the (row, column) cells in bold."""
 
     title: str
     header: Sequence[str]
@@ -57,10 +50,10 @@ class Table:
 
         table = rich.table.Table()
         for i, name in enumerate(self.header):
-            table.add_column(plain(name), justify="left" if i < self.left else "right", overflow="fold")
+            justify: Literal["left", "right"] = "left" if i < self.left else "right"
+            table.add_column(plain(name), justify=justify, overflow="fold")
         for i, row in enumerate(self.rows):
-            table.add_row(
-                *(Text(plain(cell), style="bold" if (i, j) in self.best else "") for j, cell in enumerate(row))
-            )
+            styles = ["bold" if (i, j) in self.best else "" for j in range(len(row))]
+            table.add_row(*(Text(plain(c), style=s) for c, s in zip(row, styles, strict=True)))
         note = [Text(plain(self.note), style="dim")] if self.note else []
         return Group(Text(plain(self.title), style="bold"), table, *note)

@@ -1,8 +1,8 @@
 """Distributions whose scores and denoising posteriors are known in closed form: the oracles.
 
-A mixture sum_k w_k N(m_k, S_k), noised to x_t = alpha x + sigma e, is the mixture with means alpha m_k and
-covariances alpha^2 S_k + sigma^2 I, and x | x_t is a mixture again, with weights proportional to
-w_k N(x_t; alpha m_k, alpha^2 S_k + sigma^2 I) and components
+A mixture sum_k w_k N(m_k, S_k), noised to x_t = alpha x + sigma e, is the mixture with means alpha
+m_k and covariances alpha^2 S_k + sigma^2 I, and x | x_t is a mixture again, with weights
+proportional to w_k N(x_t; alpha m_k, alpha^2 S_k + sigma^2 I) and components
 
     cov   C_k = sigma^2 S_k (alpha^2 S_k + sigma^2 I)^-1
     mean  m_k + alpha S_k (alpha^2 S_k + sigma^2 I)^-1 (x_t - alpha m_k).
@@ -19,26 +19,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmdgs.errors import require_shape
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import as_operator, measured
 from mmdgs.randomness import Generator, as_shape, randn, uniforms
 
-WEIGHT_TOLERANCE = 1e-4  # how far weights may be from summing to one before it is taken for a mistake
-
-
-def _choose(probabilities: Tensor, count: int, generator: Generator | None) -> Tensor:
-    """Indices (B, count) drawn from each row of probabilities (B, K), by inversion."""
-    u = uniforms((len(probabilities), count), probabilities, generator)
-    index = torch.searchsorted(probabilities.cumsum(1).contiguous(), u.contiguous(), right=True)
-    return index.clamp(max=probabilities.shape[1] - 1)
+WEIGHT_TOLERANCE = 1e-4
+"""How far weights may be from summing to one before it is taken for a mistake."""
 
 
 class GaussianMixture:
     """sum_k w_k N(m_k, S_k) in d dimensions.
 
-    weights (K,), means (K, d), and covariances as full matrices (K, d, d), as diagonals of variances
-    (K, d), or as one standard deviation per component (K,) or for all (a number). Points are tensors
-    (..., d), or batches (B, ...) of any event shape with d numbers.
+    weights (K,), means (K, d), and covariances as full matrices (K, d, d), as diagonals of
+    variances (K, d), or as one standard deviation per component (K,) or for all (a number). Points
+    are tensors (..., d), or batches (B, ...) of any event shape with d numbers.
     """
 
     def __init__(
@@ -51,22 +46,29 @@ class GaussianMixture:
         if not self.means.is_floating_point():
             self.means = self.means.to(torch.get_default_dtype())
         if self.means.ndim != 2 or 0 in self.means.shape:
-            raise ValueError(f"means must be (components, dimensions), got shape {tuple(self.means.shape)}")
-        options = {"dtype": self.means.dtype, "device": self.means.device}
-        weights = torch.as_tensor(weights, **options)  # type: ignore[arg-type]
-        covariances = torch.as_tensor(covariances, **options)  # type: ignore[arg-type]
+            got = tuple(self.means.shape)
+            raise ValueError(f"means must be (components, dimensions), got shape {got}")
+        weights, covariances = (
+            torch.as_tensor(numbers, dtype=self.means.dtype, device=self.means.device)
+            for numbers in (weights, covariances)
+        )
         k, d = self.means.shape
-        if weights.shape != (k,) or not (weights >= 0).all() or abs(weights.sum().item() - 1) > WEIGHT_TOLERANCE:
-            raise ValueError(f"weights must be {k} non-negative numbers that sum to one, got {weights.tolist()}")
+        total = abs(weights.sum().item() - 1) <= WEIGHT_TOLERANCE
+        if weights.shape != (k,) or not (weights >= 0).all() or not total:
+            numbers = weights.tolist()
+            raise ValueError(f"weights must be {k} numbers of sum one, none negative: {numbers}")
         self.weights = weights / weights.sum()
         self.values, self.vectors = _eigen(covariances, k, d)
         if not (torch.isfinite(self.means).all() and torch.isfinite(self.values).all()):
             raise ValueError("means and covariances must be finite")
 
     @classmethod
-    def _from_eigen(cls, weights: Tensor, means: Tensor, values: Tensor, vectors: Tensor | None) -> GaussianMixture:
+    def _from_eigen(
+        cls, weights: Tensor, means: Tensor, values: Tensor, vectors: Tensor | None
+    ) -> GaussianMixture:
         mixture = object.__new__(cls)
-        mixture.weights, mixture.means, mixture.values, mixture.vectors = weights, means, values, vectors
+        mixture.weights, mixture.means = weights, means
+        mixture.values, mixture.vectors = values, vectors
         return mixture
 
     @property
@@ -78,13 +80,13 @@ class GaussianMixture:
         """The components' covariance matrices."""
         return _compose(self.values, self.vectors)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianMixture:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> GaussianMixture:
         """The same mixture on another device or in another precision."""
-        parts = [
-            None if t is None else t.to(device=device, dtype=dtype)
-            for t in (self.weights, self.means, self.values, self.vectors)
-        ]
-        return GaussianMixture._from_eigen(*parts)  # type: ignore[arg-type]
+        parts = (self.weights, self.means, self.values, self.vectors)
+        moved = [None if part is None else part.to(device=device, dtype=dtype) for part in parts]
+        return GaussianMixture._from_eigen(*moved)  # type: ignore[arg-type]
 
     def mean(self) -> Float[Tensor, " d"]:
         return self.weights @ self.means
@@ -94,16 +96,15 @@ class GaussianMixture:
         within = torch.einsum("k,kij->ij", self.weights, self.covariances)
         return within + torch.einsum("k,ki,kj->ij", self.weights, centred, centred)
 
-    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
+    def sample(
+        self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None
+    ) -> Float[Tensor, "..."]:
         """Independent draws, (*shape, d), or (n, d) for a number n. It needs the generator."""
         shape = as_shape(shape)
         n = math.prod(shape)
-        index = _choose(self.weights.expand(n, -1), 1, generator)[:, 0]
-        z = randn((n, self.dim), self.means, generator)
-        noise = self.values[index].sqrt() * z
-        if self.vectors is not None:
-            noise = (self.vectors[index] @ noise[..., None])[..., 0]
-        return (self.means[index] + noise).reshape(*shape, self.dim)
+        weights, means = self.weights.expand(n, -1), self.means.expand(n, -1, -1)
+        draws = _draw(weights, means, self.values, self.vectors, 1, generator)
+        return draws.reshape(*shape, self.dim)
 
     def log_prob(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log density at x (..., d) -> (...), or at a batch (B, ...) of d numbers a row -> (B,)."""
@@ -114,7 +115,9 @@ class GaussianMixture:
         """grad log density, of x's shape."""
         return self.log_prob_and_score(x)[1]
 
-    def log_prob_and_score(self, x: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    def log_prob_and_score(
+        self, x: Float[Tensor, "..."]
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """Both, at little more than the cost of one."""
         rows, lead = self._rows(x)
         joint = self._joint(rows)
@@ -125,15 +128,18 @@ class GaussianMixture:
     def noised(self, level: NoiseLevel) -> GaussianMixture:
         """The mixture of x_t = alpha x + sigma e."""
         if not isinstance(level, NoiseLevel):
-            raise ValueError(f"a mixture is noised to one NoiseLevel, got {type(level).__name__}; go row by row")
+            got = type(level).__name__
+            raise ValueError(f"a mixture is noised to one NoiseLevel, got {got}; go row by row")
         values = level.alpha**2 * self.values + level.sigma**2
-        return GaussianMixture._from_eigen(self.weights, level.alpha * self.means, values, self.vectors)
+        means = level.alpha * self.means
+        return GaussianMixture._from_eigen(self.weights, means, values, self.vectors)
 
     def posterior(self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel) -> MixturePosterior:
         """The exact p(x | x_t), a mixture for each row of x_t (B, ...)."""
         rows, _ = self._rows(x_t)
         if len(rows) != len(x_t):
-            raise ValueError(f"x_t must be a batch (B, ...) of {self.dim} numbers a row, got {tuple(x_t.shape)}")
+            got = tuple(x_t.shape)
+            raise ValueError(f"x_t must be a batch of {self.dim} numbers a row, got {got}")
         noised = self.noised(level)
         gain = level.alpha * self.values / noised.values
         means = self.means + self._rotate_back(gain * noised._rotate(rows))
@@ -146,19 +152,20 @@ class GaussianMixture:
         )
 
     def given(self, y: Tensor, operator: Any, noise: float) -> MixturePosterior:
-        """The exact p(x | y) for measurements y = A x + noise e, (B, *out_shape): a mixture for each row of y.
+        """The exact p(x | y), y = A x + noise e (B, *out_shape): a mixture for each row of y.
 
-        `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then have. The weights are
-        those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
+        `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then
+        have. The weights are those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
         """
-        matrix = operator if isinstance(operator, Tensor) else None
-        found = as_operator(operator if matrix is None else matrix.to(self.means), None, self.means)
-        if math.prod(found.shape) != self.dim:
-            raise ValueError(f"{found!r} does not fit a mixture in {self.dim} dimensions")
-        y = measured(y, found).flatten(1).to(self.means)
+        operator = operator.to(self.means) if isinstance(operator, Tensor) else operator
+        operator = as_operator(operator, None, self.means)
+        if math.prod(operator.shape) != self.dim:
+            raise ValueError(f"{operator!r} does not fit a mixture in {self.dim} dimensions")
+        y = measured(y, operator).flatten(1).to(self.means)
         if not 0 < noise < math.inf:
-            raise ValueError(f"the standard deviation of the noise must be positive and finite, got {noise}")
-        a = found(torch.eye(self.dim).to(self.means).reshape(self.dim, *found.shape)).flatten(1).mT
+            raise ValueError(f"the noise must be positive and finite, got {noise}")
+        eye = torch.eye(self.dim).to(self.means)
+        a = operator(eye.reshape(self.dim, *operator.shape)).flatten(1).mT
         cov = self.covariances
         s = a @ cov @ a.mT + noise**2 * torch.eye(len(a)).to(self.means)
         gain = torch.linalg.solve(s, a @ cov).mT
@@ -166,12 +173,13 @@ class GaussianMixture:
         inner = (left * torch.linalg.solve(s, left.movedim(0, 2)).movedim(2, 0)).sum(-1)
         after = cov - gain @ a @ cov
         values, vectors = torch.linalg.eigh(0.5 * (after + after.mT))
+        evidence = self.weights.log() - 0.5 * (inner + torch.linalg.slogdet(s).logabsdet)
         return MixturePosterior(
-            weights=torch.softmax(self.weights.log() - 0.5 * (inner + torch.linalg.slogdet(s).logabsdet), dim=-1),
+            weights=torch.softmax(evidence, dim=-1),
             means=self.means + torch.einsum("kij,nkj->nki", gain, left),
             values=values.clamp(min=torch.finfo(values.dtype).tiny),
             vectors=vectors,
-            event_shape=found.shape,
+            event_shape=operator.shape,
         )
 
     def denoiser(self) -> MixtureDenoiser:
@@ -181,11 +189,11 @@ class GaussianMixture:
     def _rows(self, x: Tensor) -> tuple[Tensor, torch.Size]:
         """x as (n, d), and the shape of one number per point."""
         if not isinstance(x, Tensor):
-            raise ValueError(f"x must be a torch tensor, got {type(x).__name__}; use torch.as_tensor(...)")
+            raise ValueError(f"x must be a torch tensor, got {type(x).__name__}")
         if x.dtype != self.means.dtype or x.device != self.means.device:
             raise ValueError(
-                f"the mixture is {self.means.dtype} on {self.means.device} but x is {x.dtype} on {x.device}; "
-                "use mixture.to(device=..., dtype=...)"
+                f"the mixture is {self.means.dtype} on {self.means.device} but x is {x.dtype} "
+                f"on {x.device}; use mixture.to(device=..., dtype=...)"
             )
         if x.ndim > 0 and x.shape[-1] == self.dim:
             return x.reshape(-1, self.dim), x.shape[:-1]
@@ -195,25 +203,22 @@ class GaussianMixture:
 
     def _rotate(self, rows: Tensor) -> Tensor:
         """V_k' (x - m_k), (n, K, d)."""
-        centred = rows[:, None, :] - self.means
-        return centred if self.vectors is None else torch.einsum("kij,nki->nkj", self.vectors, centred)
+        return _turned(rows[:, None, :] - self.means, self.vectors)
 
     def _rotate_back(self, rotated: Tensor) -> Tensor:
-        return rotated if self.vectors is None else torch.einsum("kij,nkj->nki", self.vectors, rotated)
+        return _turned(rotated, None if self.vectors is None else self.vectors.mT)
 
     def _joint(self, rows: Tensor) -> Tensor:
         """log w_k + log N(x; m_k, S_k), (n, K)."""
-        quadratic = (self._rotate(rows).square() / self.values).sum(-1)
-        constant = self.values.log().sum(-1) + self.dim * math.log(2 * math.pi)
-        return self.weights.log() - 0.5 * (quadratic + constant)
+        return _log_joint(self.weights, self._rotate(rows), self.values)
 
 
 @dataclass(frozen=True)
 class MixturePosterior:
     """The exact p(x | x_t), or p(x | y), under a Gaussian mixture: a mixture for each row.
 
-    weights (B, K), means (B, K, d); the components' covariances do not depend on x_t or y: values (K, d) and
-    vectors (K, d, d), or None for the identity.
+    weights (B, K), means (B, K, d); the components' covariances do not depend on x_t or y: values
+    (K, d) and vectors (K, d, d), or None for the identity.
     """
 
     weights: Float[Tensor, "batch components"]
@@ -236,31 +241,24 @@ class MixturePosterior:
 
     def mixture(self, row: int) -> GaussianMixture:
         """One row's posterior as a mixture of its own."""
-        return GaussianMixture._from_eigen(self.weights[row], self.means[row], self.values, self.vectors)
+        weights, means = self.weights[row], self.means[row]
+        return GaussianMixture._from_eigen(weights, means, self.values, self.vectors)
 
-    def sample(self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None) -> Float[Tensor, "..."]:
-        """Draws from each row's posterior, (*shape, B, ...), or (n, B, ...) for a number n. It needs the generator."""
+    def sample(
+        self, shape: int | tuple[int, ...] = (), *, generator: Generator | None = None
+    ) -> Float[Tensor, "..."]:
+        """Draws of each row, (*shape, B, ...), or (n, B, ...) for a number n. It needs the
+        generator."""
         shape = as_shape(shape)
-        rows, _, d = self.means.shape
-        count = math.prod(shape)
-        index = _choose(self.weights, count, generator)
-        z = self.values[index].sqrt() * randn((rows, count, d), self.means, generator)
-        if self.vectors is not None:
-            z = (self.vectors[index] @ z[..., None])[..., 0]
-        chosen = torch.gather(self.means, 1, index[..., None].expand(-1, -1, d))
-        return (chosen + z).transpose(0, 1).reshape(*shape, rows, *self.event_shape)
+        count, parts = math.prod(shape), (self.values, self.vectors)
+        draws = _draw(self.weights, self.means, *parts, count, generator).transpose(0, 1)
+        return draws.reshape(*shape, len(self.means), *self.event_shape)
 
     def log_prob(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, " batch"]:
         """log p(x | x_t) of one x (B, ...) for each row; (B,)."""
-        if x.shape != (len(self.means), *self.event_shape):
-            expected = (len(self.means), *self.event_shape)
-            raise ValueError(f"x must have the posterior's shape {expected}, got {tuple(x.shape)}")
-        centred = x.reshape(len(x), 1, -1) - self.means
-        if self.vectors is not None:
-            centred = torch.einsum("kij,nki->nkj", self.vectors, centred)
-        quadratic = (centred.square() / self.values).sum(-1)
-        constant = self.values.log().sum(-1) + self.values.shape[1] * math.log(2 * math.pi)
-        return torch.logsumexp(self.weights.log() - 0.5 * (quadratic + constant), dim=-1)
+        require_shape("x", x.shape, (len(self.means), *self.event_shape))
+        rotated = _turned(x.reshape(len(x), 1, -1) - self.means, self.vectors)
+        return torch.logsumexp(_log_joint(self.weights, rotated, self.values), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -276,30 +274,70 @@ class MixtureDenoiser:
 
 
 def _compose(values: Tensor, vectors: Tensor | None) -> Tensor:
-    return torch.diag_embed(values) if vectors is None else (vectors * values[..., None, :]) @ vectors.mT
+    """V diag(values) V'."""
+    if vectors is None:
+        return torch.diag_embed(values)
+    return (vectors * values[..., None, :]) @ vectors.mT
+
+
+def _draw(
+    weights: Tensor,
+    means: Tensor,
+    values: Tensor,
+    vectors: Tensor | None,
+    count: int,
+    generator: Generator | None,
+) -> Tensor:
+    """`count` draws of the mixture in each row, (B, count, d); weights (B, K), means (B, K, d).
+
+    The component of each is drawn by inversion.
+    """
+    rows, components, d = means.shape
+    u = uniforms((rows, count), weights, generator)
+    index = torch.searchsorted(weights.cumsum(1).contiguous(), u.contiguous(), right=True)
+    index = index.clamp(max=components - 1)
+    noise = values[index].sqrt() * randn((rows, count, d), means, generator)
+    if vectors is not None:
+        noise = (vectors[index] @ noise[..., None])[..., 0]
+    return means.gather(1, index[..., None].expand(-1, -1, d)) + noise
+
+
+def _turned(x: Tensor, vectors: Tensor | None) -> Tensor:
+    """V_k' x, (n, K, d)."""
+    return x if vectors is None else torch.einsum("kij,nki->nkj", vectors, x)
+
+
+def _log_joint(weights: Tensor, rotated: Tensor, values: Tensor) -> Tensor:
+    """log w_k + log N(x; m_k, S_k), (n, K), by V_k' (x - m_k)."""
+    quadratic = (rotated.square() / values).sum(-1)
+    constant = values.log().sum(-1) + values.shape[1] * math.log(2 * math.pi)
+    return weights.log() - 0.5 * (quadratic + constant)
 
 
 def _eigen(covariances: Tensor, k: int, d: int) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues (K, d) and eigenvectors (K, d, d), None for the identity, of covariances in any accepted form."""
-    if covariances.ndim <= 1:
-        if covariances.ndim == 1 and covariances.shape != (k,):
-            raise ValueError(f"standard deviations must be one number or {k}, got {len(covariances)}")
-        values, vectors = (covariances.expand(k)[:, None] ** 2).expand(k, d), None
+    """Eigenvalues (K, d) and eigenvectors (K, d, d), None for the identity, of any form."""
+    vectors = None
+    if covariances.shape in ((), (k,)):
         if not (covariances > 0).all():
             raise ValueError(f"standard deviations must be positive, got {covariances.tolist()}")
+        values = (covariances.expand(k)[:, None] ** 2).expand(k, d)
     elif covariances.shape == (k, d):
-        values, vectors = covariances, None
+        values = covariances
     elif covariances.shape == (k, d, d):
         if not torch.isfinite(covariances).all():
             raise ValueError("means and covariances must be finite")
-        if not torch.allclose(covariances, covariances.mT, atol=1e-6 * covariances.abs().max().item()):
+        near = 1e-6 * covariances.abs().max().item()
+        if not torch.allclose(covariances, covariances.mT, atol=near):
             raise ValueError("covariances (K, d, d) must be symmetric")
         values, vectors = torch.linalg.eigh(covariances)
     else:
         raise ValueError(
-            f"covariances must be ({k}, {d}, {d}) matrices, ({k}, {d}) variances or ({k},) standard deviations, "
-            f"got shape {tuple(covariances.shape)}"
+            f"covariances must be ({k}, {d}, {d}) matrices, ({k}, {d}) variances, or ({k},) "
+            f"standard deviations or one, got shape {tuple(covariances.shape)}"
         )
     if not (values > 0).all():
-        raise ValueError(f"covariances must be positive definite; the smallest eigenvalue is {values.min().item():g}")
+        least = values.min().item()
+        raise ValueError(
+            f"covariances must be positive definite; the least eigenvalue is {least:g}"
+        )
     return values, vectors

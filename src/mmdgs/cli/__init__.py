@@ -2,13 +2,11 @@
 
 from mmdgs.cli import (  # noqa: F401  they add their commands
     bench,
-    convert,
-    diagnose,
+    demo,
     evaluate,
     judge,
     models,
     posterior,
-    reproduce,
     restore,
     sample,
     studio,

@@ -1,24 +1,30 @@
-"""What all commands share: the application, its consoles and options, errors as one line, the device.
+"""What all commands share: the application, its consoles and options, errors as one line, the
+device.
 
-No module of the command line imports torch, or what imports torch, before a command runs: help answers at once.
+No module of the command line imports torch, or what imports torch, before a command runs: help
+answers at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, first_line
 from mmdgs.interrupts import INTERRUPTED as INTERRUPTED, raise_on_interrupt
 from mmdgs.runtime import show_progress
 from mmdgs.version import __version__
@@ -27,8 +33,6 @@ if TYPE_CHECKING:
     import torch
 
     from mmdgs.models import Model
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 MISUSE, FAILURE = 2, 1
 
@@ -41,7 +45,8 @@ class Command(typer.core.TyperCommand):
         for option in options:
             value = ctx.params.get(option.name or "")
             if value == "" and _was_given(ctx, option):
-                raise typer.BadParameter("it must not be empty: give a value, or leave it out", ctx=ctx, param=option)
+                problem = "it must not be empty: give a value, or leave it out"
+                raise typer.BadParameter(problem, ctx=ctx, param=option)
             if isinstance(value, float) and math.isnan(value):
                 raise typer.BadParameter("expected a number, got nan", ctx=ctx, param=option)
         return super().invoke(ctx)
@@ -56,7 +61,8 @@ def _was_given(context: Any, option: Any) -> bool:
 def refuse_idle(context: typer.Context, *rules: tuple[bool, Sequence[str], str]) -> None:
     """Refuse options of the command line that would change nothing.
 
-    Each rule says whether its options are idle in this call, the names of their parameters, and what they are for.
+    Each rule says whether its options are idle in this call, the names of their parameters, and
+    what they are for.
     """
     for idle, names, purpose in rules:
         for option in context.command.params if idle else ():
@@ -65,14 +71,21 @@ def refuse_idle(context: typer.Context, *rules: tuple[bool, Sequence[str], str])
 
 
 def no_sets(*sources: str | None) -> bool:
-    """Whether all of the sources that are given are files or folders, and none a set that lies in --data-dir."""
+    """Whether all of the sources that are given are files or folders, and none a set that lies in
+    --data-dir.
+    """
     from mmdgs.data.images import NAMES
 
-    return all(source is None or (source not in NAMES and Path(source).expanduser().exists()) for source in sources)
+    return all(
+        source is None or (source not in NAMES and Path(source).expanduser().exists())
+        for source in sources
+    )
 
 
 class _Commands(typer.core.TyperGroup):
-    """A group whose --help is False where it is not given: to read a None, typer imports pydantic (0.2 s)."""
+    """A group whose --help is False where it is not given: to read a None, typer imports pydantic
+    (0.2 s).
+    """
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
@@ -82,20 +95,53 @@ class _Commands(typer.core.TyperGroup):
 
 
 class App(typer.Typer):
-    """An application whose commands are each a `Command`."""
+    """An application whose commands are `Command`s with --debug, and whose errors are plain."""
 
-    def command(self, *args: Any, **options: Any) -> Callable[[F], F]:
-        return super().command(*args, cls=Command, **options)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            no_args_is_help=True,
+            add_completion=False,
+            rich_markup_mode="markdown",
+            pretty_exceptions_enable=False,
+            **settings,
+        )
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        register = super().command(*args, cls=Command, **options)
+        return lambda function: register(_with_debug(function))
+
+
+def _with_debug(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that ends with one line where it fails; with --debug a traceback, too."""
+
+    @functools.wraps(function)
+    def wrapped(*, debug: bool, **values: Any) -> None:
+        with plain_errors(debug):
+            function(**values)
+
+    text = "Show the traceback of an error."
+    option = Parameter(
+        "debug",
+        Parameter.KEYWORD_ONLY,
+        annotation=bool,
+        default=Option(False, "--debug", help=text),
+    )
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    set_parameters(wrapped, [*own, option])
+    return wrapped
+
+
+def set_parameters(command: Any, parameters: Sequence[Parameter]) -> None:
+    """Give a function the parameters that Typer sees; keyword-only, so that their order is free."""
+    free = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+    command.__signature__ = inspect.Signature(free)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in free}
 
 
 app = App(
     name="mmdgs",
     cls=_Commands,
-    help="From a denoiser to the denoising posterior p(x | noisy x), and from that posterior to samplers.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+    help="From a denoiser to the denoising posterior p(x | noisy x), and from it to samplers.",
 )
 
 # Off a terminal rich would assume 80 columns and break the tables.
@@ -103,8 +149,8 @@ output = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 messages = Console(stderr=True, highlight=False)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(asked: bool) -> None:
+    if asked:
         from importlib import metadata
 
         output.print(f"mmdgs {__version__} (torch {metadata.version('torch')})")
@@ -113,27 +159,32 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
+    version: bool = Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+    ),
 ) -> None: ...
 
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for records.json, figures and report.html.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start anew in a folder that is not empty.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the finished parts in the folder.")]
+Out = Annotated[Path, Option("--out", "-o", help="Folder for records.json, figures, report.html.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Start anew in a folder that is not empty.")]
+Resume = Annotated[bool, Option("--resume", help="Go on from the finished parts in the folder.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress.", callback=lambda quiet: show_progress(not quiet))
+    bool,
+    Option(
+        "--quiet", "-q", help="Show no progress.", callback=lambda quiet: show_progress(not quiet)
+    ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+DataDir = Annotated[Path | None, Option(help="Where data files are.", envvar="MMDGS_DATA")]
+FirstN = Annotated[int | None, Option("--n", "-n", min=1, help="The first so many images.")]
 
 
 @contextlib.contextmanager
 def plain_errors(debug: bool) -> Iterator[None]:
     """Turn errors into one line and an exit status: 2 for misuse, 1 for failure."""
-    # In the middle of torch's import an exception of Ctrl-C would abort the process: until then, Ctrl-C leaves at once.
+    # In the middle of torch's import an exception of Ctrl-C would abort the process: until then,
+    # Ctrl-C leaves at once.
     import torch  # noqa: F401
 
     raise_on_interrupt()
@@ -142,36 +193,53 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        messages.print("\nstopped")
+        tell("\nstopped")
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         if debug:
             traceback.print_exc()
-        said = str(error) or type(error).__name__
-        said = f"{type(error).__name__}: {said}" if isinstance(error, LookupError) else said  # that is a bare name
-        messages.print(f"[bold red]error:[/bold red] {escape(said)}", soft_wrap=True)
+        text = str(error) or type(error).__name__
+        if isinstance(error, LookupError):  # its text is a bare name
+            text = f"{type(error).__name__}: {text}"
+        tell(f"[bold red]error:[/bold red] {escape(text)}")
         raise typer.Exit(MISUSE if isinstance(error, UsageError) else FAILURE) from None
+
+
+def tell(text: str) -> None:
+    """A message beside the results, on stderr."""
+    messages.print(text, soft_wrap=True)
+
+
+def show(text: str) -> None:
+    """A result, on stdout."""
+    output.print(text, soft_wrap=True)
+
+
+def show_path(what: str, path: Path) -> None:
+    """Where a result lies."""
+    show(f"{what}: [bold]{escape(str(path.resolve()))}[/bold]")
 
 
 def warn_of_training_images(model: Model, *sources: str | None) -> None:
     """Say in one line where images, such as celeba:test, are those the model was trained on."""
     for source in sources:
         if source is not None and model.trained_on(source):
-            messages.print(
-                f"[yellow]warning:[/yellow] {escape(model.source)} was trained on {escape(source)}: scores and "
-                "intervals from these images do not hold for others",
-                soft_wrap=True,
+            tell(
+                f"[yellow]warning:[/yellow] {escape(model.source)} was trained on {escape(source)}:"
+                " scores and intervals from these images do not hold for others"
             )
 
 
 @contextlib.contextmanager
-def resumable(*, told: bool = True) -> Iterator[None]:
-    """End on Ctrl-C with how to go on; where nothing is kept, or another process says it, with the status alone."""
+def resumable(*, advise: bool = True) -> Iterator[None]:
+    """End on Ctrl-C with how to go on; where nothing is kept, or another process says it, with the
+    status alone.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        if told:
-            messages.print("\nstopped; to go on: the same command with [bold]--resume[/bold]")
+        if advise:
+            tell("\nstopped; to go on: the same command with [bold]--resume[/bold]")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -187,19 +255,21 @@ def number_or_estimate(option: str, text: str) -> float | str:
         raise UsageError(f"{option} must be a number, or {ESTIMATE}, got {text!r}") from None
 
 
-LAB_EXTRA = ("matplotlib", "jinja2", "sklearn")
+EXTRAS = {"report": ("matplotlib", "jinja2"), "studio": ("gradio", "fastapi", "uvicorn")}
+"""The modules that `pip install "mmdgs[EXTRA]"` brings and commands need."""
 
 
 @contextlib.contextmanager
-def needs_lab() -> Iterator[None]:
-    """Say how to install what experiments and benchmarks need, where it is missing."""
+def needs(extra: str) -> Iterator[None]:
+    """Say how to install the modules of an extra, where one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        if name not in LAB_EXTRA:
+        if name not in EXTRAS[extra]:
             raise
-        raise UsageError(f'this command needs {name}; install it with: pip install "mmdgs[lab]"') from error
+        how = f'pip install "mmdgs[{extra}]"'
+        raise UsageError(f"this command needs {name}; install it with: {how}") from error
 
 
 def count_of(number: int, noun: str) -> str:
@@ -208,7 +278,9 @@ def count_of(number: int, noun: str) -> str:
 
 
 def device_named(name: str) -> torch.device:
-    """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which metrics need)."""
+    """The device asked for, checked; auto: CUDA, else the CPU (Apple's MPS has no float64, which
+    metrics need).
+    """
     import torch
 
     if name == "auto":
@@ -217,6 +289,6 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"device {name!r} cannot be used here ({reason}); try --device cpu") from error
+        reason = first_line(error)
+        raise UsageError(f"device {name!r} cannot be used ({reason}); try --device cpu") from error
     return device

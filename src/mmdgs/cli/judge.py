@@ -1,71 +1,106 @@
-"""`mmdgs judge`: are draws from a posterior right?"""
+"""`mmdgs judge` and `mmdgs diagnose`: draws and chains of any program, judged on a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Context, Option
 
-from mmdgs.cli.app import Debug, Overwrite, Seed, app, needs_lab, plain_errors, refuse_idle
-from mmdgs.cli.reproduce import write_page
+from mmdgs.cli.app import Overwrite, Seed, app, needs, refuse_idle
+from mmdgs.cli.reports import write_page
 from mmdgs.errors import UsageError
+
+Page = Annotated[Path, Option("--out", "-o", help="Folder for report.html and records.json.")]
 
 
 @app.command()
 def judge(
-    context: typer.Context,
-    draws: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DRAWS.npz]", help="Draws of any program: an array `draws` (S, N, ...).", show_default=False
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for report.html and records.json.")] = Path("judged"),
-    truth: Annotated[
-        Path | None,
-        typer.Option(help="An .npz with `truth` (N, ...); it may be in DRAWS.npz too.", show_default="DRAWS.npz"),
-    ] = None,
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="SAMPLER.py",
-            help="Judge a sampler on problems with known posteriors. This runs the file: name only one you trust. It "
-            "defines sample(problem, draws, seed) and returns draws (draws, N, d).",
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option("--draws", min=4, help="With --suite: draws of each measurement.")] = 50,
-    cases: Annotated[int, typer.Option(min=10, help="With --suite: measurements of each problem.")] = 100,
+    context: Context,
+    draws: Path | None = Argument(
+        None,
+        metavar="[DRAWS.npz]",
+        help="Draws of any program: an array `draws` (S, N, ...).",
+        show_default=False,
+    ),
+    out: Page = Path("judged"),
+    truth: Path | None = Option(
+        None,
+        help="An .npz with `truth` (N, ...); it may be in DRAWS.npz too.",
+        show_default="DRAWS.npz",
+    ),
+    suite: Path | None = Option(
+        None,
+        metavar="SAMPLER.py",
+        help="Judge a sampler on problems with known posteriors. This runs the file: name only "
+        "one you trust. It defines sample(problem, draws, seed) and returns draws (draws, N, d).",
+    ),
+    count: int = Option(50, "--draws", min=4, help="With --suite: draws of each measurement."),
+    cases: int = Option(100, min=10, help="With --suite: measurements of each problem."),
     seed: Seed = 0,
     overwrite: Overwrite = False,
-    debug: Debug = False,
 ) -> None:
-    """Judge draws by the truth: calibration, coverage, CRPS and ranks with their bands; one verdict, one figure.
+    """Judge draws by the truth: calibration, coverage, CRPS and ranks with their bands; one
+    verdict, one figure.
 
-    The verdict calls right draws wrong with a probability of at most 1%, in all tests of all tasks together.
-    The N cases must be independent. An optional array `task` (N,) of numbers, such as noise levels, beside `draws` or
-    `truth` judges each task by itself.
+    The verdict calls right draws wrong with a probability of at most 1%, in all tests of all tasks
+    together. The N cases must be independent. An optional array `task` (N,) of numbers, such as
+    noise levels, beside `draws` or `truth` judges each task by itself.
     """
-    with plain_errors(debug):
-        from mmdgs.diagnostics import read_draws
-        from mmdgs.files import holds_nothing
-        from mmdgs.metrics import judge as judged
+    from mmdgs.diagnostics import read_draws
+    from mmdgs.files import holds_nothing
+    from mmdgs.metrics import judge as judged
+    from mmdgs.metrics.suite import judged_suite, load_sampler
 
-        if (draws is None) == (suite is None) or (suite is not None and truth is not None):
-            raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
-        refuse_idle(context, (suite is None, ("count", "cases"), "--suite SAMPLER.py"))
-        holds_nothing(out, overwrite)
-        if suite is not None:
-            with needs_lab():
-                from mmdgs.lab.judge_suite import judged_suite, load_sampler
+    if (draws is None) == (suite is None) or (suite is not None and truth is not None):
+        raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
+    refuse_idle(context, (suite is None, ("count", "cases"), "--suite SAMPLER.py"))
+    holds_nothing(out, overwrite)
+    if draws is None:
+        assert suite is not None
+        judgements = judged_suite(load_sampler(suite), cases, count, seed)
+    else:
+        tasks = read_draws(draws, truth)
+        judgements = {
+            name: judged(*pair, tasks=len(tasks), seed=seed) for name, pair in tasks.items()
+        }
+    with needs("report"):
+        from mmdgs.report.draws import outcome
 
-            judgements = judged_suite(load_sampler(suite), cases, count, seed)
-        elif draws is not None:
-            tasks = read_draws(draws, truth)
-            judgements = {name: judged(*pair, tasks=len(tasks), seed=seed) for name, pair in tasks.items()}
-        with needs_lab():
-            from mmdgs.lab.judge import outcome
+        page = outcome(judgements)
+        title, question = f"Draws of {(suite or draws or out).name}", "Are the draws right?"
+        write_page(title, question, out, lambda _: page, seed=seed, overwrite=overwrite)
 
-            made = outcome(judgements)
-            title = f"Draws of {(suite or draws or out).name}"
-            write_page(title, "Are the draws right?", out, made, overwrite=overwrite, seed=seed)
+
+@app.command()
+def diagnose(
+    out: Page,
+    chain: Path = Argument(
+        metavar="CHAIN.npz", help="Chains: an array `samples` (steps, chains, ...)."
+    ),
+    modes: Path | None = Option(
+        None,
+        help="An .npz with the centres that chains must visit, `modes` (K, ...), if known with "
+        "`weights` (K,); they may be in CHAIN.npz too.",
+    ),
+    burn_in: int = Option(0, min=0, help="Leave out so many steps at the start."),
+    overwrite: Overwrite = False,
+) -> None:
+    """Judge chains of any program: R-hat, effective sample size, traces, autocorrelation, modes;
+    one HTML page.
+
+    `mmdgs.diagnostics.save_chain(FILE, samples)` writes the chains that `gibbs_chain` or `run(...,
+    keep=...)` returns.
+    """
+    from mmdgs.diagnostics import diagnose as diagnosed, read_chain
+    from mmdgs.files import holds_nothing
+
+    holds_nothing(out, overwrite)
+    arrays = read_chain(chain, modes, burn_in)
+    judged = diagnosed(arrays["samples"], arrays.get("modes"), arrays.get("weights"))
+    with needs("report"):
+        from mmdgs.report.chains import outcome
+
+        page = outcome(arrays["samples"], judged)
+        title, question = f"Chains of {chain.name}", "Have the chains converged?"
+        write_page(title, question, out, lambda _: page, overwrite=overwrite)

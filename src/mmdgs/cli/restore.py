@@ -1,43 +1,27 @@
-"""`mmdgs restore`: images from incomplete, blurred or noisy measurements, with draws that say how sure they are."""
+"""`mmdgs restore`: images from incomplete, blurred or noisy measurements, as draws of p(x | y)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
+from typer import Argument, Context, Option
 
-from mmdgs.cli.app import (
-    Debug,
-    Device,
-    Overwrite,
-    Quiet,
-    Resume,
-    Seed,
-    app,
-    count_of,
-    device_named,
-    messages,
-    no_sets,
-    number_or_estimate,
-    output,
-    plain_errors,
-    refuse_idle,
-    resumable,
-    warn_of_training_images,
-)
+from mmdgs.cli import app as cli
+from mmdgs.cli.app import DataDir, Device, FirstN, Overwrite, Quiet, Resume, app
 from mmdgs.cli.options import options_of
+from mmdgs.covariances import COVARIANCES, OPTIONS, Spectral, named
 from mmdgs.errors import UsageError
-from mmdgs.generation.settings import Method
+from mmdgs.options import option_names
+from mmdgs.restoration.settings import RestorationSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mmdgs.data import ImageSet
-    from mmdgs.generation.restoration import RestorationSettings
-    from mmdgs.generation.restored import Restoration
+    from mmdgs.restoration.folder import RestorationSummary
 
 WORDS = {
     "psnr_draw": "PSNR of a draw (dB)",
@@ -48,121 +32,98 @@ WORDS = {
     "coverage_90": "coverage of 90% intervals",
     "crps": "CRPS",
 }
-
+TAKEN = {"products", "symmetric", "calibrated", *option_names(RestorationSettings)}
 SHOWN_LEVELS = 8
 """Images of which each one's estimated noise is printed."""
 
 
 @app.command()
-@options_of(Method, only=("products", "symmetric", "calibrated"))
+@options_of(RestorationSettings, *COVARIANCES.values(), only=TAKEN)
 def restore(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model of many noise levels: one that ships (cifar10), a folder ...")],
-    images: Annotated[
-        str, typer.Argument(help="Measurements: a folder, .zip, .npz, .npy or file; or a set (cifar10:test).")
-    ],
-    operator: Annotated[
-        str, typer.Option(help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, or mask.png (white: measured).")
-    ],
-    noise: Annotated[str, typer.Option(help="Standard deviation of the noise, for values in [0, 1]; or estimate.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for draws, means, uncertainties and a picture.")],
+    context: Context,
+    model: str = Argument(
+        help="A model of many noise levels: one that ships (cifar10), a folder ..."
+    ),
+    images: str = Argument(
+        help="Measurements: a folder, .zip, .npz, .npy or file; or a set (cifar10:test)."
+    ),
+    operator: str = Option(
+        help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, mask.png (white: measured)."
+    ),
+    noise: str = Option(help="Standard deviation of the noise, for values in [0, 1]; or estimate."),
+    out: Path = Option(
+        ..., "--out", "-o", help="Folder for draws, means, uncertainties and a picture."
+    ),
     *,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="The images are clean: degrade them first, and score the results.")
-    ] = False,
-    n: Annotated[int | None, typer.Option("--n", "-n", min=1, help="The first so many images.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of each image.")] = 16,
-    steps: Annotated[
-        int, typer.Option(min=2, help="Noise levels: evaluations of the model for each draw, but for products.")
-    ] = 25,
-    covariance: Annotated[str, typer.Option(help="spectral, low-rank, isotropic, diagonal, krylov ...")] = "spectral",
-    chains: Annotated[
-        str, typer.Option(help="multistep; bridge; or mirrored: nearer to the truth, but draws differ too little.")
-    ] = "multistep",
-    data_dir: Annotated[Path | None, typer.Option(help="Where data files are.", envvar="MMDGS_DATA")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Draws at a time.", show_default="by device")] = None,
-    precision: Annotated[str, typer.Option(help="The network's: float32, tf32 or bf16.")] = "float32",
-    seed: Seed = 0,
+    simulate: bool = Option(
+        False, "--simulate", help="The images are clean: degrade them first, and score the results."
+    ),
+    n: FirstN = None,
+    data_dir: DataDir = None,
     device: Device = "auto",
     resume: Resume = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    debug: Debug = False,
-    **posterior: Any,
+    **values: Any,
 ) -> None:
-    """Draw images that explain measurements y = A x + noise; killed or stopped, it goes on with --resume."""
-    with plain_errors(debug):
-        from mmdgs.generation.identity import digest_of
-        from mmdgs.generation.restoration import RestorationSettings
-        from mmdgs.generation.restored import RestoredFolder, restore_into, simulated
-        from mmdgs.models import load
-        from mmdgs.operators.named import parse_operator
+    """Draw images that explain measurements y = A x + noise; stopped, it goes on with --resume."""
+    from mmdgs.identity import digest_of
+    from mmdgs.models import load
+    from mmdgs.operators.named import parse_operator
+    from mmdgs.restoration.folder import Measurements, RestoredFolder, restore_into, simulated
 
-        refuse_idle(context, (no_sets(images), ("data_dir",), "sets such as cifar10:test"))
-        RestoredFolder(out).check(resume=resume, overwrite=overwrite)
-        settings = RestorationSettings(
-            noise=_noise(noise, simulate),
-            covariance=covariance,
-            posterior=posterior,
-            chains=chains,
-            steps=steps,
-            draws=draws,
-            seed=seed,
-            precision=precision,
-        )
-        where = device_named(device)
-        found = load(model, device=where)
-        if len(found.shape) != 3:
-            raise UsageError(f"restoration is for images, and this model's data have shape {found.shape}")
-        if simulate:
-            warn_of_training_images(found, images)
-        measure = parse_operator(operator, found.shape, seed=seed)
-        shape = tuple(found.shape if simulate else measure.out_shape)
-        x, names = images_in_units(images, data_dir, shape, resize=simulate, limit=n)
-        y = simulated(x, measure, settings.noise, seed=seed) if simulate else x  # type: ignore[arg-type]
-        if not quiet:
-            asked = f"{draws} draws each along {steps} noise levels, {covariance} covariance"
-            messages.print(f"{count_of(len(x), 'image')}, {asked}")
-        with resumable():
-            result = restore_into(
-                out,
-                found,
-                y,
-                measure,
-                settings,
-                truth=x if simulate else None,
-                names=names,
-                source={"operator": operator, "images": digest_of(x), "simulate": simulate},
-                batch_size=batch_size,
-                resume=resume,
-                overwrite=overwrite,
-            )
-        _tell(result, settings)
-
-
-def _noise(text: str, simulate: bool) -> float | str:
-    level = number_or_estimate("--noise", text)
+    cli.refuse_idle(context, (cli.no_sets(images), ("data_dir",), "sets such as cifar10:test"))
+    RestoredFolder(out).check(resume=resume, overwrite=overwrite)
+    options = {name: values.pop(name) for name in OPTIONS & values.keys()}
+    covariance = named(values.pop("covariance", Spectral.name), options)
+    level = cli.number_or_estimate("--noise", noise)
     if simulate and isinstance(level, str):
-        raise UsageError("--simulate adds the noise that --noise says: give a number, not estimate")
-    return level
+        raise UsageError("--simulate adds noise: give --noise as a number, not estimate")
+    settings = RestorationSettings(level, covariance, **values)
+    network = load(model, device=cli.device_named(device))
+    if len(network.shape) != 3:
+        raise UsageError(f"restoration is of images, and this model's data are {network.shape}")
+    if simulate:
+        cli.warn_of_training_images(network, images)
+    measure = parse_operator(operator, network.shape, seed=settings.seed)
+    shape = tuple(network.shape if simulate else measure.out_shape)
+    x, names = images_in_units(images, data_dir, shape, resize=simulate, limit=n)
+    source = {"operator": operator, "images": digest_of(x), "simulate": simulate}
+    measurements = Measurements(x, measure, None, names, source)
+    if simulate:
+        y = simulated(x, measure, level, seed=settings.seed)  # type: ignore[arg-type]
+        measurements = replace(measurements, y=y, truth=x)
+    if not quiet:
+        cli.tell(
+            f"{cli.count_of(len(x), 'image')}, {settings.draws} draws each along "
+            f"{settings.steps} noise levels, {covariance.name} covariance"
+        )
+    with cli.resumable():
+        summary = restore_into(
+            out, network, measurements, settings, resume=resume, overwrite=overwrite
+        )
+    _tell(summary, settings)
 
 
-def images_of_shape(source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool) -> ImageSet:
-    """Images with the channels and size that are needed; clean ones are resized, measurements must fit."""
+def images_of_shape(
+    source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool
+) -> ImageSet:
+    """Images of a shape: clean ones are resized, measurements must fit."""
     from mmdgs.data import load_samples
     from mmdgs.data.transforms import recoloured
 
     channels, height, width = shape
-    found = load_samples(source, data_dir=data_dir, size=height if resize and height == width else None)
-    found = replace(found, images=recoloured(found.images, channels))
-    _check_shape(source, found.shape, shape, resize=resize)
-    return found
+    size = height if resize and height == width else None
+    samples = load_samples(source, data_dir=data_dir, size=size)
+    samples = replace(samples, images=recoloured(samples.images, channels))
+    _check_shape(source, samples.shape, shape, resize=resize)
+    return samples
 
 
 def images_in_units(
     source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool, limit: int | None
 ) -> tuple[Tensor, list[str]]:
-    """Images (n, C, H, W) in [0, 1] units, float32, measurements and single files at full depth; and their names."""
+    """Images (n, C, H, W) in [0, 1] units, measurements and files at full depth; their names."""
     import torch
 
     from mmdgs.data import midpoints
@@ -170,15 +131,18 @@ def images_in_units(
 
     if resize and not is_single(source):
         pictures = images_of_shape(source, data_dir, shape, resize=True).take(slice(limit))
-        return midpoints(pictures.images), [str(Path(name).with_suffix("")) for name in pictures.names]
-    named = named_images([source], data_dir=data_dir, limit=limit)
-    images = [image.in_channels(shape[0], clean=True)[0] for image in named]
+        names = [str(Path(name).with_suffix("")) for name in pictures.names]
+        return midpoints(pictures.images), names
+    pairs = named_images([source], data_dir=data_dir, limit=limit)
+    images = [image.in_channels(shape[0], clean=True)[0] for image in pairs]
     for image in images:
         _check_shape(source, tuple(image.shape), shape, resize=resize)
-    return torch.stack(images), [image.name for image in named]
+    return torch.stack(images), [image.name for image in pairs]
 
 
-def _check_shape(source: str, got: tuple[int, ...], expected: tuple[int, ...], *, resize: bool) -> None:
+def _check_shape(
+    source: str, got: tuple[int, ...], expected: tuple[int, ...], *, resize: bool
+) -> None:
     if got != expected:
         said = [" x ".join(map(str, shape)) for shape in (got, expected)]
         hint = "the model's images are" if resize else "measurements by this operator are"
@@ -186,25 +150,18 @@ def _check_shape(source: str, got: tuple[int, ...], expected: tuple[int, ...], *
         raise UsageError(f"the images of {source} are {said[0]}, and {hint} {said[1]}{more}")
 
 
-def _tell(result: Restoration, settings: RestorationSettings) -> None:
-    cost = result.cost
+def _tell(summary: RestorationSummary, settings: RestorationSettings) -> None:
+    cost, images = summary.cost, summary.images
     if isinstance(settings.noise, str):  # estimate
-        _tell_noise(result)
-    messages.print(
-        f"{count_of(result.count, 'image')}, {settings.draws} draws each: {cost.forwards:,} forwards and "
-        f"{cost.products:,} Jacobian products a draw, {result.seconds:,.1f} seconds",
-        soft_wrap=True,
-    )
-    for name, value in result.scores.items():
-        output.print(f"{WORDS.get(name, name)}: {value:.4g}")
-    output.print(f"restored: [bold]{escape(str(result.path.resolve()))}[/bold]", soft_wrap=True)
-
-
-def _tell_noise(result: Restoration) -> None:
-    """The noise that was estimated: of each image, or of many from the least to the most."""
-    levels = [image["noise"] for image in result.images]
-    if len(levels) <= SHOWN_LEVELS:
-        said = ", ".join(f"{image['noise']:.3g} ({image['name']})" for image in result.images)
-    else:
+        levels = [image["noise"] for image in images]
         said = f"{min(levels):.3g} to {max(levels):.3g}; restored.json has that of each image"
-    messages.print(f"the noise was estimated: {escape(said)}", soft_wrap=True)
+        if len(levels) <= SHOWN_LEVELS:
+            said = ", ".join(f"{image['noise']:.3g} ({image['name']})" for image in images)
+        cli.tell(f"the noise was estimated: {escape(said)}")
+    cli.tell(
+        f"{cli.count_of(len(images), 'image')}, {settings.draws} draws each: {cost.forwards:,} "
+        f"forwards and {cost.products:,} Jacobian products a draw, {summary.seconds:,.1f} seconds"
+    )
+    for name, value in summary.scores.items():
+        cli.output.print(f"{WORDS.get(name, name)}: {value:.4g}")
+    cli.show_path("restored", summary.path)

@@ -1,6 +1,10 @@
-"""The public names of mmdgs.data, and where each lives: read by type checkers, and by __init__.py."""
+"""The public names of mmdgs.data: read by type checkers, and by __init__.py."""
 
-from mmdgs.data.images import image_set as image_set, load_images as load_images, load_samples as load_samples
+from mmdgs.data.images import (
+    image_set as image_set,
+    load_images as load_images,
+    load_samples as load_samples,
+)
 from mmdgs.data.imageset import ImageSet as ImageSet, spread as spread
 from mmdgs.data.pictures import image_grid as image_grid, save_grid as save_grid
 from mmdgs.data.toys import (

@@ -19,27 +19,21 @@ if TYPE_CHECKING:
     from PIL import Image
 
 LARGE = 1 << 22
-"""Pixels above which images are decoded one at a time, and not side by side: each may take gigabytes."""
+"""Pixels above which images are decoded one at a time: each may take gigabytes."""
 GREY = ("1", "L", "LA", "La")
 BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262
 """Tags of TIFF."""
-_OTHER = "B" if sys.byteorder == "little" else "L"
-SIXTEEN = {
-    f"{colours};16{order}": f"{colours};16{other}"
-    for colours in ("RGB", "RGBA", "RGBX")
-    for order, other in {"B": "L", "L": "B", "N": _OTHER}.items()
-}
-"""Pillow's names for colours of 16 bits a channel, and those for the same in the other byte order."""
+OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+"""The ends of Pillow's names for 16 bits a channel, such as "RGB;16B": their byte orders."""
 TRANSPARENT = "it is transparent in places, and was laid over white"
 NPY = "save its values as a floating-point .npy, of white at 1, instead"
-
 
 logger = logging.getLogger("mmdgs")
 
 _one_at_a_time = threading.Lock()
 
 
-class Unreadable(Exception):  # noqa: N818  a finding, which the reader of a set turns into an error or a warning
+class Unreadable(Exception):  # noqa: N818  the reader of a set turns it into an error or a warning
     """A file that does not hold an image that can be used; the text says why."""
 
 
@@ -47,9 +41,8 @@ class Unreadable(Exception):  # noqa: N818  a finding, which the reader of a set
 class Fit:
     """What images are brought to.
 
-    `size` is the side of the square they are resized to, after the centre was cropped to a square: the largest
-    there is, or one of side `crop`. Without a size images stay as they are. `channels` is 1 (grey) or 3 (RGB);
-    without it an image keeps its own kind.
+    `size` is the side they are resized to, after a crop to the largest centred square, or one of
+    side `crop`. `channels` is 1 (grey) or 3 (RGB). None leaves them as they are.
     """
 
     size: int | None = None
@@ -59,7 +52,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels (C, H, W): uint8 as they are stored, or float32 in [0, 1]; and by kind, sentences on what was done."""
+    """Pixels (C, H, W), uint8 as stored or float32 in [0, 1], and remarks by kind."""
 
     pixels: np.ndarray
     remarks: dict[str, str] = field(default_factory=dict)
@@ -67,14 +60,15 @@ class Decoded:
 
 def decode(content: bytes, fit: Fit) -> Decoded:
     """The image in these bytes, in 8 bits a channel; the first one of an animation."""
+    from PIL import Image, ImageOps
+
     with _opened(content) as image:
         if _is_deep(image):
-            full, remarks = _composited(*_full(image, content))
+            full, remarks = _in_units(image, content)
             remarks["reduced"] = "its 16 or 32 bits a channel were reduced to 8"
-            picture = _eight_bits(full)
+            levels = (full * 256).clip(0, 255).astype(np.uint8)
+            picture = Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
         else:
-            from PIL import ImageOps
-
             picture, remarks = ImageOps.exif_transpose(image), {}
             if _is_transparent(picture):
                 remarks["transparent"] = TRANSPARENT
@@ -83,44 +77,56 @@ def decode(content: bytes, fit: Fit) -> Decoded:
 
 
 def decode_deep(content: bytes, fit: Fit = Fit()) -> Decoded:  # noqa: B008  it is frozen
-    """The image in these bytes at full depth, float32 in [0, 1], grey or in colour as it is stored.
+    """The image in these bytes at full depth, float32 in [0, 1], grey or in colour as stored.
 
-    A level k of b bits stands for (k + 1/2) / 2^b: the full scale is that of the container. Floating-point pixels must
-    lie in [0, 1]. What is transparent is laid over white.
+    A level k of b bits stands for (k + 1/2) / 2^b, with b the container's. Floating-point pixels
+    must lie in [0, 1]. What is transparent is laid over white.
     """
+    from PIL import Image
+
     with _opened(content) as image:
-        full, remarks = _composited(*_full(image, content))
+        full, remarks = _in_units(image, content)
+        planes = [np.ascontiguousarray(plane) for plane in full.transpose(2, 0, 1)]
         if fit.size is not None:
-            full = _resized(full, fit.size, fit.crop)
-    return Decoded(np.ascontiguousarray(full.transpose(2, 0, 1)), remarks)
+            box, size = _centre((full.shape[1], full.shape[0]), fit.crop), (fit.size, fit.size)
+            cut = [Image.fromarray(plane).crop(box) for plane in planes]
+            small = [np.asarray(plane.resize(size, Image.Resampling.LANCZOS)) for plane in cut]
+            planes = [plane.clip(0, 1) for plane in small]  # it overshoots at edges
+    return Decoded(np.stack(planes), remarks)
+
+
+def is_deep(content: bytes) -> bool:
+    """Whether these bytes are an image of more than 8 bits a channel."""
+    with _opened(content) as image:
+        return _is_deep(image)
 
 
 @contextmanager
 def _opened(content: bytes) -> Iterator[Image.Image]:
-    """The image in these bytes, not decoded yet; whatever goes wrong with it becomes `Unreadable`."""
+    """The image in these bytes, not decoded yet; any error with it becomes `Unreadable`."""
     from PIL import Image, UnidentifiedImageError  # here: it would slow down every start
 
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            _refuse_bombs(image)
+            # Pillow only warns up to twice its limit, and warning filters are not per thread.
+            limit, size = Image.MAX_IMAGE_PIXELS, f"{image.width} x {image.height} pixels"
+            if limit is not None and image.width * image.height > limit:
+                raise Unreadable(f"a decompression bomb? {size}, more than the limit of {limit:,}")
             with _one_at_a_time if image.width * image.height > LARGE else nullcontext():
                 yield image
     except Unreadable:
         raise
     except UnidentifiedImageError as error:
-        raise Unreadable(
-            f"not an image of the formats {', '.join(IMAGE_FORMATS)}, or of a kind of TIFF that is not read; {NPY}"
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Unreadable(f"a decompression bomb? {error}") from error
+        formats = ", ".join(IMAGE_FORMATS)
+        raise Unreadable(f"not an image of {formats}, or a kind of TIFF not read; {NPY}") from error
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise Unreadable(str(error) or type(error).__name__) from error
 
 
 def _raw_modes(image: Image.Image) -> set[str]:
     """How pixels are stored, in Pillow's words, such as "RGB;16B"."""
-    found = (tile.args for tile in getattr(image, "tile", ()))
-    return {args if isinstance(args, str) else str(args[0]) if args else "" for args in found}
+    tiles = (tile.args for tile in getattr(image, "tile", ()))
+    return {args if isinstance(args, str) else str(args[0]) if args else "" for args in tiles}
 
 
 def _bits(image: Image.Image) -> int:
@@ -134,94 +140,92 @@ def _bits(image: Image.Image) -> int:
     return 16 if any(";16" in mode for mode in _raw_modes(image)) else 8
 
 
-def is_deep(content: bytes) -> bool:
-    """Whether these bytes are an image of more than 8 bits a channel."""
-    with _opened(content) as image:
-        return _is_deep(image)
-
-
 def _is_deep(image: Image.Image) -> bool:
     return image.mode in ("I", "F") or _bits(image) > 8
 
 
 def _is_transparent(image: Image.Image) -> bool:
     """Whether some pixel is not opaque."""
-    return image.has_transparency_data and int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
+    if not image.has_transparency_data:
+        return False
+    return int(np.asarray(image.convert("RGBA").getchannel("A")).min()) < 255
 
 
-def _full(image: Image.Image, content: bytes) -> tuple[np.ndarray, np.ndarray | None, dict[str, str]]:
-    """Colours (H, W, C) in [0, 1], alpha (H, W) in [0, 1] where there is any, and what is to be said of them."""
-    if not _is_deep(image):
-        return *_shallow(image), {}
+def _in_units(image: Image.Image, content: bytes) -> tuple[np.ndarray, dict[str, str]]:
+    """Colours (H, W, C) in [0, 1], over white, and remarks on them."""
     if image.mode == "F":
-        return *_floating(image), {}
-    bits = _bits(image)
-    levels = _levels(image, content, bits)
-    alpha = None
+        return _floating(image), {}
+    deep, remarks = _is_deep(image), {}
+    bits = _bits(image) if deep else 8
+    levels, alpha, top = _deep_levels(image, content) if deep else _levels(image), None, 2**bits - 1
     if levels.shape[2] in (2, 4):
-        levels, alpha = levels[..., :-1], levels[..., -1] / np.float32((1 << bits) - 1)
-    low, high, top = int(levels.min()), int(levels.max()), (1 << bits) - 1
-    said = f"its values, of {bits} bits, lie between {low:,} and {high:,}; {top:,} is white"
-    remarks = {"deep": said}
-    if 0 < high < top // 2:
-        used = max(8, high.bit_length())
-        remarks = {
-            "dark": f"{said}. If these are data of {used} bits, rescale them first: save the values divided by "
-            f"{1 << used:,} as a floating-point .npy"
-        }
-    return ((levels + 0.5) / (1 << bits)).astype(np.float32), alpha, remarks
+        levels, alpha = levels[..., :-1], levels[..., -1:] / np.float32(top)
+    low, high = int(levels.min()), int(levels.max())
+    if deep:
+        span = f"its {bits}-bit values lie between {low:,} and {high:,}; {top:,} is white"
+        remarks["deep"] = span
+        if 0 < high < top // 2:
+            used = max(8, high.bit_length())
+            advice = f"save the values divided by {1 << used:,} as a floating-point .npy"
+            remarks = {"dark": f"{span}. If these are data of {used} bits, {advice}"}
+    colours = ((levels + 0.5) / (1 << bits)).astype(np.float32)
+    if alpha is None or alpha.min() == 1:
+        return colours, remarks
+    return colours * alpha + (1 - alpha), remarks | {"transparent": TRANSPARENT}
 
 
-def _shallow(image: Image.Image) -> tuple[np.ndarray, np.ndarray | None]:
+def _levels(image: Image.Image) -> np.ndarray:
+    """Levels (H, W, 1 to 4) of an image of 8 bits a channel, the last of 2 or 4 is alpha."""
     from PIL import ImageOps
 
     picture = ImageOps.exif_transpose(image)
     grey = picture.mode in GREY
-    if not picture.has_transparency_data:
-        pixels = np.asarray(picture.convert("L" if grey else "RGB"))
-        return _midpoints(pixels[..., None] if grey else pixels), None
-    pixels = np.asarray(picture.convert("RGBA"))
-    return _midpoints(pixels[..., : 1 if grey else 3]), pixels[..., 3] / np.float32(255)
-
-
-def _midpoints(levels: np.ndarray) -> np.ndarray:
-    return (levels.astype(np.float32) + np.float32(0.5)) / 256
+    if picture.has_transparency_data:
+        pixels = np.asarray(picture.convert("RGBA"))
+        return pixels[..., [0, 3]] if grey else pixels
+    pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+    return pixels[..., None] if grey else pixels
 
 
 def _white_is_zero(image: Image.Image) -> bool:
     return image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # type: ignore[attr-defined]
 
 
-def _floating(image: Image.Image) -> tuple[np.ndarray, None]:
+def _floating(image: Image.Image) -> np.ndarray:
     from PIL import ImageOps
 
     pixels = np.asarray(ImageOps.exif_transpose(image))
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):  # so that NaN is refused too
-        raise Unreadable(f"its floating-point values lie between {low:.4g} and {high:.4g}, expected 0 to 1; {NPY}")
+        span = f"its floating-point values lie between {low:.4g} and {high:.4g}"
+        raise Unreadable(f"{span}, expected 0 to 1; {NPY}")
     if _white_is_zero(image):
         raise Unreadable(f"its floating-point values are inverted (white is 0); {NPY}")
-    return pixels.astype(np.float32)[..., None], None
+    return pixels.astype(np.float32)[..., None]
 
 
-def _levels(image: Image.Image, content: bytes, bits: int) -> np.ndarray:
+def _deep_levels(image: Image.Image, content: bytes) -> np.ndarray:
     """Levels (H, W, 1 to 4) of an image of more than 8 bits a channel."""
     from PIL import ImageOps
 
-    (raw,) = _raw_modes(image) if len(_raw_modes(image)) == 1 else ("several kinds",)
+    bits, modes = _bits(image), _raw_modes(image)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         levels = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
         if _white_is_zero(image):
             levels = ((1 << bits) - 1 - levels).astype(np.uint16)
         return levels[..., None]
+    raw = modes.pop() if len(modes) == 1 else "several kinds"
     if raw == "LA;16B":  # both bytes of both channels
         parts = _as_raw_mode(content, "RGBA").astype(np.uint16)
         return parts[..., 0::2] << 8 | parts[..., 1::2]
-    if raw not in SIXTEEN or bits != 16:
-        raise Unreadable(f"its pixels are stored in {bits} bits as {raw} ({image.mode}), which is not read; {NPY}")
-    # Pillow keeps the high bytes of colours alone. The low ones are those it takes for high in the other byte order.
-    high, low = (_as_raw_mode(content, mode).astype(np.uint16) for mode in (raw, SIXTEEN[raw]))
-    return (high << 8 | low)[..., : 4 if raw.startswith("RGBA") else 3]
+    colours, _, order = raw.partition(";16")
+    if colours not in ("RGB", "RGBA", "RGBX") or order not in OTHER_ORDER or bits != 16:
+        stored = f"{bits} bits as {raw} ({image.mode})"
+        raise Unreadable(f"its pixels are stored in {stored}, which is not read; {NPY}")
+    # Pillow keeps the high bytes alone: the low ones are the high ones of the other byte order.
+    swapped = f"{colours};16{OTHER_ORDER[order]}"
+    high, low = (_as_raw_mode(content, mode).astype(np.uint16) for mode in (raw, swapped))
+    return (high << 8 | low)[..., : 4 if colours == "RGBA" else 3]
 
 
 def _as_raw_mode(content: bytes, raw: str) -> np.ndarray:
@@ -230,61 +234,26 @@ def _as_raw_mode(content: bytes, raw: str) -> np.ndarray:
 
     with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
         image.tile = [
-            tile._replace(args=(raw, *tile.args[1:]) if isinstance(tile.args, tuple) else raw) for tile in image.tile
+            tile._replace(args=(raw, *tile.args[1:]) if isinstance(tile.args, tuple) else raw)
+            for tile in image.tile
         ]
         return np.asarray(ImageOps.exif_transpose(image))
 
 
-def _composited(
-    colours: np.ndarray, alpha: np.ndarray | None, remarks: dict[str, str]
-) -> tuple[np.ndarray, dict[str, str]]:
-    """Colours (H, W, C) over white."""
-    if alpha is None or alpha.min() == 1:
-        return colours, remarks
-    over = alpha[..., None].astype(np.float32)
-    return colours * over + (1 - over), {**remarks, "transparent": TRANSPARENT}
-
-
-def _eight_bits(full: np.ndarray) -> Image.Image:
-    """Colours (H, W, C) in [0, 1] as a picture of 8 bits a channel."""
-    from PIL import Image
-
-    levels = (full * 256).clip(0, 255).astype(np.uint8)
-    return Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
-
-
-def _resized(full: np.ndarray, size: int, crop: int | None) -> np.ndarray:
-    """The centre of an image (H, W, C), resized in floating point."""
-    from PIL import Image
-
-    box = _centre((full.shape[1], full.shape[0]), crop)
-    planes = [Image.fromarray(np.ascontiguousarray(full[..., c])).crop(box) for c in range(full.shape[2])]
-    made = [np.asarray(plane.resize((size, size), Image.Resampling.LANCZOS)) for plane in planes]
-    return np.stack(made, -1).clip(0, 1)  # the filter overshoots at edges
-
-
-def announced(found: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Log what was done to images, each kind once: the first of them with its name, and how many others there are."""
-    for kind, images in found.items():
+def announced(remarks: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Log the remarks on images by kind: the first with its name, and how many others there are."""
+    for kind, images in remarks.items():
         (where, remark), others = images[0], len(images) - 1
         more = f" (and so for {others:,} other image{'s' * (others > 1)})" if others else ""
-        logger.log(logging.INFO if kind == "deep" else logging.WARNING, "%s: %s%s", where, remark, more)
-
-
-def _refuse_bombs(image: Image.Image) -> None:
-    from PIL import Image
-
-    # Pillow only warns up to twice its limit. Asking here, and not through a warning filter, holds in every thread.
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than the limit of {limit:,}")
+        level = logging.INFO if kind == "deep" else logging.WARNING
+        logger.log(level, "%s: %s%s", where, remark, more)
 
 
 def _fitted(image: Image.Image, fit: Fit) -> Image.Image:
     from PIL import Image
 
     grey = image.mode in GREY if fit.channels is None else fit.channels == 1
-    if image.has_transparency_data:  # colours under transparency are arbitrary: show white instead
+    if image.has_transparency_data:  # colours under transparency are arbitrary: show white
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if grey else "RGB")

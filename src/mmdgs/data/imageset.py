@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,17 +10,19 @@ import torch
 from torch import Tensor
 
 from mmdgs.errors import UsageError
+from mmdgs.files import sha256_of
 
-HASHED = 1024  # images at a time
+SAMPLES = "samples"
+"""The split of images that are no part of a data set."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images as they were stored, 8 bits a channel: `images` uint8 (n, channels, height, width), `labels` int64 (n,).
+    """Images as stored: `images` uint8 (n, channels, height, width), `labels` int64 (n,).
 
-    `name` is "mnist", "cifar10", "celeba" or the folder's name, `split` the part that was asked for,
-    `classes` the names of the labels, `skipped` the unreadable files that were left out, and `names` the files of the
-    images below their folder, where each has its own.
+    `name` is "mnist", "cifar10", "celeba" or the folder's name, `split` the part of it, `classes`
+    the names of the labels, `skipped` the unreadable files that were left out, and `names` the
+    files of the images below their folder, where each has its own.
     """
 
     name: str
@@ -34,14 +35,12 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
-            raise UsageError(
-                f"images must be uint8 (n, channels, height, width), got {self.images.dtype} {tuple(self.images.shape)}"
-            )
-        labels = self.labels
-        if labels is not None and (labels.dtype != torch.int64 or labels.shape != self.images.shape[:1]):
-            raise UsageError(
-                f"labels must be int64 ({len(self)},), one for each image, got {labels.dtype} {tuple(labels.shape)}"
-            )
+            got = f"{self.images.dtype} {tuple(self.images.shape)}"
+            raise UsageError(f"images must be uint8 (n, channels, height, width), got {got}")
+        labels, count = self.labels, len(self)
+        if labels is not None and (labels.dtype, *labels.shape) != (torch.int64, count):
+            got = f"{labels.dtype} {tuple(labels.shape)}"
+            raise UsageError(f"labels must be int64 ({count},), one for each image, got {got}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -54,11 +53,9 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the pixels, with their shape; taken once, since a set is not changed."""
-        found = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        for part in self.images.cpu().split(HASHED):
-            found.update(part.contiguous().numpy().data)
-        return found.hexdigest()
+        """SHA-256 of the pixels, with their shape."""
+        shape, pixels = tuple(self.images.shape), self.images.cpu().contiguous().numpy()
+        return sha256_of(repr(shape).encode(), pixels.data)
 
     def to(self, device: torch.device | str) -> ImageSet:
         """The same set on another device."""
@@ -66,17 +63,14 @@ class ImageSet:
         return replace(self, images=self.images.to(device), labels=labels)
 
     def take(self, indices: slice | Tensor | Sequence[int]) -> ImageSet:
-        """The images at these indices, in that order: a slice (no copy), a tensor or a sequence of integers."""
+        """The images at these indices, in that order: a slice (no copy), or whole numbers."""
+        rows = torch.arange(len(self), device=self.images.device)
         if not isinstance(indices, slice):
             indices = torch.as_tensor(indices, device=self.images.device)
-            if indices.ndim != 1:
-                raise UsageError(f"indices must be one-dimensional, got shape {tuple(indices.shape)}")
             # An empty list makes a tensor of floats, which cannot be an index.
             indices = indices.long() if indices.numel() == 0 else indices
         labels = None if self.labels is None else self.labels[indices]
-        names = self.names
-        if names:
-            names = names[indices] if isinstance(indices, slice) else tuple(names[i] for i in indices.tolist())
+        names = tuple(self.names[i] for i in rows[indices].tolist()) if self.names else ()
         return replace(self, images=self.images[indices], labels=labels, names=names)
 
 

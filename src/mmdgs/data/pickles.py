@@ -1,7 +1,7 @@
 """Pickles read without running them.
 
-A pickle is a program, and a plain unpickler calls whatever it names. This one answers each name that is admitted with
-an inert stand-in, which keeps what it is given, and refuses every other name. The caller checks what came out.
+A pickle is a program, and a plain unpickler calls whatever it names. This one answers each admitted
+name with an inert stand-in, which keeps its arguments, and refuses every other name.
 """
 
 from __future__ import annotations
@@ -38,20 +38,13 @@ class Inert:
 def read_inert(content: bytes, admits: Callable[[str], bool]) -> Any:
     """The tree in a pickle: plain containers, text and numbers, and `Inert` for everything else.
 
-    A persistent id becomes an `Inert` without a name, whose only argument it is. Damaged pickles raise nearly anything.
-    """
-    _check_sizes(content)
-    return _Unpickler(content, admits).load()
-
-
-def _check_sizes(content: bytes) -> None:
-    """Refuse what no pickle of this length can need: the unpickler allocates what an opcode declares.
-
-    The places of its memo are numbered from 0 on, and texts are no longer than the pickle.
+    A persistent id becomes an `Inert` without a name. Damaged pickles raise nearly anything.
     """
     for opcode, argument, _ in pickletools.genops(content):  # reads, and runs nothing
+        # The unpickler allocates what an opcode declares; places of its memo are numbered from 0.
         if "PUT" in opcode.name and argument is not None and not 0 <= int(argument) <= len(content):
-            raise ValueError(f"a pickle of {len(content):,} bytes with place {argument} in its memo")
+            raise ValueError(f"a pickle of {len(content):,} bytes with memo place {argument}")
+    return _Unpickler(content, admits).load()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -63,7 +56,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         dotted = f"{module}.{name}"
         if not self.admits(dotted):
-            raise RefusedName(f"the pickle asks for {dotted}, which is refused; nothing in it was run")
+            raise RefusedName(f"the pickle asks for {dotted}, which is refused; nothing was run")
         return type(name, (Inert,), {"__slots__": (), "name": dotted})
 
     def persistent_load(self, pid: Any) -> Any:

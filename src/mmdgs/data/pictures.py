@@ -20,7 +20,7 @@ SCALE = 3
 
 
 def tiled(images: Tensor, columns: int, *, gap: int, fill: float) -> Tensor:
-    """Images (n, C, H, W) as one picture (C, rows, columns) of tiles, row after row, with `fill` between them."""
+    """Images (n, C, H, W) as one picture (C, rows, columns) of tiles, with `fill` between them."""
     count, channels, height, width = images.shape
     rows = math.ceil(count / columns)
     shape = (channels, rows * (height + gap) - gap, columns * (width + gap) - gap)
@@ -32,7 +32,7 @@ def tiled(images: Tensor, columns: int, *, gap: int, fill: float) -> Tensor:
 
 
 def image_grid(x: Tensor, columns: int | None = None) -> numpy.ndarray:
-    """Images (n, C, H, W) in [0, 1] as one uint8 picture (rows, columns[, 3]), as square as can be."""
+    """Images (n, C, H, W) in [0, 1] as one uint8 picture (rows, columns[, 3]), about square."""
     if x.ndim != 4 or x.shape[1] not in (1, 3) or len(x) == 0:
         raise ValueError(f"need images (n, 1 or 3, height, width), got shape {tuple(x.shape)}")
     bytes_ = (x.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8)
@@ -53,7 +53,9 @@ def png(picture: numpy.ndarray, scale: int = 1) -> bytes:
     return content.getvalue()
 
 
-def save_grid(path: Path | str, x: Tensor, *, columns: int | None = None, scale: int = SCALE) -> Path:
+def save_grid(
+    path: Path | str, x: Tensor, *, columns: int | None = None, scale: int = SCALE
+) -> Path:
     """Write images (n, C, H, W) in [0, 1] as one PNG picture, each pixel `scale` pixels wide."""
     path = Path(path)
     write_atomically(path, png(image_grid(x, columns), scale))

@@ -1,8 +1,8 @@
 """The paper's 2-D data sets, and the densities they are drawn from.
 
-Rings and roll have the numbers that scikit-learn gives for a seed, scaled as the authors did. Each law is written as a
-Gaussian mixture: exact for the mixture of Gaussians, and for rings and roll a mixture along the curve, spaced far below
-the width of the noise, so that exact posteriors are known for all three.
+Rings and roll have the numbers that scikit-learn gives for a seed, scaled as the authors did. Each
+law is a Gaussian mixture: exact for the mixture of Gaussians, and for rings and roll a mixture
+along the curve, spaced far below the width of the noise, so exact posteriors are known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ CURVE_POINTS = 400  # components along a curve: at most 0.7 noise widths apart, 
 
 @dataclass(frozen=True)
 class Toy:
-    """A 2-D set: `sample(n, seed)` draws (n, 2) points, `density()` is their law, chains start at N(start, 0.1^2)."""
+    """A 2-D set: `sample(n, seed)` draws (n, 2) points of the law `density()`.
+
+    Chains start at N(start, 0.1^2).
+    """
 
     name: str
     title: str
@@ -39,7 +42,7 @@ class Toy:
 
 
 def mog_density() -> GaussianMixture:
-    """Four Gaussians of standard deviation 0.2 at (+-1, +-1), equal weights (the paper's section 2.4)."""
+    """Four Gaussians of standard deviation 0.2 at (+-1, +-1), equal weights (section 2.4)."""
     return GaussianMixture([0.25] * 4, MOG_MEANS, MOG_STD)
 
 
@@ -51,10 +54,11 @@ def rings_density() -> GaussianMixture:
 
 
 def roll_density() -> GaussianMixture:
-    """The spiral t (cos t, sin t) / 10 with t uniform on (1.5 pi, 4.5 pi), and noise of standard deviation 0.05."""
+    """The spiral t (cos t, sin t) / 10, t uniform on (1.5 pi, 4.5 pi), noise of deviation 0.05."""
     u = (torch.arange(CURVE_POINTS, dtype=torch.float64) + 0.5) / CURVE_POINTS
     t = 1.5 * math.pi * (1 + 2 * u)
-    return _along(ROLL_SCALE * torch.stack([t * t.cos(), t * t.sin()], dim=1), ROLL_SCALE * ROLL_NOISE)
+    curve = torch.stack([t * t.cos(), t * t.sin()], dim=1)
+    return _along(ROLL_SCALE * curve, ROLL_SCALE * ROLL_NOISE)
 
 
 def _along(points: Tensor, std: float) -> GaussianMixture:
@@ -62,12 +66,8 @@ def _along(points: Tensor, std: float) -> GaussianMixture:
     return GaussianMixture(torch.full((len(points),), 1 / len(points)), points, std)
 
 
-def _mog(n: int, seed: int) -> Tensor:
-    return mog_density().sample((n,), generator=seeded(seed))
-
-
 def _rings(n: int, seed: int) -> Tensor:
-    """Points of scikit-learn's make_circles: evenly spaced, half of them (rounded down) on the outer circle."""
+    """Points of scikit-learn's make_circles: half of them (rounded down) on the outer circle."""
     draws = _numpy_draws(seed)
     circles = []
     for radius, count in ((1, n // 2), (RINGS_FACTOR, n - n // 2)):
@@ -84,18 +84,26 @@ def _roll(n: int, seed: int) -> Tensor:
     draws = _numpy_draws(seed)
     t = 1.5 * np.pi * (1 + 2 * draws.uniform(size=n))
     draws.uniform(size=n)  # places along the axis
-    points = np.stack([t * np.cos(t), t * np.sin(t)]) + ROLL_NOISE * draws.standard_normal(size=(3, n))[[0, 2]]
+    noise = ROLL_NOISE * draws.standard_normal(size=(3, n))[[0, 2]]
+    points = np.stack([t * np.cos(t), t * np.sin(t)]) + noise
     return torch.tensor(ROLL_SCALE * points.T, dtype=torch.float32)
 
 
 def _numpy_draws(seed: int) -> np.random.RandomState:
-    """The generator that scikit-learn makes of a seed; seeds above its 32 bits are given as two words."""
+    """The generator that scikit-learn makes of a seed; one above 32 bits is given as two words."""
     return np.random.RandomState(seed if seed < 1 << 32 else [seed & 0xFFFFFFFF, seed >> 32])
 
 
 TOYS = {
     # The authors start the chain of the mixture inside one mode, the others at the origin.
-    "mog": Toy("mog", "MoG", _mog, mog_density, start=(1.0, 1.0), modes=torch.tensor(MOG_MEANS)),
+    "mog": Toy(
+        "mog",
+        "MoG",
+        lambda n, seed: mog_density().sample((n,), generator=seeded(seed)),
+        mog_density,
+        start=(1.0, 1.0),
+        modes=torch.tensor(MOG_MEANS),
+    ),
     "rings": Toy("rings", "Rings", _rings, rings_density),
     "roll": Toy("roll", "Roll", _roll, roll_density),
 }

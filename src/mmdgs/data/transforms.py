@@ -1,7 +1,7 @@
-"""From stored images to what networks see, and back; everything happens on the device of the images.
+"""From stored images to what networks see, and back, on the device of the images.
 
-A stored level k in 0..255 stands for the interval [k / 256, (k + 1) / 256): `dequantised` draws a point of it,
-`midpoints` takes its middle, `to_uint8` finds the interval of a point.
+A stored level k in 0..255 stands for the interval [k / 256, (k + 1) / 256): `dequantised` draws a
+point of it, `midpoints` takes its middle, `to_uint8` finds the interval of a point.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mmdgs.randomness import Generator, signs, uniforms
 
 LEVELS = 256
 STEPS = 1 << 16
-"""Places within a level: its 8 bits and these 16 fill float32's 24, so that 255 + u is never rounded up to 256."""
+"""Places within a level: 8 bits and these 16 fill float32's 24, so 255 + u never rounds to 256."""
 LUMA = (19595, 38470, 7471)
 """ITU-R 601-2 weights of red, green and blue in 65536ths, as Pillow has them."""
 BLOCK = 1024
-"""Images that are resized at a time, which bounds the memory of the work in floating point."""
+"""Images resized at a time, which bounds the memory."""
 
 
 def dequantised(images: UInt8[Tensor, "n c h w"], generator: Generator) -> Float[Tensor, "n c h w"]:
-    """(x + u) / 256 in [0, 1), float32, with u uniform in [0, 1): a continuous law whose levels are the stored ones."""
+    """(x + u) / 256 in [0, 1), float32, with u uniform in [0, 1)."""
     _check_stored(images)
     like = torch.empty(0, dtype=torch.float32, device=images.device)
     u = uniforms(images.shape, like, generator).mul(STEPS).floor().div(STEPS)
@@ -32,7 +32,7 @@ def dequantised(images: UInt8[Tensor, "n c h w"], generator: Generator) -> Float
 
 
 def midpoints(images: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-    """(x + 1/2) / 256, float32: `dequantised` without randomness, for validation and classifiers."""
+    """(x + 1/2) / 256, float32: `dequantised` without randomness."""
     _check_stored(images)
     return (images.float() + 0.5) / LEVELS
 
@@ -45,7 +45,7 @@ def to_uint8(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
 
 
 def flipped(images: Shaped[Tensor, "n c h w"], generator: Generator) -> Shaped[Tensor, "n c h w"]:
-    """Each image mirrored left to right with probability 1/2; stored or floating-point images alike."""
+    """Each image mirrored left to right with probability 1/2."""
     like = torch.empty(0, dtype=torch.float32, device=images.device)
     mirror = signs((len(images),), like, generator) > 0
     return torch.where(mirror[:, None, None, None], images.flip(-1), images)
@@ -57,7 +57,8 @@ def resized(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c s
         return images
     out = images.new_empty(*images.shape[:2], size, size)
     for start in range(0, len(images), BLOCK):
-        x = interpolate(images[start : start + BLOCK].float(), (size, size), mode="bicubic", antialias=True)
+        x = images[start : start + BLOCK].float()
+        x = interpolate(x, (size, size), mode="bicubic", antialias=True)
         out[start : start + BLOCK] = x.round().clamp(0, LEVELS - 1).to(torch.uint8)
     return out
 

@@ -1,7 +1,7 @@
-"""Samples against data, in numbers: Fréchet and kernel distance, precision and recall, Inception score, diversity.
+"""Samples against data: Fréchet and kernel distance, precision and recall, Inception score.
 
-Images are judged as they would be stored, in 256 levels. Every number depends on how many samples there are, so the
-record holds the counts, and evaluations of different counts are not compared (`check_comparable`).
+Images are judged as they would be stored, in 256 levels. Every number depends on how many samples
+there are: evaluations of different counts are not compared (`check_comparable`).
 
 The public names are in __init__.pyi. Each is imported when it is first used.
 """

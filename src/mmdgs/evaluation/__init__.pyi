@@ -1,9 +1,6 @@
-"""The public names of mmdgs.evaluation, and where each lives: read by type checkers, and by __init__.py."""
+"""The public names of mmdgs.evaluation: read by type checkers, and by __init__.py."""
 
-from mmdgs.evaluation.names import (
-    METRICS as METRICS,
-    OF_FEATURES as OF_FEATURES,
-)
+from mmdgs.evaluation.names import METRICS as METRICS, OF_FEATURES as OF_FEATURES
 from mmdgs.evaluation.record import (
     Evaluation as Evaluation,
     Images as Images,
@@ -11,7 +8,4 @@ from mmdgs.evaluation.record import (
     check_equal as check_equal,
     read_evaluations as read_evaluations,
 )
-from mmdgs.evaluation.run import (
-    evaluate as evaluate,
-    random_subset as random_subset,
-)
+from mmdgs.evaluation.run import evaluate as evaluate, random_subset as random_subset

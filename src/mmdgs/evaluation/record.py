@@ -1,4 +1,4 @@
-"""Records of evaluations: what was compared, how, and what came out; and which of them may stand side by side."""
+"""Records of evaluations: what was compared, how, the result, and which records compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Images:
-    """Which images: their name and split, how many were used of how many, and the checksum of their pixels."""
+    """Which images: name, split, how many were used of how many, the checksum of their pixels."""
 
     name: str
     split: str
@@ -29,10 +29,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The record of an evaluation: what was compared, how, and what came out.
+    """The record of an evaluation, JSON-ready.
 
-    `values` has an entry for each measure; `open` says why where one could not be made; `left_out` has the FIDs with
-    each group of the samples left out, where groups were asked for. All is JSON-ready.
+    `values` has an entry for each metric; `open` says why where one could not be computed;
+    `left_out` has the FIDs with each group of the samples left out, if there are groups.
     """
 
     samples: Images
@@ -59,25 +59,23 @@ class Evaluation:
             known = {"left_out": {}, **content}  # which records of earlier versions do not have
             values = {f.name: known[f.name] for f in dataclasses.fields(cls)}
             images = {key: Images(**values[key]) for key in ("samples", "reference")}
-            for one in images.values():
-                for name, kind in {"name": str, "split": str, "count": int, "available": int, "sha256": str}.items():
-                    if type(getattr(one, name)) is not kind:
-                        raise TypeError(f"{name} must be {kind.__name__}")
+            for side in ("samples", "reference"):
+                _check_kinds(values[side], IMAGES, side)
             for name in ("values", "open", "left_out"):
-                if not isinstance(values[name], dict):
-                    raise TypeError(f"{name} must be a table")
+                _check_kinds(values[name], (dict,), name)
             for name, shape in VALUES.items():
                 if name in values["values"]:
-                    _check_value(values["values"][name], shape, name)
-            for name, one in values["left_out"].items():
-                for value in [*one, values["values"][name]]:
-                    _check_value(value, NUMBER, f"left_out of {name}")
-            if not all(isinstance(text, str) for text in [*values["warnings"], *values["open"].values()]):
-                raise TypeError("warnings and open must hold texts")
+                    _check_kinds(values["values"][name], shape, name)
+            for name, distances in values["left_out"].items():
+                for value in [*distances, values["values"][name]]:
+                    _check_kinds(value, NUMBER, f"left_out of {name}")
+            for text in [*values["warnings"], *values["open"].values()]:
+                _check_kinds(text, (str,), "a warning or an open value")
             return cls(**values | images | {"warnings": tuple(values["warnings"])})
 
 
 NUMBER = (int, float)
+IMAGES = {"name": (str,), "split": (str,), "count": (int,), "available": (int,), "sha256": (str,)}
 VALUES: dict[str, Any] = {
     "fid": NUMBER,
     "kid": {"mean": NUMBER, "std": NUMBER},
@@ -89,13 +87,13 @@ VALUES: dict[str, Any] = {
 """The kinds of a record's values that are shown; there may be others."""
 
 
-def _check_value(value: Any, shape: Any, name: str) -> None:
-    """Refuse a value of another kind: a number, or a table of them."""
-    if isinstance(shape, dict):
-        for key, inner in shape.items():
-            _check_value(value[key], inner, f"{name}, {key}")
-    elif type(value) not in shape:
-        raise TypeError(f"{name} must be a number, got {shown(value)}")
+def _check_kinds(value: Any, kinds: Any, name: str) -> None:
+    """TypeError for a value of none of these kinds, or in a table of them."""
+    if isinstance(kinds, dict):
+        for key, inner in kinds.items():
+            _check_kinds(value[key], inner, f"{name}, {key}")
+    elif type(value) not in kinds:
+        raise TypeError(f"{name} must be {kinds[0].__name__}, got {shown(value)}")
 
 
 def read_evaluations(file: Path | str) -> list[Evaluation]:
@@ -107,7 +105,7 @@ def read_evaluations(file: Path | str) -> list[Evaluation]:
 
 
 def check_comparable(evaluations: Sequence[Evaluation], *, force: bool = False) -> None:
-    """Refuse to put evaluations side by side whose numbers cannot be compared, unless forced to."""
+    """UsageError for evaluations whose numbers cannot be compared, unless forced."""
     first = evaluations[0]
     for other in evaluations[1:]:
         for what, mine, theirs in (
@@ -116,18 +114,16 @@ def check_comparable(evaluations: Sequence[Evaluation], *, force: bool = False) 
             ("reference images", first.reference.sha256[:12], other.reference.sha256[:12]),
             ("ways to resize", first.resize, other.resize),
         ):
-            # A record without features was resized in no way.
-            if mine != theirs and None not in (mine, theirs):
-                check_equal(what, (first.samples.name, mine), (other.samples.name, theirs), force=force)
+            if None not in (mine, theirs):  # a record without features was not resized
+                pair = (first.samples.name, mine), (other.samples.name, theirs)
+                check_equal(what, *pair, force=force)
 
 
-def check_equal(what: str, first: tuple[str, object], other: tuple[str, object], *, force: bool) -> None:
-    """Refuse two different values of something that numbers depend on, unless forced to; each with its owner's name."""
+def check_equal(
+    what: str, first: tuple[str, object], other: tuple[str, object], *, force: bool
+) -> None:
+    """UsageError for two (owner, value) pairs of different values, unless forced."""
     if first[1] != other[1] and not force:
-        shown = [
-            f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in (first, other)
-        ]
-        raise UsageError(
-            f"evaluations of different {what} cannot be compared ({'; '.join(shown)}); make them equal, as --limit "
-            "does for the number of samples, or use --force"
-        )
+        pairs = "; ".join(f"{name}: {value}" for name, value in (first, other))
+        advice = "make them equal, as --limit does for the number of samples, or use --force"
+        raise UsageError(f"evaluations of different {what} cannot be compared ({pairs}); {advice}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,17 +13,16 @@ from torch import Tensor
 
 from mmdgs.data import ImageSet, midpoints
 from mmdgs.errors import UsageError
-from mmdgs.evaluation.checks import OF_ROWS, cautions, check_groups, check_images, check_metrics
+from mmdgs.evaluation.checks import OF_ROWS, cautions, check_images, check_metrics
 from mmdgs.evaluation.names import OF_FEATURES
 from mmdgs.evaluation.record import Evaluation, Images
-from mmdgs.files import tensors_to_bytes
 from mmdgs.memory import Batches
-from mmdgs.metrics.features import ImageFeatures, cached_features, image_features
+from mmdgs.metrics import scores
+from mmdgs.metrics.features import ImageFeatures, image_features
 from mmdgs.metrics.frechet import frechet_distance, left_out_distances
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import HEAD_ADVICE, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity, precision_recall
-from mmdgs.metrics.scores import class_shares, entropy, inception_score, kernel_distance, total_variation
 from mmdgs.models import Model
 from mmdgs.randomness import seeded
 from mmdgs.runtime import environment, progress_bar
@@ -50,35 +48,39 @@ def evaluate(
 ) -> Evaluation:
     """Measure samples against a reference.
 
-    `metrics` are some of fid, kid, precision-recall, is (all of `inception`'s features; None: the standard file is
-    looked for), diversity (of pixels) and classes (by `classifier`). `limit` takes a random subset of the samples.
-    With several `groups`, equal parts of the samples in their order, the FID is also taken with each of them left out,
-    for `jackknife_interval`. Features of the reference are cached in the folder of the environment's MMDGS_CACHE,
-    unless cache=False; where many sets are measured against one, give them as `reference_features`
-    (`metrics.features.cached_features`), and they are read once.
+    `metrics` are some of fid, kid, precision-recall, is (all of `inception`'s features; None: the
+    standard file is looked for), diversity (of pixels) and classes (by `classifier`). `limit` takes
+    a random subset of the samples. With several `groups`, equal parts of the samples in their
+    order, the FID is also taken with each of them left out, for `jackknife_interval`. Features of
+    the reference are cached in MMDGS_CACHE, unless cache=False; to measure many sets against one,
+    give `reference_features` (`metrics.features.image_features`).
     """
     check_metrics(metrics, classifier)
-    chosen = random_subset(samples, limit, seed)
-    check_images(chosen, reference, metrics, classifier)
-    check_groups(groups, len(chosen))
-    run = _Run(chosen, reference, reference_features, seed, groups, torch.device(device), batch_size, cache, progress)
+    subset, device = random_subset(samples, limit, seed), torch.device(device)
+    check_images(subset, reference, metrics, classifier, groups)
+    run = _Run(
+        subset, reference, reference_features, seed, groups, device, batch_size, cache, progress
+    )
     of_features = [name for name in metrics if name in OF_FEATURES]
     network = (inception or load_inception()) if of_features else None
     reasons: dict[str, str] = {}
     if network is not None and network.head is None and "is" in of_features:
         of_features.remove("is")
         reasons["is"] = f"{network.file} has no classification head; {HEAD_ADVICE}"
-    values, left_out = run.of_features(network, of_features) if network and of_features else ({}, {})
+    values: dict[str, Any] = {}
+    left_out: dict[str, list[float]] = {}
+    if network and of_features:
+        values, left_out = run.of_features(network, of_features)
     if "diversity" in metrics:
         values["diversity"] = run.diversity()
     if classifier is not None:
         values["classes"] = run.classes(classifier)
     return Evaluation(
-        samples=_described(chosen, len(samples)),
+        samples=_described(subset, len(samples)),
         reference=_described(reference, len(reference)),
         values={name: values[name] for name in metrics if name in values},
         open=reasons,
-        warnings=cautions(chosen, reference, metrics),
+        warnings=cautions(subset, reference, metrics),
         seed=seed,
         resize=RESIZE if network else None,
         inception=_network(network) if network else None,
@@ -106,11 +108,15 @@ class _Run:
         self, inception: Inception, metrics: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, list[float]]]:
         """The measures, and those with each group left out."""
-        parts = self._sample_features(inception, keep=list(metrics) != ["fid"])
+        rows = torch.arange(len(self.samples)).tensor_split(self.groups)
+        sets = [self.samples] if self.groups == 1 else [self.samples.take(part) for part in rows]
+        how = self._how("samples") | {"keep": list(metrics) != ["fid"]}
+        parts = [image_features(part, inception, **how) for part in sets]
         ours = reduce(ImageFeatures.__add__, parts)
         theirs = self._reference_features(inception, metrics) if list(metrics) != ["is"] else None
         values: dict[str, Any] = {}
-        with progress_bar(len(metrics), self.progress and f"{self.progress}: distances", unit="metric") as bar:
+        label = self.progress and f"{self.progress}: distances"
+        with progress_bar(len(metrics), label, unit="metric") as bar:
             for name in metrics:
                 values[name] = self._measure(name, ours, theirs, inception)
                 bar.update()
@@ -120,27 +126,21 @@ class _Run:
             left_out["fid"] = left_out_distances(moments, theirs.moments.to(self.device))
         return values, left_out
 
-    def _sample_features(self, inception: Inception, keep: bool) -> list[ImageFeatures]:
-        """Those of each group."""
-        rows = torch.arange(len(self.samples)).tensor_split(self.groups)
-        parts = [self.samples] if self.groups == 1 else [self.samples.take(part) for part in rows]
-        return [image_features(part, inception, keep=keep, **self._how("samples")) for part in parts]
-
     def _how(self, what: str) -> dict[str, Any]:
         label = self.progress and f"{self.progress}: {what}"
         return {"device": self.device, "batch_size": self.batch_size, "progress": label}
 
     def _reference_features(self, inception: Inception, metrics: Sequence[str]) -> ImageFeatures:
         keep = any(name in OF_ROWS for name in metrics)
-        given = self.reference_features
-        if given is not None and (given.features is not None or not keep):
-            return given
+        known = self.reference_features
+        if known is not None and (known.features is not None or not keep):
+            return known
         how = self._how("reference")
-        if not self.cache:
-            return image_features(self.reference, inception, keep=keep, **how)
-        return cached_features(self.reference, inception, keep=keep, **how)
+        return image_features(self.reference, inception, keep=keep, cache=self.cache, **how)
 
-    def _measure(self, name: str, ours: ImageFeatures, theirs: ImageFeatures | None, inception: Inception) -> Any:
+    def _measure(
+        self, name: str, ours: ImageFeatures, theirs: ImageFeatures | None, inception: Inception
+    ) -> Any:
         if theirs is not None and name == "fid":
             return frechet_distance(ours.moments.to(self.device), theirs.moments.to(self.device))
         assert ours.features is not None
@@ -148,12 +148,13 @@ class _Run:
         if name == "is":
             # Sets may be sorted by class, and a part should be like the whole.
             order = torch.randperm(len(features), generator=seeded(self.seed, "order"))
-            return dataclasses.asdict(inception_score(inception.probabilities(features).cpu()[order]))
+            probabilities = inception.probabilities(features).cpu()[order]
+            return dataclasses.asdict(scores.inception_score(probabilities))
         assert theirs is not None
         assert theirs.features is not None
         others = theirs.features.to(self.device)
         if name == "kid":
-            return dataclasses.asdict(kernel_distance(features, others, seed=self.seed))
+            return dataclasses.asdict(scores.kernel_distance(features, others, seed=self.seed))
         return dataclasses.asdict(precision_recall(features, others))
 
     def diversity(self) -> dict[str, Any]:
@@ -164,33 +165,36 @@ class _Run:
             for images in (self.samples, self.reference)
         )
         ratio = ours.distance / theirs.distance if theirs.distance > 0 else None
-        return {"samples": dataclasses.asdict(ours), "reference": dataclasses.asdict(theirs), "ratio": ratio}
+        both = {"samples": dataclasses.asdict(ours), "reference": dataclasses.asdict(theirs)}
+        return {**both, "ratio": ratio}
 
     def classes(self, classifier: Model) -> dict[str, Any]:
-        """Shares of the classes that the classifier sees, in samples and reference, and their distance."""
+        """Shares of the classes in samples and reference by the classifier, and their distance."""
         names = classifier.config.classes
         classifier.to(self.device)
         ours, theirs = (
-            class_shares(self._labels(classifier, images, what), len(names))
+            scores.class_shares(self._labels(classifier, images, what), len(names))
             for images, what in ((self.samples, "samples"), (self.reference, "reference"))
         )
         return {
             "names": list(names),
             "samples": ours.tolist(),
             "reference": theirs.tolist(),
-            "distance": total_variation(ours, theirs),
-            "entropy": entropy(ours),
-            "reference_entropy": entropy(theirs),
+            "distance": scores.total_variation(ours, theirs),
+            "entropy": scores.entropy(ours),
+            "reference_entropy": scores.entropy(theirs),
         }
 
     @torch.no_grad()
     def _labels(self, classifier: Model, images: ImageSet, what: str) -> Tensor:
-        with progress_bar(len(images), self.progress and f"{self.progress}: classes of {what}", unit="image") as bar:
+        label = self.progress and f"{self.progress}: classes of {what}"
+        with progress_bar(len(images), label, unit="image") as bar:
 
             def labels(first: int, last: int) -> Tensor:
-                found = classifier.network(midpoints(images.images[first:last].to(self.device))).argmax(1).cpu()
+                x = midpoints(images.images[first:last].to(self.device))
+                numbers = classifier.network(x).argmax(1).cpu()
                 bar.update(last - first)
-                return found
+                return numbers
 
             return torch.cat(list(Batches(CLASSIFIER_BATCH, "images").over(len(images), labels)))
 
@@ -201,7 +205,8 @@ def random_subset(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
         return images
     if limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
-    return images.take(torch.randperm(len(images), generator=seeded(seed, "subset"))[:limit].sort().values)
+    order = torch.randperm(len(images), generator=seeded(seed, "subset"))
+    return images.take(order[:limit].sort().values)
 
 
 def _described(images: ImageSet, available: int) -> Images:
@@ -213,5 +218,5 @@ def _network(inception: Inception) -> dict[str, Any]:
 
 
 def _classifier(model: Model) -> dict[str, Any]:
-    digest = hashlib.sha256(tensors_to_bytes(model.network.state_dict())).hexdigest()
-    return {"network": model.config.network, "trained_on": model.config.trained_on, "sha256": digest}
+    config = model.config
+    return {"network": config.network, "trained_on": config.trained_on, "sha256": model.digest}

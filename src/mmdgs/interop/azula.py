@@ -1,15 +1,15 @@
 """Denoisers of azula and ours, both ways.
 
-    to_azula(model)          a model or denoiser of ours as azula's Denoiser: for its samplers and its guidance
-    from_azula(denoiser)     a denoiser of azula as ours: for every estimator and sampler here
+    to_azula(model)          a model or denoiser of ours for azula's samplers and its guidance
+    from_azula(denoiser)     a denoiser of azula for every estimator and sampler here
 
-azula has a schedule t in [0, 1] -> (alpha_t, sigma_t), here a level is the pair itself. Either denoiser depends on the
-ratio sigma / alpha alone, up to a factor of x_t, so a time is found by its ratio.
+azula has a schedule t in [0, 1] -> (alpha_t, sigma_t), here a level is the pair itself. Either
+denoiser depends on the ratio sigma / alpha alone, up to a factor of x_t, so a time is found by its
+ratio.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,20 +21,12 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, checked
 from mmdgs.errors import UsageError
 from mmdgs.interop.rows import by_level
+from mmdgs.lazy import optional
 from mmdgs.models import Model
 from mmdgs.moments import Moments
 from mmdgs.noise import SAME_LEVEL, NoiseLevel
 
-
-def require_azula() -> Any:
-    """The module azula, which is optional."""
-    try:
-        return importlib.import_module("azula")
-    except ImportError as error:
-        raise UsageError("this needs azula, which is not installed: pip install mmdgs[azula]") from error
-
-
-require_azula()
+optional("azula")
 
 from azula.denoise import Denoiser as AzulaDenoiser, DiracPosterior, GaussianPosterior, Posterior  # noqa: E402
 from azula.noise import Schedule, VPSchedule  # noqa: E402
@@ -46,15 +38,16 @@ HALVINGS = 60
 class GuestDenoiser(AzulaDenoiser):  # type: ignore[misc]
     """A denoiser of ours as azula's; made by `to_azula`.
 
-    With u = (x - centre) / scale for our x, its u_t = alpha u + sigma e is our x_t = scale u_t + alpha centre at
-    (alpha, scale sigma).
+    With u = (x - centre) / scale for our x, its u_t = alpha u + sigma e is our x_t = scale u_t +
+    alpha centre at (alpha, scale sigma).
     """
 
     def __init__(
-        self, denoiser: Denoiser, schedule: Schedule, moments: Moments | None, centre: float, scale: float
-    ) -> None:
+        self, denoiser: Denoiser, schedule: Schedule, moments: Moments | None, centre: float,
+        scale: float,
+    ) -> None:  # fmt: skip
         super().__init__()
-        # Not registered as a module: azula would look for its parameters, and a model of ours is none.
+        # Not registered: azula would look for its parameters, and a model of ours is no module.
         object.__setattr__(self, "denoiser", denoiser)
         self.schedule, self.moments, self.centre, self.scale = schedule, moments, centre, scale
 
@@ -63,29 +56,32 @@ class GuestDenoiser(AzulaDenoiser):  # type: ignore[misc]
         alpha, sigma = self.schedule(t)
         if self.moments is None:
             return DiracPosterior(by_level(self._mean, x_t, alpha, sigma))
-        found = by_level(self._mean_and_variance, x_t, alpha, sigma)
-        return GaussianPosterior(*found.unbind(1))
+        moments = by_level(self._mean_and_variance, x_t, alpha, sigma)
+        return GaussianPosterior(*moments.unbind(1))
 
     def _mean(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-        own, at = self._own(x_t, level)
-        return (self.denoiser(own, at) - self.centre) / self.scale
+        return (self.denoiser(*self._own(x_t, level)) - self.centre) / self.scale
 
     def _mean_and_variance(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
         assert self.moments is not None
         q = self.moments(*self._own(x_t, level), generator=torch.default_generator)
-        return torch.stack([(q.mean - self.centre) / self.scale, q.cov.diagonal() / self.scale**2], 1)
+        mean, variance = (q.mean - self.centre) / self.scale, q.cov.diagonal() / self.scale**2
+        return torch.stack([mean, variance], 1)
 
     def _own(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, NoiseLevel]:
         own = self.scale * x_t + level.alpha * self.centre
         return own, NoiseLevel(alpha=level.alpha, sigma=self.scale * level.sigma)
 
 
-def to_azula(denoiser: Model | Denoiser, schedule: Schedule | None = None, *, moments: Moments | None = None) -> Any:
-    """A model or denoiser of ours as azula's Denoiser; `schedule` is azula's VPSchedule unless one is given.
+def to_azula(
+    denoiser: Model | Denoiser, schedule: Schedule | None = None, *, moments: Moments | None = None
+) -> Any:
+    """A model or denoiser of ours as azula's Denoiser; `schedule` is by default its VPSchedule.
 
-    A model's values go from its interval to [-1, 1], as azula's networks have them, and the schedule ends at its
-    noisiest level; those of another denoiser stay as they are. It returns a DiracPosterior, and with `moments` (in the
-    units of our denoiser) a GaussianPosterior with their variances.
+    A model's values go from its interval to [-1, 1], as azula's networks have them, and the
+    schedule ends at its noisiest level; those of another denoiser stay as they are. It returns a
+    DiracPosterior, and with `moments` (in the units of our denoiser) a GaussianPosterior with their
+    variances.
     """
     centre, scale, noisiest = 0.0, 1.0, math.inf
     if isinstance(denoiser, Model):
@@ -94,12 +90,13 @@ def to_azula(denoiser: Model | Denoiser, schedule: Schedule | None = None, *, mo
         noisiest = max(level.ratio for level in denoiser.levels) / scale
         denoiser = denoiser.require_denoiser()
     elif not callable(denoiser):
-        raise UsageError(f"a denoiser is called with x_t and a level, got {type(denoiser).__name__}")
+        got = type(denoiser).__name__
+        raise UsageError(f"a denoiser is called with x_t and a level, got {got}")
     return GuestDenoiser(denoiser, schedule or default_schedule(noisiest), moments, centre, scale)
 
 
 def default_schedule(noisiest: float = math.inf) -> Schedule:
-    """azula's VPSchedule with its own ends, or one that ends at a ratio sigma / alpha that is smaller."""
+    """azula's VPSchedule with its own ends, or one that ends at a smaller ratio sigma / alpha."""
     usual = VPSchedule()
     ends = math.sqrt((1 + usual.sigma_min**2) / (1 + noisiest**2))
     return VPSchedule(alpha_min=max(usual.alpha_min, ends), sigma_min=usual.sigma_min)
@@ -125,12 +122,14 @@ class FromAzula:
 
 
 def from_azula(denoiser: AzulaDenoiser) -> FromAzula:
-    """A denoiser of azula as ours, in the units of its data; the mean of its posterior, differentiable as its own is.
+    """A denoiser of azula as ours: the mean of its posterior, in the units of its data.
 
     It answers at every level between the ends of its schedule, with any alpha.
     """
-    if not isinstance(denoiser, AzulaDenoiser) or not isinstance(getattr(denoiser, "schedule", None), Schedule):
-        raise UsageError(f"from_azula takes a Denoiser of azula with a schedule, got {type(denoiser).__name__}")
+    schedule = getattr(denoiser, "schedule", None)
+    if not isinstance(denoiser, AzulaDenoiser) or not isinstance(schedule, Schedule):
+        got = type(denoiser).__name__
+        raise UsageError(f"from_azula takes a Denoiser of azula with a schedule, got {got}")
     return FromAzula(denoiser)
 
 
@@ -144,9 +143,10 @@ def _time_of(schedule: Callable[[Tensor], tuple[Tensor, Tensor]], level: NoiseLe
     sought, low, high = math.log(level.ratio), 0.0, 1.0
     least, most = place(low), place(high)
     if not least - SAME_LEVEL <= sought <= most + SAME_LEVEL:
+        ends = f"{math.exp(least):.4g} to {math.exp(most):.4g}"
         raise UsageError(
-            f"the schedule of azula's denoiser goes from sigma / alpha {math.exp(least):.4g} to {math.exp(most):.4g}, "
-            f"and {level} has {level.ratio:.4g}; use levels within it"
+            f"the schedule of azula's denoiser goes from sigma / alpha {ends}, and {level} has "
+            f"{level.ratio:.4g}; use levels within it"
         )
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -1,10 +1,19 @@
-"""Covariance operators: diagonal, dense, spectral, modulated, Krylov, low rank, and given measurements."""
+"""Covariance operators: diagonal, dense, spectral, modulated, Krylov, low rank, conditioned."""
 
 from mmdgs.linalg.given import Given, conditioned
 from mmdgs.linalg.krylov import Krylov
 from mmdgs.linalg.lowrank import LowRank
-from mmdgs.linalg.modulated import Modulated
 from mmdgs.linalg.operators import Covariance, Dense, Diagonal
-from mmdgs.linalg.spectral import Spectral
+from mmdgs.linalg.spectral import Modulated, Spectral
 
-__all__ = ["Covariance", "Dense", "Diagonal", "Given", "Krylov", "LowRank", "Modulated", "Spectral", "conditioned"]
+__all__ = [
+    "Covariance",
+    "Dense",
+    "Diagonal",
+    "Given",
+    "Krylov",
+    "LowRank",
+    "Modulated",
+    "Spectral",
+    "conditioned",
+]

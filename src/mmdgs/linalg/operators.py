@@ -2,17 +2,17 @@
 
 Each operator acts on a batch: vectors are tensors (B, ...) of any event shape with d numbers, and
 
-    diagonal()        diag C                    (B, ...)
-    dense()           C                         (B, d, d)
-    apply(v)          C v                       (B, ...)
-    root(z)           R z with R R' = C         (B, ...)     symmetric root: samples are continuous in C
-    variance_along(u) u' C u, u (n, B, ...)     (n, B)
-    spectrum()        v and counts n: log det C = sum n log v          (B, k) each
-    coordinates(r)    v and squares c: r' C^-1 r = sum c / v           (B, k) each
-    affine(a, b)      a C + b I                 an operator of the same kind
+    diagonal()        diag C                                      (B, ...)
+    dense()           C                                           (B, d, d)
+    apply(v)          C v                                         (B, ...)
+    root(z)           R z with R R' = C, the symmetric root       (B, ...)
+    variance_along(u) u' C u, u (n, B, ...)                       (n, B)
+    spectrum()        v and counts n: log det C = sum n log v     (B, k) each
+    coordinates(r)    v and squares c: r' C^-1 r = sum c / v      (B, k) each
+    affine(a, b)      a C + b I                                   an operator of the same kind
 
-mahalanobis(r) and logdet(), (B,) each, are those sums. R takes as many standard normals z as `normals` says: as many as
-x has, but in `Given` (given.py), whose R is wider.
+mahalanobis(r) and logdet(), (B,) each, are those sums. The symmetric root makes samples continuous
+in C. R takes as many standard normals z as `normals` says.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmdgs.errors import CovarianceTooLargeError, NonFiniteError
+from mmdgs.errors import CovarianceTooLargeError, NonFiniteError, UsageError
 from mmdgs.runtime import in_full_precision
 
 matmul, einsum = in_full_precision(torch.matmul), in_full_precision(torch.einsum)
 
 ALWAYS_FITS = 64 << 20
-"""Bytes below which nobody asks whether they are there: asking takes longer than a step of a 2-D chain."""
-
-
+"""Bytes that are taken without asking: asking takes longer than a step of a 2-D chain."""
 MOST_DENSE = 1024
 """Dimensions up to which an operator is made a matrix where nothing else answers."""
-
 CLOSED_FORM_ROWS = 64
-"""2 x 2 matrices from which on a CPU the closed form is faster than LAPACK one by one (at 1,000 seven times)."""
+"""2 x 2 matrices from which on a CPU the closed form beats LAPACK (at 1,000 seven times)."""
 
 
 class Covariance(ABC):
@@ -59,11 +58,11 @@ class Covariance(ABC):
     def root(self, z: Tensor) -> Tensor: ...
 
     def normals(self, event_shape: torch.Size) -> torch.Size:
-        """The shape of the standard normals that `root` takes for one row, where x has the event shape."""
+        """The shape of the standard normals that `root` takes for a row x of the event shape."""
         return event_shape
 
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """`root(z)`, and what is known of it only once it is done: numbers (B,) by name, most often none."""
+        """`root(z)`, and what is known of it only once it is done: numbers (B,) by name."""
         return self.root(z), {}
 
     @abstractmethod
@@ -75,15 +74,13 @@ class Covariance(ABC):
 
     @abstractmethod
     def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Eigenvalues v and the squares c of r's coordinates along them, (B, k): r' f(C) r = sum c f(v) for any f."""
+        """Eigenvalues v and squares c of r along them, (B, k): r' f(C) r = sum c f(v) for any f."""
 
     def mahalanobis(self, r: Tensor) -> Tensor:
-        """r' C^-1 r, (B,)."""
         values, squares = self.coordinates(r)
         return (squares / values).sum(1).to(r.dtype)
 
     def logdet(self) -> Tensor:
-        """log det C, (B,)."""
         values, counts = self.spectrum()
         return (counts * values.log()).sum(1)
 
@@ -95,7 +92,7 @@ class Covariance(ABC):
 class Diagonal(Covariance):
     """diag(variances), variances (B, ...). An expanded tensor serves for isotropic covariances.
 
-    `errors` are the standard errors of variances that are estimates, where they are known; they broadcast to these.
+    `errors` are the standard errors of variances that are estimates, and broadcast to these.
     """
 
     variances: Tensor
@@ -105,9 +102,8 @@ class Diagonal(Covariance):
         return self.variances
 
     def dense(self) -> Tensor:
-        rows = self.variances.flatten(1)
-        require_room_for_dense(len(rows), rows.shape[1], rows.dtype, rows.device)
-        return torch.diag_embed(rows)
+        require_room_for_dense(self.variances)
+        return torch.diag_embed(self.variances.flatten(1))
 
     def apply(self, v: Tensor) -> Tensor:
         return self.variances * v
@@ -119,18 +115,19 @@ class Diagonal(Covariance):
         return (u.square() * self.variances).flatten(2).sum(2)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        return (values := self.variances.flatten(1)), values.new_ones(()).expand_as(values)
+        return counted(self.variances.flatten(1))
 
     def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return self.variances.flatten(1), r.square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Diagonal:
-        return Diagonal(scaled(self.variances, scale, shift), None if self.errors is None else scale * self.errors)
+        errors = None if self.errors is None else scale * self.errors
+        return Diagonal(scaled(self.variances, scale, shift), errors)
 
 
 @dataclass(frozen=True)
 class Dense(Covariance):
-    """V diag(values) V', with values (B, d), orthonormal columns V (B, d, d), for vectors of `event_shape`."""
+    """V diag(values) V': values (B, d), orthonormal V (B, d, d), vectors of `event_shape`."""
 
     values: Tensor
     vectors: Tensor
@@ -157,7 +154,6 @@ class Dense(Covariance):
         return self._scaled(self.values.sqrt(), z)
 
     def _scaled(self, values: Tensor, v: Tensor) -> Tensor:
-        """V diag(values) V' v."""
         inner = matmul(self.vectors.mT, v.reshape(len(v), -1, 1))
         return matmul(self.vectors, values[..., None] * inner).reshape(v.shape)
 
@@ -166,7 +162,7 @@ class Dense(Covariance):
         return (inner.square() * self.values).sum(2)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        return self.values, self.values.new_ones(()).expand_as(self.values)
+        return counted(self.values)
 
     def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return self.values, matmul(self.vectors.mT, r.reshape(len(r), -1, 1)).squeeze(-1).square()
@@ -175,14 +171,58 @@ class Dense(Covariance):
         return Dense(scale * self.values + shift, self.vectors, self.event_shape)
 
 
-def scaled(x: Tensor, scale: float, shift: float) -> Tensor:
-    """scale * x + shift; an expanded tensor stays one, so that what is the same for all rows is still known to be."""
+class Implicit(Covariance):
+    """a C + b I for vectors like `like` (B, ...), where only a matrix tells the eigenvalues."""
+
+    like: Any  # subclasses are dataclasses that have these fields
+    scale: Any
+    shift: Any
+
+    @property
+    def dim(self) -> int:
+        return math.prod(self.like.shape[1:])
+
+    def affine(self, scale: float, shift: float) -> Any:
+        return replace(self, scale=scale * self.scale, shift=scale * self.shift + shift)  # type: ignore[type-var]
+
+    @cached_property
+    def decomposed(self) -> Dense:
+        """The matrix's eigenvalues and eigenvectors, up to MOST_DENSE dimensions."""
+        self.require_matrix()
+        return Dense.from_matrix(self.dense(), self.like.shape[1:])
+
+    def require_matrix(self) -> None:
+        if self.dim > MOST_DENSE:
+            raise UsageError(
+                f"this needs the matrix of a {type(self).__name__} covariance of {self.dim} numbers"
+                f", and the limit is {MOST_DENSE}: use draws, or variance_along for directions"
+            )
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        return self.decomposed.spectrum()
+
+    def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self.decomposed.coordinates(r)
+
+
+def counted(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A spectrum (B, d) in which every value stands for itself."""
+    return values, values.new_ones(()).expand_as(values)
+
+
+def mapped(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of each number; an expanded tensor stays one, so that equal rows are known."""
     base = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
-    return (scale * base + shift).expand(x.shape)
+    return function(base).expand(x.shape)
+
+
+def scaled(x: Tensor, scale: float, shift: float) -> Tensor:
+    """scale * x + shift, `mapped`."""
+    return mapped(x, lambda base: scale * base + shift)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (B, d), the smallest first, and eigenvectors (B, d, d) of symmetric matrices (B, d, d)."""
+    """Rising eigenvalues (B, d) and eigenvectors (B, d, d) of symmetric matrices (B, d, d)."""
     rows, d = matrix.shape[:2]
     # On a GPU eigh waits for its own error code, which takes longer than the rest of a step.
     if d <= 2 and (matrix.device.type == "cuda" or rows >= CLOSED_FORM_ROWS):
@@ -191,9 +231,9 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _eigen_2x2(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[[a, b], [b, c]] has the values (a + c -+ r) / 2, r = |(a - c, 2 b)|; the larger's vector has half its angle.
+    """[[a, b], [b, c]] has the values (a + c -+ r) / 2, r = |(a - c, 2 b)|.
 
-    A multiple of I has r = 0 and angle 0: its vectors are the axes.
+    The larger one's vector has half the angle of (a - c, 2 b); that of a multiple of I is 0.
     """
     a, b, c = matrix[:, 0, 0], matrix[:, 1, 0], matrix[:, 1, 1]
     across, along = a - c, 2 * b
@@ -205,18 +245,18 @@ def _eigen_2x2(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def looks_finite(tensor: Tensor) -> bool:
-    """Whether the sum is finite: one number to look at. A sum that overflows is to be looked into."""
+    """Whether the sum is finite: one number to look at. A sum that overflows is looked into."""
     return math.isfinite(tensor.sum().item())
 
 
-def raise_non_finite(what: str, tensor: Tensor, advice: str | None = None) -> None:
-    """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if there are any."""
+def raise_non_finite(what: str, tensor: Tensor, advice: str = "") -> None:
+    """Raise NonFiniteError naming the rows of `tensor` (B, ...) that are not finite, if any."""
     if looks_finite(tensor):
         return
     bad = (~torch.isfinite(tensor)).flatten(1).any(1)
     if bad.any():
         rows = bad.nonzero().flatten().tolist()
-        raise NonFiniteError(what, rows) if advice is None else NonFiniteError(what, rows, advice=advice)
+        raise NonFiniteError(what, rows, advice=advice) if advice else NonFiniteError(what, rows)
 
 
 def available_memory(device: torch.device) -> int | None:
@@ -231,15 +271,13 @@ def available_memory(device: torch.device) -> int | None:
     return None
 
 
-def require_room_for_dense(rows: int, d: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a batch of dense d x d covariances that would not fit, saying what it would need."""
+def require_room_for_dense(like: Tensor) -> None:
+    """Refuse dense covariances of vectors (B, ...) that would not fit, saying what they need."""
+    rows, d, dtype = len(like), math.prod(like.shape[1:]), like.dtype
     copies = 4  # the Jacobian, its symmetric part, the eigenvectors and the solver's workspace
-    require_room(
-        copies * rows * d * d * dtype.itemsize,
-        device,
-        f"full covariances of {rows} x {d} x {d} {str(dtype).removeprefix('torch.')}",
-        "use KrylovMoments(denoiser) or DiagonalMoments(denoiser, probes=10), or fewer rows at a time",
-    )
+    what = f"full covariances of {rows} x {d} x {d} {str(dtype).removeprefix('torch.')}"
+    advice = "use KrylovMoments or DiagonalMoments(denoiser, probes=10), or fewer rows at a time"
+    require_room(copies * rows * d * d * dtype.itemsize, like.device, what, advice)
 
 
 def require_room(need: int, device: torch.device, what: str, advice: str) -> None:
@@ -248,6 +286,5 @@ def require_room(need: int, device: torch.device, what: str, advice: str) -> Non
         return
     free = available_memory(device)
     if free is not None and need > free:
-        raise CovarianceTooLargeError(
-            f"{what} need about {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}; {advice}"
-        )
+        sizes = f"{need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}"
+        raise CovarianceTooLargeError(f"{what} need about {sizes}; {advice}")

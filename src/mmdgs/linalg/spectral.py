@@ -1,6 +1,11 @@
-"""Covariances that are diagonal in the basis of cosines.
+"""Covariances in the basis of cosines: one variance a frequency, and one whose strength moves.
 
-C = Q diag(v) Q'        Q the orthonormal basis of cosines (DCT-II) along every dimension, colours included
+    C = Q diag(v) Q'     Q the orthonormal cosines (DCT-II) along every dimension, colours too
+    C = M R M            R of that kind, M = T' diag(s) T with T the cosines along colours alone
+
+At every pixel M scales the colours' sum and their differences, each by its own s: errors are large
+at edges and small in the sky, and of lightness rather than of hue. M is symmetric and its inverse
+is that of s, so that root, density and determinant are as cheap as those of R.
 """
 
 from __future__ import annotations
@@ -12,15 +17,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdgs.linalg.operators import Covariance, matmul, require_room_for_dense, scaled
+from mmdgs.linalg.operators import (
+    Covariance,
+    Implicit,
+    counted,
+    einsum,
+    matmul,
+    require_room_for_dense,
+    scaled,
+)
 from mmdgs.runtime import in_full_precision
 
 
 @functools.lru_cache(maxsize=64)
 def cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The orthonormal cosines over so many places, (frequencies, places): the matrix of the DCT-II."""
-    places, frequencies = torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)[:, None]
-    rows = (math.pi / size * (places + 0.5) * frequencies).cos() * math.sqrt(2 / size)
+    """The orthonormal cosines (frequencies, places): the matrix of the DCT-II."""
+    places = torch.arange(size, dtype=torch.float64)
+    rows = (math.pi / size * (places + 0.5) * places[:, None]).cos() * math.sqrt(2 / size)
     rows[0] *= math.sqrt(0.5)
     return rows.to(device, dtype)
 
@@ -35,9 +48,13 @@ def from_cosines(coefficients: Tensor, lead: int = 1) -> Tensor:
     return _along_all(coefficients, lead, inverse=True)
 
 
+def squares_from_cosines(variances: Tensor, lead: int = 1) -> Tensor:
+    """The variances of places from those of coefficients."""
+    return _along_all(variances, lead, inverse=True, squared=True)
+
+
 @in_full_precision
 def _along_all(x: Tensor, lead: int, *, inverse: bool, squared: bool = False) -> Tensor:
-    """Products with the cosines (or their squares) along every dimension but the first ones."""
     for dim in range(lead, x.ndim):
         basis = cosines(x.shape[dim], x.dtype, x.device)
         basis = basis.square() if squared else basis
@@ -45,14 +62,9 @@ def _along_all(x: Tensor, lead: int, *, inverse: bool, squared: bool = False) ->
     return x
 
 
-def squares_from_cosines(variances: Tensor, lead: int = 1) -> Tensor:
-    """The variances of places from those of coefficients, along every dimension but the first `lead`."""
-    return _along_all(variances, lead, inverse=True, squared=True)
-
-
 @dataclass(frozen=True)
 class Spectral(Covariance):
-    """Q diag(variances) Q', with variances (B, ...) of the coefficients; an expanded tensor serves for one spectrum."""
+    """Q diag(variances) Q', variances (B, ...) of the coefficients, expanded for one spectrum."""
 
     variances: Tensor
 
@@ -60,10 +72,10 @@ class Spectral(Covariance):
         return squares_from_cosines(self.variances)
 
     def dense(self) -> Tensor:
-        rows, shape = len(self.variances), self.variances.shape[1:]
-        d = math.prod(shape)
-        require_room_for_dense(rows, d, self.variances.dtype, self.variances.device)
-        basis = to_cosines(torch.eye(d).to(self.variances).reshape(d, *shape)).flatten(1)  # (places, frequencies)
+        require_room_for_dense(self.variances)
+        shape = self.variances.shape[1:]
+        eye = torch.eye(math.prod(shape)).to(self.variances).reshape(-1, *shape)
+        basis = to_cosines(eye).flatten(1)  # (places, frequencies)
         return matmul(basis * self.variances.flatten(1)[:, None], basis.mT)
 
     def apply(self, v: Tensor) -> Tensor:
@@ -76,10 +88,86 @@ class Spectral(Covariance):
         return (to_cosines(u, lead=2).square() * self.variances).flatten(2).sum(2)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        return (values := self.variances.flatten(1)), values.new_ones(()).expand_as(values)
+        return counted(self.variances.flatten(1))
 
     def coordinates(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return self.variances.flatten(1), to_cosines(r).square().flatten(1)
 
     def affine(self, scale: float, shift: float) -> Spectral:
         return Spectral(scaled(self.variances, scale, shift))
+
+
+@dataclass(frozen=True)
+class Modulated(Implicit):
+    """a M R M + b I, with log s (B, colours, H, W), and v of the same shape or one for all rows.
+
+    Its root takes as many normals again where b > 0. Densities with b > 0 need a matrix.
+    """
+
+    log_scales: Tensor
+    spectral: Spectral
+    scale: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def like(self) -> Tensor:
+        return self.log_scales
+
+    @functools.cached_property
+    def _scales(self) -> Tensor:
+        return self.log_scales.exp()
+
+    def _modulated(self, v: Tensor, scales: Tensor) -> Tensor:
+        """T' diag(scales) T v: M v, or with 1 / s its inverse."""
+        colours = cosines(v.shape[-3], v.dtype, v.device)
+        by_colour = einsum("fc,...chw->...fhw", colours, v)
+        return einsum("fc,...fhw->...chw", colours, scales * by_colour)
+
+    def diagonal(self) -> Tensor:
+        # R has no entry between the colours' sum and differences at a pixel.
+        inner = self._scales.square() * squares_from_cosines(self.spectral.variances, lead=2)
+        basis = cosines(inner.shape[1], inner.dtype, inner.device).square()
+        return self.scale * einsum("fc,bfhw->bchw", basis, inner) + self.shift
+
+    def dense(self) -> Tensor:
+        d, like = self.dim, self.log_scales
+        require_room_for_dense(like)
+        eye = torch.eye(d, dtype=like.dtype, device=like.device)
+        columns = self._modulated(eye.reshape(d, 1, *like.shape[1:]), self._scales).flatten(2)
+        half = columns.transpose(0, 1)  # (B, d, d): M
+        return self.scale * matmul(matmul(half, self.spectral.dense()), half.mT) + self.shift * eye
+
+    def apply(self, v: Tensor) -> Tensor:
+        inner = self._modulated(self.spectral.apply(self._modulated(v, self._scales)), self._scales)
+        return self.scale * inner + self.shift * v if self.shift else self.scale * inner
+
+    def normals(self, event_shape: torch.Size) -> torch.Size:
+        return torch.Size([2, *event_shape]) if self.shift else event_shape
+
+    def root(self, z: Tensor) -> Tensor:
+        """sqrt(a) M R^(1/2) z, and where b > 0 sqrt(b) times the second half of z beside it."""
+        first, second = z.unbind(1) if self.shift else (z, None)
+        inner = math.sqrt(self.scale) * self._modulated(self.spectral.root(first), self._scales)
+        return inner if second is None else inner + math.sqrt(self.shift) * second
+
+    def variance_along(self, u: Tensor) -> Tensor:
+        inner = self.spectral.variance_along(self._modulated(u, self._scales))
+        return self.scale * inner + self.shift * u.square().flatten(2).sum(2)
+
+    def mahalanobis(self, r: Tensor) -> Tensor:
+        """|R^(-1/2) M^-1 r|^2 / a, where nothing was added."""
+        if self.shift:
+            return self.decomposed.mahalanobis(r)
+        return self.spectral.mahalanobis(self._modulated(r, (-self.log_scales).exp())) / self.scale
+
+    def logdet(self) -> Tensor:
+        """log det R + 2 sum log s + d log a, where nothing was added."""
+        if self.shift:
+            return self.decomposed.logdet()
+        scales = 2 * self.log_scales.flatten(1).sum(1)
+        return self.spectral.logdet() + scales + self.dim * math.log(self.scale)
+
+    def average(self) -> Spectral:
+        """R with the mean square of the scales: the nearest spectrum that knows no place."""
+        mean = self._scales.square().mean((-2, -1), keepdim=True)
+        return Spectral(self.scale * mean * self.spectral.variances + self.shift)

@@ -1,7 +1,4 @@
-"""Numbers that say how good samples and posteriors are, and tests of densities on grids.
-
-The public names are in __init__.pyi. Each is imported when it is first used.
-"""
+"""Numbers that say how good samples, chains, draws and posteriors are (names: __init__.pyi)."""
 
 from mmdgs.lazy import lazy_names
 

@@ -1,6 +1,6 @@
-"""Maximum mean discrepancy with a sum of Gaussian kernels, in blocks: no n x n matrix is ever held.
+"""Maximum mean discrepancy with a sum of Gaussian kernels, in blocks, and KL on a grid.
 
-    MMD^2 = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),    k(x, y) = sum_i exp(-||x - y||^2 / b_i)
+    MMD^2 = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),   k(x, y) = sum_i exp(-|x - y|^2 / b_i)
 
 the biased V-statistic (Gretton et al., 2012), as the authors of the paper computed it.
 """
@@ -20,36 +20,40 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Bandwidths of the authors' convention, as multiples of the mean pairwise squared distance."""
 
 
-def mmd(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequence[float] = "mean-distance") -> float:
-    """The squared MMD between samples a (n, d) and b (m, d).
+def mmd(
+    a: Float[Tensor, "n d"],
+    b: Float[Tensor, "m d"],
+    bandwidths: str | Sequence[float] = "mean-distance",
+) -> float:
+    """The squared MMD between samples a and b.
 
-    bandwidths="mean-distance" is the authors' convention: b_i = (mean squared distance between distinct
-    points of both sets together) x {1/4, 1/2, 1, 2, 4}. A sequence of numbers gives the b_i themselves:
-    [0.25, 0.5, 1, 2, 4] is the paper's text.
+    bandwidths="mean-distance" is the authors' convention: b_i = (mean squared distance between
+    distinct points of both sets together) x {1/4, 1/2, 1, 2, 4}. A sequence of numbers gives the
+    b_i themselves: [0.25, 0.5, 1, 2, 4] is the paper's text.
     """
     for name, points in (("a", a), ("b", b)):
         if not isinstance(points, Tensor):
-            raise ValueError(f"{name} must be a torch tensor, got {type(points).__name__}; use torch.as_tensor(...)")
+            raise ValueError(f"{name} must be a torch tensor, got {type(points).__name__}")
         if points.ndim != 2 or len(points) == 0 or not points.is_floating_point():
-            raise ValueError(f"{name} must be floating-point points (n, d), got {points.dtype} {tuple(points.shape)}")
+            got = f"{points.dtype} {tuple(points.shape)}"
+            raise ValueError(f"{name} must be floating-point points (n, d), got {got}")
         if not torch.isfinite(points).all():
             raise ValueError(f"{name} holds values that are not finite")
     if a.shape[1] != b.shape[1] or a.dtype != b.dtype or a.device != b.device:
-        raise ValueError(
-            f"a and b must match in dimension, dtype and device, got {tuple(a.shape)} {a.dtype} on {a.device} "
-            f"and {tuple(b.shape)} {b.dtype} on {b.device}"
-        )
+        kinds = [(x.shape[1], x.dtype, str(x.device)) for x in (a, b)]
+        raise ValueError(f"a and b must match in dimension, dtype and device, got {kinds}")
     centre = torch.cat([a, b]).mean(0)  # small numbers keep ||x||^2 + ||y||^2 - 2 x'y accurate
     a, b = a - centre, b - centre
-    if isinstance(bandwidths, str):
-        if bandwidths != "mean-distance":
-            raise ValueError(f"bandwidths must be 'mean-distance' or a sequence of numbers, got {bandwidths!r}")
-        mean = mean_squared_distance(torch.cat([a, b]))
+    if bandwidths == "mean-distance":
+        points = torch.cat([a, b]).double()
+        n = len(points)
+        # The mean over pairs i != j is 2 n / (n - 1) times the total variance.
+        mean = 2 * ((points - points.mean(0)).square().sum().item() / n) * n / (n - 1)
         if mean == 0:
             return 0.0  # all points are one point
         bandwidths = [mean * factor for factor in FACTORS]
-    if not isinstance(bandwidths, Iterable):
-        raise ValueError(f"bandwidths must be 'mean-distance' or a sequence of numbers, got {bandwidths!r}")
+    if isinstance(bandwidths, str) or not isinstance(bandwidths, Iterable):
+        raise ValueError(f"bandwidths must be 'mean-distance' or numbers, got {bandwidths!r}")
     scales = sorted(float(width) for width in bandwidths)
     if not scales or not all(math.isfinite(width) and width > 0 for width in scales):
         raise ValueError(f"bandwidths must be positive numbers, got {list(bandwidths)}")
@@ -57,17 +61,10 @@ def mmd(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"], bandwidths: str | Sequ
     return within - 2 * _kernel_mean(a, b, scales)
 
 
-def mean_squared_distance(x: Tensor) -> float:
-    """The mean of ||x_i - x_j||^2 over pairs i != j, in linear time: 2 n/(n-1) x the total variance."""
-    n = len(x)
-    variance = (x.double() - x.double().mean(0)).square().sum().item() / n
-    return 2 * variance * n / (n - 1)
-
-
 def _kernel_mean(x: Tensor, y: Tensor, scales: list[float]) -> float:
     """The mean of k over all pairs."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
-    # exp(-d/b) for the largest b; where scales halve, each further kernel is the square of the last.
+    # Where scales halve, exp(-d / b) of each further kernel is the square of the last.
     halving = all(math.isclose(2 * small, large, rel_tol=1e-9) for small, large in pairwise(scales))
     for distances, weight in _distance_blocks(x, y):
         if halving:
@@ -82,16 +79,28 @@ def _kernel_mean(x: Tensor, y: Tensor, scales: list[float]) -> float:
 
 
 def _distance_blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Blocks of squared distances, with how often each counts: off-diagonal blocks of x against itself twice."""
+    """Blocks of squared distances, and how often each counts: twice off the diagonal of x, x."""
     same = x is y
     for i, rows in enumerate(x.split(BLOCK)):
         for j, columns in enumerate(y.split(BLOCK)):
-            if same and j < i:
-                continue
-            yield squared_distances(rows, columns), 2 if same and j > i else 1
+            if not same or j >= i:
+                yield squared_distances(rows, columns), 2 if same and j > i else 1
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """||x_i - y_j||^2 for rows (n, d) and (m, d), by a product: (n, m). Centre the rows first, for accuracy."""
+    """||x_i - y_j||^2 (n, m) for rows (n, d) and (m, d), by a product: centre them first."""
     norms = x.square().sum(1)[:, None] + y.square().sum(1)
     return torch.addmm(norms, x, y.mT, alpha=-2).clamp_(min=0)
+
+
+def kl_divergence(log_p: Tensor, log_q: Tensor, cell: float) -> float:
+    """KL(p || q) = sum p (log p - log q) cell, from log densities on a regular grid.
+
+    A grid on which p does not sum to 1 within 1e-3 is refused.
+    """
+    p = log_p.double().exp()
+    mass = p.sum().item() * cell
+    if not abs(mass - 1) <= 1e-3:  # so that NaN is refused too
+        raise ValueError(f"p sums to {mass:.4f} on the grid, not to 1; widen or refine the grid")
+    terms = torch.where(p > 0, p * (log_p.double() - log_q.double()), torch.zeros_like(p))
+    return terms.sum().item() * cell

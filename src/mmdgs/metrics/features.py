@@ -1,18 +1,15 @@
-"""Inception features of a set of images, and their cache: statistics of a reference are computed once.
+"""Inception features of a set of images, and their cache.
 
-The cache holds, under a key made of all that the features depend on, KEY.json (settings and checksums),
-KEY.safetensors (the moments) and, where features were asked for, KEY-features.safetensors.
+It holds, under a key made of all that the features depend on, KEY.safetensors (the moments) and,
+where features were asked for, KEY-features.safetensors.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,32 +19,31 @@ from torch import Tensor
 from mmdgs.data import ImageSet
 from mmdgs.data.sources import cache_folder
 from mmdgs.errors import UsageError
-from mmdgs.files import read_json, read_tensor_bytes, tensors_to_bytes, to_json, write_atomically
+from mmdgs.files import read_tensor_bytes, sha256_of, tensors_to_bytes, write_atomically
 from mmdgs.memory import Batches
 from mmdgs.metrics.frechet import FeatureMoments
 from mmdgs.metrics.inception import RESIZE
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.runtime import progress_bar
-from mmdgs.version import __version__
 
 logger = logging.getLogger("mmdgs")
 
-BLOCK = 1024
-"""Rows of features whose moments are added at a time. Not the batch, so that the sums do not depend on it."""
+BLOCK = 1024  # rows whose moments are added at a time: not the batch, on which sums may not depend
 BATCH_SIZES = {"cuda": 256, "cpu": 16}
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFeatures:
-    """The moments of the features of some images and, where they were asked for, the features themselves."""
+    """The moments of the features of some images and, if asked for, the features themselves."""
 
     moments: FeatureMoments
     features: Float[Tensor, "n features"] | None = None
 
     def __add__(self, other: ImageFeatures) -> ImageFeatures:
         """Those of both sets together, one after the other."""
-        kept = [one.features for one in (self, other) if one.features is not None]
-        return ImageFeatures(self.moments + other.moments, torch.cat(kept) if len(kept) == 2 else None)
+        kept = [part.features for part in (self, other) if part.features is not None]
+        features = torch.cat(kept) if len(kept) == 2 else None
+        return ImageFeatures(self.moments + other.moments, features)
 
 
 def image_features(
@@ -55,61 +51,60 @@ def image_features(
     inception: Inception,
     *,
     keep: bool = False,
+    cache: bool = False,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     progress: str | None = None,
 ) -> ImageFeatures:
-    """The features of all images, in batches; only moments stay in memory, unless features are to be kept (float32)."""
-    device = torch.device(device)
+    """The moments of the features of all images and, with `keep`, the features (float32).
+
+    With `cache` they come from the cache in MMDGS_CACHE, computed where absent or damaged there.
+    """
+    entry = _entry(images, inception) if cache else None
+    features = None if entry is None else _load(entry, len(images), keep)
+    if features is None:
+        features = _computed(images, inception, keep, torch.device(device), batch_size, progress)
+        if entry is not None:
+            _store(entry, features)
+    return features
+
+
+def _computed(
+    images: ImageSet,
+    inception: Inception,
+    keep: bool,
+    device: torch.device,
+    batch_size: int | None,
+    progress: str | None,
+) -> ImageFeatures:
     size = BATCH_SIZES.get(device.type, BATCH_SIZES["cpu"]) if batch_size is None else batch_size
     if size < 1:
         raise UsageError(f"batch_size must be at least 1, got {size}")
-    inception.to(device)
-    moments: FeatureMoments | None = None
-    kept = []
-    for block in _blocks(images, inception, device, size, progress):
-        try:
-            part = FeatureMoments.of(block)
-        except ValueError as error:
-            raise UsageError(f"{inception.file} on {images.name}: {error}") from error
-        moments = part if moments is None else moments + part
-        kept += [block.cpu()] if keep else []
-    if moments is None:
+    if not len(images):
         raise UsageError(f"{images.name} holds no images; expected at least 2")
-    return ImageFeatures(moments.to("cpu"), torch.cat(kept) if keep else None)
-
-
-def _blocks(
-    images: ImageSet, inception: Inception, device: torch.device, size: int, progress: str | None
-) -> Iterator[Tensor]:
-    """Features, in blocks of fixed length."""
-    batches = Batches(size, "images")
+    inception.to(device)
+    batches, moments, kept = Batches(size, "images"), [], []
     with progress_bar(len(images), progress, unit="image") as bar:
 
         def features(first: int, last: int) -> Tensor:
-            found = inception.features(images.images[first:last].to(device))
+            part = inception.features(images.images[first:last].to(device))
             bar.update(last - first)
-            return found
+            return part
 
         for start in range(0, len(images), BLOCK):
-            yield torch.cat(list(batches.over(min(start + BLOCK, len(images)), features, start)))
+            end = min(start + BLOCK, len(images))
+            block = torch.cat(list(batches.over(end, features, start)))
+            try:
+                moments.append(FeatureMoments.of(block))
+            except ValueError as error:
+                raise UsageError(f"{inception.file} on {images.name}: {error}") from error
+            kept += [block.cpu()] if keep else []
+    whole = reduce(FeatureMoments.__add__, moments).to("cpu")
+    return ImageFeatures(whole, torch.cat(kept) if keep else None)
 
 
-def cached_features(
-    images: ImageSet,
-    inception: Inception,
-    folder: Path | None = None,
-    *,
-    keep: bool = False,
-    device: torch.device | str = "cpu",
-    batch_size: int | None = None,
-    progress: str | None = None,
-) -> ImageFeatures:
-    """`image_features`, from a cache where it holds them; what is absent or damaged there is computed again.
-
-    The cache is a folder of its own in that of the environment's MMDGS_CACHE, unless another is given.
-    """
-    folder = folder or cache_folder() / "features"
+def _entry(images: ImageSet, inception: Inception) -> Path:
+    """The file of the moments in the cache."""
     settings = {
         "images": images.digest,
         "split": f"{images.name}:{images.split}",
@@ -117,49 +112,35 @@ def cached_features(
         "inception": inception.sha256,
         "resize": RESIZE,
     }
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-    found = _load(folder, key, settings, keep)
-    if found is None:
-        found = image_features(images, inception, keep=keep, device=device, batch_size=batch_size, progress=progress)
-        try:
-            _store(folder, key, settings, found)
-        except OSError as error:  # hours of work are not thrown away for want of a disk
-            logger.warning("the reference's features could not be cached in %s: %s", folder, error.strerror or error)
-    return found
+    return cache_folder() / "features" / f"{sha256_of(settings)[:32]}.safetensors"
 
 
-def _store(folder: Path, key: str, settings: dict[str, Any], found: ImageFeatures) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    contents = {key: tensors_to_bytes({"mean": found.moments.mean, "scatter": found.moments.scatter})}
-    if found.features is not None:
-        contents[f"{key}-features"] = tensors_to_bytes({"features": found.features})
-    for name, content in contents.items():
-        write_atomically(folder / f"{name}.safetensors", content)
-    # The JSON comes last: an entry counts as finished only once it is there, and its checksums are right.
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    write_atomically(folder / f"{key}.json", to_json({"mmdgs": __version__, "settings": settings, "sha256": sums}))
+def _rows(entry: Path) -> Path:
+    """The file of the features beside that of their moments."""
+    return entry.with_stem(f"{entry.stem}-features")
 
 
-def _load(folder: Path, key: str, settings: dict[str, Any], keep: bool) -> ImageFeatures | None:
-    file = folder / f"{key}.json"
-    if not file.is_file():
-        return None
+def _store(entry: Path, images: ImageFeatures) -> None:
+    moments = {"mean": images.moments.mean, "scatter": images.moments.scatter}
     try:
-        entry = read_json(file)
-        sums = entry["sha256"]
-        if keep and f"{key}-features" not in sums:
-            return None  # an earlier run had no need of them
-        if entry["settings"] != settings:
-            raise UsageError("it is of other settings")
-        tensors: dict[str, Tensor] = {}
-        for name in (key, f"{key}-features") if keep else (key,):
-            content = read_tensor_bytes(folder / f"{name}.safetensors")
-            if hashlib.sha256(content).hexdigest() != sums[name]:
-                raise UsageError(f"the checksum of {name}.safetensors is wrong")
-            tensors |= load_tensors(content)
-    except (OSError, UsageError, KeyError, TypeError) as error:
-        logger.warning("the cached features %s are damaged (%s) and are computed again", file, error)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        if images.features is not None:
+            write_atomically(_rows(entry), tensors_to_bytes({"features": images.features}))
+        write_atomically(entry, tensors_to_bytes(moments))
+    except OSError as error:  # hours of work are not thrown away for want of a disk
+        reason = error.strerror or error
+        logger.warning("the features could not be cached in %s: %s", entry.parent, reason)
+
+
+def _load(entry: Path, count: int, keep: bool) -> ImageFeatures | None:
+    tensors: dict[str, Tensor] = {}
+    try:
+        for file in (entry, _rows(entry)) if keep else (entry,):
+            if not file.is_file():
+                return None  # nor is it if an earlier run had no need of features
+            tensors |= load_tensors(read_tensor_bytes(file))
+        moments = FeatureMoments(count, tensors["mean"], tensors["scatter"])
+    except (OSError, UsageError, KeyError) as error:
+        logger.warning("cached features %s are damaged (%s); computing them again", entry, error)
         return None
-    return ImageFeatures(
-        FeatureMoments(settings["count"], tensors["mean"], tensors["scatter"]), tensors.get("features")
-    )
+    return ImageFeatures(moments, tensors.get("features"))

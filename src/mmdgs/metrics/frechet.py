@@ -2,8 +2,8 @@
 
     |m_1 - m_2|^2 + Tr C_1 + Tr C_2 - 2 Tr (C_1 C_2)^(1/2)
 
-With a root C_2 = R R' the last trace is the sum of the roots of the eigenvalues of R' C_1 R, which is symmetric;
-those that are rounding are left out, for their roots would not be. All in float64.
+With a root C_2 = R R' the last trace is the sum of the roots of the eigenvalues of R' C_1 R, which
+is symmetric; those that are rounding are left out, for their roots would not be. All in float64.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-ROUNDING = 1e-14
-"""Of the largest eigenvalue: what eigenvalues that are zero come out as."""
+ROUNDING = 1e-14  # of the largest eigenvalue: what eigenvalues that are zero come out as
 
 
 @dataclass(frozen=True)
 class FeatureMoments:
-    """Count, mean (d,) and scatter (d, d) = sum (x - mean)(x - mean)' of features; `+` merges those of two sets."""
+    """Count, mean (d,) and scatter (d, d) = sum (x - mean)(x - mean)'; `+` merges two sets."""
 
     count: int
     mean: Tensor
@@ -32,7 +31,8 @@ class FeatureMoments:
     def of(cls, features: Float[Tensor, "n d"]) -> FeatureMoments:
         """The moments of features (n, d)."""
         if features.ndim != 2 or len(features) == 0 or not features.is_floating_point():
-            raise ValueError(f"features must be floating point (n, d), got {features.dtype} {tuple(features.shape)}")
+            got = f"{features.dtype} {tuple(features.shape)}"
+            raise ValueError(f"features must be floating point (n, d), got {got}")
         if not torch.isfinite(features).all():
             raise ValueError("the features hold values that are not finite")
         x = features.detach().double()
@@ -41,23 +41,16 @@ class FeatureMoments:
 
     def __add__(self, other: FeatureMoments) -> FeatureMoments:
         """The moments of both sets together (Chan et al., 1983)."""
-        count = self.count + other.count
-        shift = other.mean - self.mean
+        count, shift = self.count + other.count, other.mean - self.mean
         between = torch.outer(shift, shift) * (self.count * other.count / count)
-        return FeatureMoments(count, self.mean + shift * (other.count / count), self.scatter + other.scatter + between)
+        mean = self.mean + shift * (other.count / count)
+        return FeatureMoments(count, mean, self.scatter + other.scatter + between)
 
     def to(self, device: torch.device | str) -> FeatureMoments:
-        """The same on another device, one and the same each time: a GPU takes the roots of large covariances faster."""
-        place = torch.device(device)
-        if place == self.mean.device:
+        """The same on another device; itself, with its root, where it is there."""
+        if torch.device(device) == self.mean.device:
             return self
-        if place not in self._placed:
-            self._placed[place] = FeatureMoments(self.count, self.mean.to(place), self.scatter.to(place))
-        return self._placed[place]
-
-    @cached_property
-    def _placed(self) -> dict[torch.device, FeatureMoments]:
-        return {}
+        return FeatureMoments(self.count, self.mean.to(device), self.scatter.to(device))
 
     @property
     def covariance(self) -> Tensor:
@@ -68,42 +61,30 @@ class FeatureMoments:
 
     @cached_property
     def root(self) -> Tensor:
-        """R with R R' the covariance: taken once for a reference that several sets are compared with."""
-        return _root(self.covariance)
-
-
-def gaussian_frechet_distance(
-    mean_a: Float[Tensor, " d"], cov_a: Float[Tensor, "d d"], mean_b: Float[Tensor, " d"], cov_b: Float[Tensor, "d d"]
-) -> float:
-    """The distance (squared, as is the custom) between two Gaussians."""
-    return _distance(mean_a, cov_a, mean_b, cov_b, _root(cov_b))
-
-
-def _distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor, root: Tensor) -> float:
-    spread = cov_a.double().trace() + cov_b.double().trace()
-    values = torch.linalg.eigvalsh(root.mT @ cov_a.double() @ root)
-    shared = values[values > ROUNDING * values.max()].sqrt().sum()
-    return ((mean_a.double() - mean_b.double()).square().sum() + spread - 2 * shared).item()
+        """R with R R' the covariance, taken once for a reference of several comparisons."""
+        values, vectors = torch.linalg.eigh(self.covariance.double())
+        return vectors * values.clamp(min=0).sqrt()  # rounding may make some negative
 
 
 def frechet_distance(
-    a: Float[Tensor, "n d"] | FeatureMoments,
-    b: Float[Tensor, "m d"] | FeatureMoments,
+    a: Float[Tensor, "n d"] | FeatureMoments, b: Float[Tensor, "m d"] | FeatureMoments
 ) -> float:
-    """The distance between two sets of features, or their moments. Biased upwards for few rows: compare like sizes."""
+    """The distance (squared, as is the custom) between two sets of features, or their moments.
+
+    Biased upwards for few rows: compare like sizes.
+    """
     first, second = (x if isinstance(x, FeatureMoments) else FeatureMoments.of(x) for x in (a, b))
     if first.mean.shape != second.mean.shape:
-        raise ValueError(f"features must be of one dimension, got {len(first.mean)} and {len(second.mean)}")
-    return _distance(first.mean, first.covariance, second.mean, second.covariance, second.root)
+        sizes = f"{len(first.mean)} and {len(second.mean)}"
+        raise ValueError(f"features must be of one dimension, got {sizes}")
+    spread = first.covariance.double().trace() + second.covariance.double().trace()
+    values = torch.linalg.eigvalsh(second.root.mT @ first.covariance.double() @ second.root)
+    shared = values[values > ROUNDING * values.max()].sqrt().sum()
+    apart = (first.mean.double() - second.mean.double()).square().sum()
+    return (apart + spread - 2 * shared).item()
 
 
 def left_out_distances(groups: Sequence[FeatureMoments], other: FeatureMoments) -> list[float]:
     """The distance of all groups but one, for each of them: what `jackknife_interval` takes."""
     others = ([*groups[:i], *groups[i + 1 :]] for i in range(len(groups)))
     return [frechet_distance(reduce(FeatureMoments.__add__, rest), other) for rest in others]
-
-
-def _root(covariance: Tensor) -> Tensor:
-    """R with R R' = C, eigenvalues that rounding made negative set to zero."""
-    values, vectors = torch.linalg.eigh(covariance.double())
-    return vectors * values.clamp(min=0).sqrt()

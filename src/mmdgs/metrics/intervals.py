@@ -1,7 +1,7 @@
-"""Intervals: of a mean, and of a number that is none, such as a FID, by the jackknife over groups (Tukey, 1958).
+"""Intervals: of a mean, and by the jackknife over groups of what is no mean, such as FID.
 
-For the jackknife the number is taken again with each group left out. Groups are of one size and independent of each
-other, such as the samples of one seed each.
+For the jackknife (Tukey, 1958) the statistic is taken again with each group left out. Groups are of
+one size and independent of each other, such as the samples of one seed each.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t with a whole number of degrees of freedom, for probabilities between 1/2 and 1.
+    """The quantile of Student's t with whole degrees of freedom, for probabilities above 1/2.
 
-    With t = sqrt(freedom) tan(a), P(|T| < t) is a finite sum of powers of cos(a) (Abramowitz and Stegun, 26.7.3 and
-    26.7.4), which grows with a and is solved by bisection.
+    With t = sqrt(freedom) tan(a), P(|T| < t) is a finite sum of powers of cos(a) (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4), which grows with a and is solved by bisection.
     """
     odd = freedom % 2
 
@@ -44,22 +44,20 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def jackknife_interval(left_out: Sequence[float]) -> float:
-    """Half the width of the 95% interval (Student's t) of a number, from its values with each group left out.
+    """Half the width of the 95% interval of a statistic, from its values with a group left out.
 
-    For a difference of two numbers of the same groups, give the differences. NaN where there are no two groups.
+    For a difference of two numbers of the same groups, give the differences. NaN where there are no
+    two groups.
     """
     groups = len(left_out)
-    if groups < 2:
-        return math.nan
     # Their spread around the mean, times groups - 1, since each value has all groups but one.
-    return (groups - 1) * interval(left_out)[1]
+    return (groups - 1) * interval(left_out)[1] if groups > 1 else math.nan
 
 
 def extrapolated(value: float, left_out: Sequence[float], times: float) -> float:
-    """A number of `times` as many samples, if its bias falls as one over their count: by the jackknife.
+    """A statistic of `times` as many samples, by the jackknife, if its bias is as one over n.
 
-    That of a FID nearly does (docs/evaluation.md). `left_out` has its values with each of equal groups of the samples
-    left out. NaN where there are no two groups.
+    That of a FID nearly is (docs/use/evaluate.md). NaN where there are no two groups.
     """
     groups = len(left_out)
     if groups < 2:

@@ -1,4 +1,4 @@
-"""Scores of features and classes: kernel distance, Inception score, and how balanced classes are."""
+"""Scores of features and classes: kernel distance, Inception score, balance of classes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from torch import Tensor
 
 from mmdgs.randomness import seeded
 
-SUBSETS, SUBSET_SIZE = 100, 1000
-"""The convention of Bińkowski et al. (2018)."""
-SPLITS = 10
-"""The convention of Salimans et al. (2016)."""
+SUBSETS, SUBSET_SIZE = 100, 1000  # the convention of Bińkowski et al. (2018)
+SPLITS = 10  # the convention of Salimans et al. (2016)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number measured on several parts: its mean and (population) standard deviation over them, and their size."""
+    """A number measured on parts of some size: its mean and (population) standard deviation."""
 
     mean: float
     std: float
@@ -34,16 +32,17 @@ def kernel_distance(
     subset_size: int = SUBSET_SIZE,
     seed: int = 0,
 ) -> Spread:
-    """The squared MMD with k(x, y) = (x'y / d + 1)^3, unbiased (it may be negative), over random subsets.
+    """The KID of Bińkowski et al. (2018): unbiased squared MMD with k(x, y) = (x'y / d + 1)^3.
 
-    The KID of Bińkowski et al. (2018). Subsets are drawn without replacement, no larger than the smaller
-    set; sets that are both one subset are taken as they are, once.
+    Over random subsets, drawn without replacement, no larger than the smaller set; sets that are
+    both one subset are taken as they are, once.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
-        raise ValueError(f"features must be (n, d) of one dimension, got {tuple(a.shape)} and {tuple(b.shape)}")
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"features must be (n, d) of one dimension, got {shapes}")
     size = min(subset_size, len(a), len(b))
     if size < 2 or subsets < 1:
-        raise ValueError(f"need subsets of at least 2 rows, at least one of them, got {size} rows, {subsets=}")
+        raise ValueError(f"need a subset of 2 rows or more, got {size} rows, {subsets=}")
     if size == len(a) == len(b):
         subsets = 1  # there is nothing to draw: all would be alike
     generator = seeded(seed, "subsets")
@@ -51,8 +50,12 @@ def kernel_distance(
     def part(x: Tensor) -> Tensor:
         return x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
 
-    found = torch.tensor([_unbiased(part(a), part(b)) for _ in range(subsets)], dtype=torch.float64)
-    return Spread(found.mean().item(), found.std(correction=0).item(), subsets, size)
+    values = [_unbiased(part(a), part(b)) for _ in range(subsets)]
+    return _spread(torch.tensor(values, dtype=torch.float64), size)
+
+
+def _spread(values: Tensor, size: int) -> Spread:
+    return Spread(values.mean().item(), values.std(correction=0).item(), len(values), size)
 
 
 def _unbiased(x: Tensor, y: Tensor) -> float:
@@ -72,19 +75,19 @@ def _unbiased(x: Tensor, y: Tensor) -> float:
 def inception_score(probabilities: Float[Tensor, "n classes"], *, splits: int = SPLITS) -> Spread:
     """exp E_x KL(p(y | x) || p(y)), over successive parts of the rows (Salimans et al., 2016).
 
-    Between 1 (all rows alike) and the number of classes. Shuffle rows that are sorted: a part should be like the whole.
+    Between 1 (all rows alike) and the number of classes. Shuffle rows that are sorted.
     """
     n = len(probabilities)
     if probabilities.ndim != 2 or not 1 <= splits <= n:
-        raise ValueError(f"need at least {splits} rows of probabilities (n, classes), got {tuple(probabilities.shape)}")
+        got = tuple(probabilities.shape)
+        raise ValueError(f"need at least {splits} rows of probabilities (n, classes), got {got}")
     scores = []
     for i in range(splits):
         p = probabilities[i * n // splits : (i + 1) * n // splits].double()
         marginal = p.mean(0)
-        gain = torch.special.xlogy(p, p).sum(1).mean() - torch.special.xlogy(marginal, marginal).sum()
-        scores.append(gain.exp())
-    found = torch.stack(scores)
-    return Spread(found.mean().item(), found.std(correction=0).item(), splits, n // splits)
+        whole = torch.special.xlogy(marginal, marginal).sum()
+        scores.append((torch.special.xlogy(p, p).sum(1).mean() - whole).exp())
+    return _spread(torch.stack(scores), n // splits)
 
 
 def class_shares(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " classes"]:

@@ -1,15 +1,15 @@
 """The tensors of a TorchScript file, read without running it.
 
-A TorchScript file is a zip: NAME/code holds programs, NAME/data.pkl the tree of modules with their attributes, and
-NAME/data/KEY the numbers of each tensor. torch.jit.load compiles and runs those programs, which can write files. Here
-the code is not opened, and the tree, a pickle, is read with inert stand-ins for all objects.
+A TorchScript file is a zip: NAME/code holds programs, NAME/data.pkl the tree of modules with their
+attributes, and NAME/data/KEY the numbers of each tensor. torch.jit.load runs those programs, which
+can write files. Here the tree alone, a pickle, is read, with inert stand-ins for all objects.
 """
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmdgs.data.pickles import Inert, read_inert
 from mmdgs.files import opened
+from mmdgs.reading import reading
 
 TENSOR = "torch._utils._rebuild_tensor_v2"
 STORAGES = {
@@ -33,38 +34,37 @@ STORAGES = {
 }
 
 
-class NotReadable(Exception):  # noqa: N818  a finding, which the caller turns into an error with its advice
-    """A file that is not TorchScript of plain tensors; the text says why."""
-
-
-def _stored(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A member of the zip. TorchScript does not compress, so none can be larger than the file."""
-    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
-        raise NotReadable(f"{name} is compressed, which TorchScript files are not")
-    return archive.read(name)
-
-
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is TorchScript. State dicts are zips too, but only TorchScript has code and constants."""
+    """Whether a file is TorchScript: state dicts are zips too, without code and constants."""
     try:
         with opened(path) as stream, zipfile.ZipFile(stream) as archive:
-            return any("/code/" in name or name.endswith("/constants.pkl") for name in archive.namelist())
+            names = archive.namelist()
+            return any("/code/" in name or name.endswith("/constants.pkl") for name in names)
     except Exception:  # a damaged zip raises nearly anything
         return False
 
 
 def script_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a TorchScript file by their dotted names, in the order of the modules' attributes."""
-    try:
-        with opened(path) as stream, zipfile.ZipFile(stream) as archive:
-            (tree,) = (name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
-            root = read_inert(_stored(archive, tree), _admits)
-            read = cache(lambda key: bytearray(_stored(archive, f"{tree.removesuffix('.pkl')}/{key}")))
-            return {name: _tensor(read, *value.args) for name, value in _walked(root, "", set())}
-    except NotReadable:
-        raise
-    except Exception as error:  # damaged zips and pickles raise nearly anything
-        raise NotReadable(str(error) or type(error).__name__) from error
+    """The tensors of a TorchScript file by their dotted names, in the modules' order."""
+    with (
+        reading(path, "TorchScript of plain tensors"),
+        opened(path) as stream,
+        zipfile.ZipFile(stream) as archive,
+    ):
+
+        @cache
+        def stored(name: str) -> bytearray:
+            # TorchScript does not compress, so no member can be larger than the file.
+            if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{name} is compressed, which TorchScript files are not")
+            return bytearray(archive.read(name))
+
+        trees = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        (tree,) = (name for name in trees if name.count("/") == 1)
+        folder = tree.removesuffix(".pkl")
+        root = read_inert(bytes(stored(tree)), _admits)
+        tensors = _walked(root, "", set())
+        return {name: _tensor(stored, folder, *value.args) for name, value in tensors}
 
 
 def _admits(name: str) -> bool:
@@ -87,13 +87,20 @@ def _walked(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Inert]
 
 
 def _tensor(
-    read: Callable[[str], bytearray], storage: Inert, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any
+    stored: Callable[[str], bytearray],
+    folder: str,
+    storage: Inert,
+    offset: int,
+    size: Any,
+    stride: Any,
+    *_: Any,
 ) -> Tensor:
     kind, storage_type, key = storage.args[0][:3]
     if kind != "storage":
-        raise NotReadable(f"it refers to {kind!r}, expected the storage of a tensor")
-    dtype = STORAGES[storage_type.name]
-    numbers = torch.frombuffer(read(key), dtype=dtype) if read(key) else torch.empty(0, dtype=dtype)
+        raise ValueError(f"it refers to {kind!r}, expected the storage of a tensor")
+    dtype, content = STORAGES[storage_type.name], stored(f"{folder}/{key}")
+    numbers = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
     if math.prod(size) > numbers.numel():
-        raise NotReadable(f"a tensor of {math.prod(size):,} numbers from {numbers.numel():,} (a stride of 0?)")
+        sizes = f"{math.prod(size):,} numbers from {numbers.numel():,}"
+        raise ValueError(f"a tensor of {sizes} (a stride of 0?)")
     return numbers.as_strided(size, stride, offset)  # torch refuses what reaches beyond the storage

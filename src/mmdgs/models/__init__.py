@@ -1,6 +1,5 @@
-"""Models: one class for every network, however it comes; its configuration, card, files and fitted variances."""
+"""Models: one class for every network, however it comes; its configuration, card, files, fits."""
 
-from mmdgs.models.calibration import calibrate
 from mmdgs.models.config import (
     CLASSES,
     COVARIANCE,
@@ -11,20 +10,25 @@ from mmdgs.models.config import (
     ModelConfig,
     check_levels,
 )
-from mmdgs.models.covariances import COVARIANCES
+from mmdgs.models.estimators import calibrate
 from mmdgs.models.fits import FitData
-from mmdgs.models.heads import load_head
-from mmdgs.models.loading import from_pretrained, load
-from mmdgs.models.model import CARD, CONFIG, Model, save
+from mmdgs.models.loading import load, load_head
+from mmdgs.models.model import Model, save
 from mmdgs.models.shipped import SHIPPED, shipped_folder
-from mmdgs.models.weights import load_weights, read_weights, remove_weights, weights_digest
+from mmdgs.models.weights import (
+    CARD,
+    CONFIG,
+    load_weights,
+    read_weights,
+    remove_weights,
+    weights_digest,
+)
 
 __all__ = [
     "CARD",
     "CLASSES",
     "CONFIG",
     "COVARIANCE",
-    "COVARIANCES",
     "DENOISERS",
     "MEAN_STD",
     "PARAMS",
@@ -35,7 +39,6 @@ __all__ = [
     "ModelConfig",
     "calibrate",
     "check_levels",
-    "from_pretrained",
     "load",
     "load_head",
     "load_weights",

@@ -1,4 +1,4 @@
-"""Models written anew: old pickles as safetensors (`convert`), weights in fewer bytes or smaller files (`export`)."""
+"""Models written anew: pickles as safetensors (`convert`), smaller weights or files (`export`)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from mmdgs import files
 from mmdgs.errors import UsageError, unknown_name
-from mmdgs.files import (
-    folder_written_atomically,
-    holds_nothing,
-    made,
-    read_file,
-    tensors_to_bytes,
-    write_atomically,
-)
 from mmdgs.models import diffusers
 from mmdgs.models.card import LICENCE
-from mmdgs.models.fits import FIT_FILES
 from mmdgs.models.loading import CHECKPOINTS, load
-from mmdgs.models.model import CARD, CONFIG
 from mmdgs.models.ncsnv2 import read_ncsnv2
-from mmdgs.models.weights import INDEX, SHARDS, WEIGHTS
-from mmdgs.pickled import read_checkpoint
+from mmdgs.models.weights import CARD, CONFIG, FIT_FILES, INDEX, SHARDS, WEIGHTS
+from mmdgs.pickled import named_tensors, read_checkpoint
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """What weights are stored in. Not in float16: its range is too small for some of them."""
 STORAGE = "\n## Storage\n"
-OURS = (CONFIG, CARD, WEIGHTS, INDEX, SHARDS, *FIT_FILES)
-"""What a model's folder holds and an export may replace; the last are variances of the old weights."""
+THEIRS = f"{diffusers.WEIGHTS}*.safetensors"
+OWN = (
+    CONFIG, CARD, WEIGHTS, INDEX, SHARDS, *FIT_FILES, diffusers.INDEX, diffusers.SCHEDULER, THEIRS
+)  # fmt: skip
+"""What a model's folder holds and may be replaced; fits are variances of the old weights."""
 
 
 def convert_checkpoint(
@@ -39,30 +32,26 @@ def convert_checkpoint(
 ) -> Path:
     """Write a pickle as a folder of safetensors and JSON, whole or not at all.
 
-    An NCSNv2 checkpoint becomes a model of mmdgs (its moving average, or with ema=False its raw weights); a folder
-    of diffusers whose network is a pickle becomes the same folder with safetensors in its place.
+    An NCSNv2 checkpoint becomes a model of mmdgs (its moving average, or with ema=False its raw
+    weights); a folder of diffusers becomes the same folder with safetensors in the pickle's place.
     """
     _refuse_other(out, overwrite)
     if source.is_dir():
         if not ema or size is not None:
             option = "--size" if ema else "--raw"
-            raise UsageError(
-                f"{option} is for an NCSNv2 checkpoint, and {source} is a folder of diffusers: leave it out"
-            )
+            raise UsageError(f"{option} is for an NCSNv2 checkpoint, and {source} is a folder")
         return _convert_pipeline(source, out)
     if not source.is_file() or source.suffix not in CHECKPOINTS:
         raise UsageError(
-            f"{source} is nothing to convert: expected an NCSNv2 checkpoint ({', '.join(CHECKPOINTS)}), or a folder of "
-            f"diffusers with {diffusers.WEIGHTS}.bin"
+            f"{source} is nothing to convert: expected an NCSNv2 checkpoint "
+            f"({', '.join(CHECKPOINTS)}), or a folder of diffusers with {diffusers.WEIGHTS}.bin"
         )
     model = read_ncsnv2(source, ema=ema, size=size)
     weights = "the moving average of the weights" if ema else "the raw weights"
     card = model.describe().replace(LICENCE, "")  # the weights are somebody else's
-    card += (
-        f"\n## Origin\n\nConverted from `{source.name}` by `mmdgs convert`: {weights}. Its licence holds here too.\n"
-    )
+    card += f"\n## Origin\n\nConverted from `{source.name}` by `mmdgs convert`: {weights}."
     with _new_folder(out) as folder:
-        model.save_pretrained(folder, card=card)
+        model.save_pretrained(folder, card=f"{card} Its licence holds here too.\n")
     return out
 
 
@@ -70,40 +59,43 @@ def _convert_pipeline(source: Path, out: Path) -> Path:
     """The same folder, its network's pickle as safetensors; loaded once before it gets its name."""
     if source.resolve() == out.resolve():
         raise UsageError(f"the output {out} is the source itself; give another folder")
-    network = diffusers.network_folder(source)
-    patterns = (WEIGHTS, SHARDS) if network is None else (f"{diffusers.WEIGHTS}*.safetensors",)
-    found = [file for pattern in patterns for file in (network or source).glob(pattern)]
-    if found:
+    network = diffusers.network_folder(source) or source
+    for pattern in (THEIRS, WEIGHTS, SHARDS):
+        for file in network.glob(pattern):
+            raise UsageError(
+                f"nothing needs converting: the weights in {source} are safetensors already "
+                f"({file.name}); use the folder as it is, for example: mmdgs sample {source}"
+            )
+    pickle = network / f"{diffusers.WEIGHTS}.bin"
+    if not pickle.is_file():
         raise UsageError(
-            f"nothing needs converting: the weights in {source} are safetensors already ({found[0].name}); use the "
-            f"folder as it is, for example: mmdgs sample {source}"
+            f"there is no {pickle.name} to convert in {source}, nor in its folder unet"
         )
-    pickled = None if network is None else network / f"{diffusers.WEIGHTS}.bin"
-    if network is None or pickled is None or not pickled.is_file():
-        raise UsageError(f"there is no {diffusers.WEIGHTS}.bin to convert in {source}, nor in its folder unet")
-    tensors = read_checkpoint(pickled)
-    if not isinstance(tensors, dict) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
-    ):
-        raise UsageError(f"{pickled} is no dictionary of tensors")
+    tensors = named_tensors(read_checkpoint(pickle), pickle)
     with _new_folder(out) as folder:
         for file in source.rglob("*.json"):
             copy = folder / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(copy, read_file(file))
-        weights = folder / network.relative_to(source) / f"{diffusers.WEIGHTS}.safetensors"
-        write_atomically(weights, tensors_to_bytes({key: value.clone() for key, value in tensors.items()}))
+            files.write_atomically(copy, files.read_file(file))
+        content = files.tensors_to_bytes({key: value.clone() for key, value in tensors.items()})
+        weights = (folder / pickle.relative_to(source)).with_suffix(".safetensors")
+        files.write_atomically(weights, content)
         diffusers.read_pipeline(folder, str(source))
     return out
 
 
 def export_model(
-    source: str | Path, out: Path, *, dtype: str = "bf16", shard_mb: float | None = None, overwrite: bool = False
+    source: str | Path,
+    out: Path,
+    *,
+    dtype: str = "bf16",
+    shard_mb: float | None = None,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write a model of mmdgs as a folder, whole or not at all; returns the files of its weights.
 
-    Weights are rounded to `dtype`, and where they are larger than `shard_mb` million bytes they are in several files.
-    A training run's model has its averaged weights, and so has what is exported.
+    Weights are rounded to `dtype`, and where they are larger than `shard_mb` million bytes they are
+    in several files. A training run's model has its averaged weights, and so has what is exported.
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
@@ -111,26 +103,27 @@ def export_model(
     model = load(source)
     with _new_folder(out) as folder:
         model.save_pretrained(folder, dtype=DTYPES[dtype], shard_mb=shard_mb)
-        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
         card, _, _ = (model.card or model.describe()).partition(STORAGE)
-        many = "one file" if len(files) == 1 else f"{len(files)} files"
+        many = "one file" if len(names) == 1 else f"{len(names)} files"
         text = f"{card.rstrip()}\n{STORAGE}\nWeights in {dtype}, in {many}, by `mmdgs export`.\n"
         (folder / CARD).write_text(text, encoding="utf-8")
-    return [out.resolve() / name for name in files]
+    return [out.resolve() / name for name in names]
 
 
 def _refuse_other(out: Path, overwrite: bool) -> None:
-    """Refuse to replace a folder that holds anything else than a model's files, in its own folders or below."""
-    if holds_nothing(out, overwrite):
+    """Refuse to replace a folder that holds anything else than a model's files, at any depth."""
+    if files.holds_nothing(out, overwrite):
         return
     if not any((out / name).is_file() for name in (CONFIG, diffusers.INDEX)):
-        raise UsageError(f"{out} holds other things than a model, which are not overwritten; choose another folder")
-    known = (*OURS, diffusers.INDEX, diffusers.SCHEDULER, f"{diffusers.WEIGHTS}*.safetensors")
-    ends = [path for path in out.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
-    other = [path for path in ends if not any(path.match(pattern) for pattern in known)]
-    if other:
-        name = other[0].relative_to(out).parts[0]
-        raise UsageError(f"{out} holds more than a model (such as {name}), which is not removed; choose another folder")
+        raise UsageError(f"{out} holds other things than a model; choose another folder")
+    for path in out.rglob("*"):
+        end = path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+        if end and not any(path.match(pattern) for pattern in OWN):
+            other = path.relative_to(out).parts[0]
+            raise UsageError(
+                f"{out} holds more than a model, such as {other}; choose another folder"
+            )
 
 
 @contextlib.contextmanager
@@ -138,7 +131,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into that becomes `out` when all is in it."""
     out = out.resolve()
     try:
-        with made(out.parent), folder_written_atomically(out) as folder:
+        with files.made(out.parent), files.folder_written_atomically(out) as folder:
             yield folder
     except OSError as error:
         raise UsageError(f"cannot write the folder {out}: {error.strerror or error}") from error

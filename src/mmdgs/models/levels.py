@@ -1,6 +1,7 @@
 """A network at levels that it was not trained at, by their ratio sigma / alpha.
 
-With another alpha it is the same problem rescaled: D(x_t; alpha, sigma) = D(c x_t; c alpha, c sigma).
+With another alpha it is the same problem rescaled: D(x_t; alpha, sigma) = D(c x_t; c alpha, c
+sigma).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mmdgs.models.config import check_levels
 from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel, NoiseLevels
 
 SAME_PLACE = 1e-3
-"""How near to a trained level a place is that level itself, in steps between levels: rounding leaves less."""
+"""How near to a trained level a place is that level, in steps: rounding leaves less."""
 SAME_RATIO = 1e-4
 """How much a ratio sigma / alpha may differ from the one of a single-level model, relatively."""
 
@@ -35,7 +36,7 @@ def in_words(levels: Sequence[NoiseLevel]) -> str:
 
 
 class TrainedLevels:
-    """The levels a network was trained at, the noisiest first, with the alpha and the place of any other.
+    """The levels a network was trained at, the noisiest first; alpha and place of any other level.
 
     A level outside the range counts as the nearest end, and the log says so once.
     """
@@ -43,10 +44,11 @@ class TrainedLevels:
     def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         check_levels([level.sigma for level in levels], [level.alpha for level in levels])
         self.levels = tuple(levels)
-        self._alphas = LevelTable.of({level: level.alpha for level in levels}, "the network was trained at")
+        alphas = {level: level.alpha for level in levels}
+        self._alphas = LevelTable.of(alphas, "the network was trained at")
 
     def place(self, level: AnyLevel) -> float | Tensor:
-        """0 at the cleanest trained level, 1 at the next, fractions between; near a trained level its place."""
+        """0 at the cleanest trained level, 1 at the next, fractions between."""
         place = self._alphas.place(level)
         if isinstance(place, Tensor):
             return torch.where((place - place.round()).abs() < SAME_PLACE, place.round(), place)
@@ -54,13 +56,13 @@ class TrainedLevels:
 
     def alpha(self, level: AnyLevel) -> float | Tensor:
         """The alpha that the network was trained with at the ratio of a level."""
-        found = self._alphas.at(self.place(level))
-        return found.to(level.alpha) if isinstance(level, NoiseLevels) else found
+        alpha = self._alphas.at(self.place(level))
+        return alpha.to(level.alpha) if isinstance(level, NoiseLevels) else alpha
 
 
 @dataclass(frozen=True)
 class AtAnyLevel:
-    """A denoiser at any level: x_t rescaled to the alpha that it was trained with at the level's ratio.
+    """A denoiser at any level: x_t rescaled to the alpha it was trained with at the level's ratio.
 
     One that was trained at a single level answers at its ratio alone.
     """
@@ -86,31 +88,28 @@ class AtAnyLevel:
         inner = self.denoiser.pure(own) if isinstance(self.denoiser, HasPure) else None
         if inner is None:
             return None
-        function = inner.function
-        return Pure(
-            lambda x, f, *rest: function(f * x, *rest), level.alpha, (factor, *inner.numbers), inner.network, self
-        )
+        inside, numbers = inner.function, (factor, *inner.numbers)
+
+        def function(x: Tensor, factor: Any, *rest: Any) -> Tensor:
+            return inside(factor * x, *rest)
+
+        return Pure(function, level.alpha, numbers, inner.network, self)
 
     def mean_and_jacobian(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, Tensor] | None:
         """In closed form, where the denoiser has one."""
         known = getattr(self.denoiser, "mean_and_jacobian", None)
         factor, own = self._own(level)
-        found = None if known is None else known(factor * x_t, own)
-        return None if found is None else (found[0], factor * found[1])
+        pair = None if known is None else known(factor * x_t, own)
+        return None if pair is None else (pair[0], factor * pair[1])
 
     def _own(self, level: Any) -> tuple[Any, Any]:
-        """The factor to rescale x_t by, and the network's level there: for all rows, or for each."""
+        """The factor to rescale x_t by, and the network's level there, for all rows or each."""
         if len(self.trained.levels) == 1:
-            self._require_same_ratio(level)
+            (trained,) = self.trained.levels
+            off = torch.as_tensor((level.sigma / level.alpha) / trained.ratio - 1).abs().max()
+            if off.item() > SAME_RATIO:
+                other = f"knows no other sigma / alpha; got {level}: use a model of many levels"
+                raise UsageError(f"this model was trained at {trained} alone and {other}")
         alpha = self.trained.alpha(level)
         factor = alpha / level.alpha
         return factor, type(level)(alpha=alpha, sigma=factor * level.sigma)
-
-    def _require_same_ratio(self, level: AnyLevel) -> None:
-        (own,) = self.trained.levels
-        off = torch.as_tensor((level.sigma / level.alpha) / own.ratio - 1).abs().max().item()
-        if off > SAME_RATIO:
-            raise UsageError(
-                f"this model was trained at {own} alone and knows no other sigma / alpha; got {level}: "
-                "use a model of many levels"
-            )

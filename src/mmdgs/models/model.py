@@ -1,8 +1,8 @@
-"""The model: a network as a denoiser, with its noise levels, its data's shape and interval, and its posteriors.
+"""The model: a denoiser with its noise levels, its data's shape and interval, and its posteriors.
 
-A model of mmdgs has a configuration, and its folder is in the Hugging Face hub's format: `config.json` (everything
-needed to build it), `model.safetensors` (its weights, or several files of them: `models/weights.py`) and `README.md`
-(its card). Nothing in it is executed on loading. A network from elsewhere has no configuration (`models/loading.py`).
+A model of mmdgs has a configuration, and its folder is in the Hugging Face hub's format
+(`models/weights.py`); nothing in it is executed on loading. A network from elsewhere has no
+configuration (`models/loading.py`).
 """
 
 from __future__ import annotations
@@ -16,44 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import (
-    Denoiser,
-    HasPure,
-    Network,
-    NetworkDenoiser,
-    has_symmetric_jacobian,
-    require_denoiser,
-    subtracts_noise,
-)
+from mmdgs.covariances import FITTED, Covariance, Estimated, as_covariance
+from mmdgs.denoisers import Denoiser, HasPure, Network, NetworkDenoiser, require_denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import files_written_together, made, to_json, write_atomically
-from mmdgs.models.calibration import kept_calibration
 from mmdgs.models.card import model_card
 from mmdgs.models.config import COVARIANCE, DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
-from mmdgs.models.covariances import make_moments
+from mmdgs.models.estimators import kept_calibration, make_moments, own_covariance
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
-from mmdgs.models.weights import remove_weights, weights_digest, write_weights
-from mmdgs.moments import LearnedMoments, Moments, require_input
+from mmdgs.models.weights import CARD, CONFIG, remove_weights, weights_digest, write_weights
+from mmdgs.moments import Moments, require_input
 from mmdgs.moments.checks import networks_of
-from mmdgs.moments.learned import LearnedMean
-from mmdgs.moments.modulated import SpectralHead
+from mmdgs.moments.heads import LearnedMean, SpectralHead
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
 from mmdgs.noise import AnyLevel, NoiseLevel
 
-CONFIG, CARD = "config.json", "README.md"
-
 
 class Model:
-    """A denoiser D(x_t, level) = E[x | x_t], with the levels and the data that its network was trained on.
+    """A denoiser D(x_t, level) = E[x | x_t], with the levels and data its network was trained on.
 
-    `levels` are as trained, the noisiest first; others are answered too, by their ratio sigma / alpha, unless there is
-    one level only. `model.posterior()` is the estimator of p(x | x_t) to begin with. A classifier and a head of
-    variance ratios are models that are no denoisers: calling them raises UsageError.
+    `levels` are as trained, the noisiest first; others are answered too, by their ratio sigma /
+    alpha, unless there is one level only. `model.posterior()` is the estimator of p(x | x_t) to
+    begin with. A classifier and a head of variance ratios are models that are no denoisers: calling
+    them raises UsageError.
 
-    Your own network is a model by `Model(mmdgs.noise_denoiser(net), levels=levels, shape=(3, 32, 32))`; `network` holds
-    its weights, and without one the networks that the denoiser calls are looked for.
+    Your own network is a model by `Model(mmdgs.noise_denoiser(net), levels=levels, shape=(3, 32,
+    32))`; `network` holds its weights, and without one the networks that the denoiser calls are
+    looked for.
     """
 
     def __init__(
@@ -65,7 +56,7 @@ class Model:
         interval: tuple[float, float] = (0.0, 1.0),
         source: str = "",
     ) -> None:
-        if isinstance(denoiser, NetworkDenoiser) and levels:
+        if isinstance(denoiser, NetworkDenoiser | LearnedMean) and levels:
             denoiser = AtAnyLevel(denoiser, TrainedLevels(levels))
         self._denoiser = denoiser
         self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
@@ -78,15 +69,24 @@ class Model:
         self.folder: Path | None = None  # where its files are, where they are in one
 
     @classmethod
-    def build(cls, config: ModelConfig, network: nn.Module | None = None, *, seed: int = 0, source: str = "") -> Model:
-        """A model of mmdgs, by its configuration; without a network, with weights drawn from the seed."""
+    def build(
+        cls,
+        config: ModelConfig,
+        network: nn.Module | None = None,
+        *,
+        seed: int = 0,
+        source: str = "",
+    ) -> Model:
+        """A model of mmdgs by its configuration; without a network, one drawn from the seed."""
         if network is None:
-            network = build_network(config.network, config.inputs, config.outputs, config.options, seed=seed)
-        source = source or f"a {config.network} model" + (f" of {config.trained_on}" if config.trained_on else "")
-        model = cls(None, network, config.levels, config.shape, config.interval, source)
+            network = build_network(
+                config.network, config.inputs, config.outputs, config.options, seed=seed
+            )
+        of = f" of {config.trained_on}" if config.trained_on else ""
+        source = source or f"a {config.network} model{of}"
+        denoiser = _by_param(config.param, network)
+        model = cls(denoiser, network, config.levels, config.shape, config.interval, source)
         model._config = config
-        if config.param in DENOISERS or config.param == MEAN_STD:
-            model._denoiser = AtAnyLevel(model.denoiser_of(network), TrainedLevels(config.levels))
         return model
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Model:
         shape = "x".join(map(str, self.shape))
         return f"Model({self.source!r}, {what}, {shape}, {answers}, {size:.2f} million parameters)"
 
-    # --- the denoiser ---------------------------------------------------------------------------------------------
+    # --- the denoiser
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         require_input(x_t, level, self)
@@ -115,33 +115,31 @@ class Model:
     @property
     def symmetric_jacobian(self) -> bool:
         """Whether the denoiser's Jacobian is symmetric, as an energy's is."""
-        return self._denoiser is not None and has_symmetric_jacobian(self._denoiser)
+        return bool(getattr(self._denoiser, "symmetric_jacobian", False))
 
     @property
     def subtracts(self) -> bool:
         """Whether the denoiser takes the noise off x_t (`denoisers.subtracts_noise`)."""
-        return self._denoiser is not None and subtracts_noise(self._denoiser)
+        return bool(getattr(self._denoiser, "subtracts", False))
 
     def require_denoiser(self) -> Denoiser:
-        """The denoiser itself; a classifier or a head of variances has none, and raises UsageError."""
+        """The denoiser itself; UsageError for a classifier or a head of variances."""
         if self._denoiser is None:
             raise UsageError(
-                f"a model with parametrisation {self.param!r} is no denoiser; use model.network for a classifier, "
-                "mmdgs.load_head for a head"
+                f"a model with parametrisation {self.param!r} is no denoiser; use model.network "
+                "for a classifier, mmdgs.models.load_head for a head"
             )
         return self._denoiser
 
     def denoiser_of(self, network: Network) -> Denoiser:
-        """The denoiser of another network in place of this model's (compiled, say), with the same meaning.
+        """The denoiser of a network in place of this model's (compiled, say), of the same meaning.
 
         It takes the model's own levels, and a level for each row, as training does.
         """
-        if self.config.param == MEAN_STD:
-            return LearnedMean(network)
-        return DENOISERS[self.config.param](network) if self.config.param in DENOISERS else self.require_denoiser()
+        return _by_param(self.config.param, network) or self.require_denoiser()
 
     def head_of(self, network: Network) -> Any:
-        """A network (this model's, or the same compiled) as a head for OcmMoments or ModulatedMoments."""
+        """A network (this model's, or the same compiled) as a head of Ocm- or ModulatedMoments."""
         if self.config.param == COVARIANCE:
             return SpectralHead(network, self.config.head["data_std"])
         if self.config.param != VARIANCE_RATIO:
@@ -150,68 +148,46 @@ class Model:
 
     def posterior(
         self,
-        covariance: str | None = None,
+        covariance: Covariance | str | None = None,
         *,
-        probes: int | None = None,
-        products: int | None = None,
-        products_below: float | None = None,
-        krylov_steps: int | None = None,
-        most_products: int | None = None,
-        symmetric: bool | None = None,
-        head: str | Path | Model | None = None,
         data: FitData | None = None,
         levels: Sequence[NoiseLevel] | None = None,
-        floor: float | None = None,
-        calibrated: bool | None = None,
     ) -> Moments:
-        """The estimator of p(x | x_t) with a covariance by name: the names of `mmdgs sample --covariance`.
+        """The estimator of p(x | x_t) with a covariance of `mmdgs.covariances`, or its name.
 
-        Without a name: the learned one of a model with mean and std heads, else the diagonal by three probes. "ocm"
-        and "modulated" take the `head` that was trained for this model, "full" the `most_products` that a batch may
-        cost. "isotropic" and "spectral" are fitted on `data`, or without it taken from what is kept with the model or
-        in the cache; isotropic variances are fitted at `levels`. "low-rank" takes so many `products`, where sigma /
-        alpha is less than `products_below` (None: everywhere), and its rest is "spectral"; with `symmetric` it and
-        "krylov" take a network's Jacobian as symmetric, for half the work. Where a calibration is kept for the
-        estimator (`mmdgs.calibrate`; models that ship have some) it is used, unless `calibrated` is False or a `floor`
-        is given; where `calibrated` is True it must be there.
+        Without one: the learned one of a model with mean and std heads, else the diagonal by three
+        probes. A fitted covariance is fitted on `data` (isotropic variances at `levels`), or
+        without them taken from what is kept with the model or in the cache. A calibration that is
+        kept for the estimator (`mmdgs.calibrate`; models that ship have some) is used, unless the
+        covariance is not to be `calibrated` or has a `floor`.
         """
-        settings: dict[str, Any] = {
-            "probes": probes,
-            "products": products,
-            "products_below": products_below,
-            "krylov_steps": krylov_steps,
-            "most_products": most_products,
-            "symmetric": symmetric,
-            "head": head,
-            "data": data,
-            "levels": levels,
-            "floor": floor,
-        }
         self.require_denoiser()
-        made = make_moments(self, covariance, {key: value for key, value in settings.items() if value is not None})
-        if floor is not None and calibrated:
-            raise UsageError(f"a calibration has a floor of its own: leave out the floor {floor:g}, or the calibration")
-        return made if calibrated is False or floor is not None else kept_calibration(self, made, bool(calibrated))
+        covariance = own_covariance(self) if covariance is None else as_covariance(covariance)
+        if not isinstance(covariance, Estimated):
+            raise UsageError(f"the covariance {covariance.name!r} is for ancestral sampling alone")
+        if data is not None and not covariance.fitted:
+            raise UsageError(
+                f"the covariance {covariance.name!r} takes no data: only {', '.join(FITTED)} do"
+            )
+        moments = make_moments(self, covariance, data, levels)
+        if covariance.calibrated is False or getattr(covariance, "floor", None) is not None:
+            return moments
+        return kept_calibration(self, moments, bool(covariance.calibrated))
 
-    def learned(self) -> LearnedMoments:
-        """The posterior with the learned mean and standard deviation."""
-        if self.param != MEAN_STD:
-            raise UsageError(f"a model with parametrisation {self.param!r} has no learned posterior")
-        return LearnedMoments(self.network)
-
-    # --- what it is -----------------------------------------------------------------------------------------------
+    # --- what it is
 
     @property
     def config(self) -> ModelConfig:
-        """The configuration of a model of mmdgs; a network from elsewhere has none, and raises UsageError."""
+        """The configuration of a model of mmdgs; UsageError for a network from elsewhere."""
         if self._config is None:
             raise UsageError(
-                f"{self.source} is no model of mmdgs: it has no configuration, and cannot be trained or saved"
+                f"{self.source} is no model of mmdgs: it has no configuration, and cannot be "
+                "trained or saved"
             )
         return self._config
 
     def trained_on(self, images: str) -> bool:
-        """Whether the network was trained on these images: a set and its part, such as celeba:test."""
+        """Whether the network was trained on these images: a set and part, such as celeba:test."""
         trained = "" if self._config is None else self._config.trained_on
         return images == (trained if ":" in trained else f"{trained}:train")
 
@@ -224,8 +200,7 @@ class Model:
     def level(self) -> NoiseLevel:
         """The noise level of a model that was trained at one."""
         if len(self.levels) != 1:
-            said = f"{len(self.levels)} noise levels: use model.levels" if self.levels else "no noise level"
-            raise UsageError(f"this model has {said}")
+            raise UsageError(f"this model has {in_words(self.levels)}: use model.levels")
         return self.levels[0]
 
     @property
@@ -236,8 +211,12 @@ class Model:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the weights (names, shapes, types and bytes): what results that are kept are known by."""
+        """SHA-256 of the weights (names, shapes, types, bytes), by which results are known."""
         return weights_digest(self.network.state_dict(), self.source)
+
+    def identity(self) -> tuple[Any, ...]:
+        """All that results depend on, for `mmdgs.identity`."""
+        return self.digest, self.levels, self.shape, self.interval, self._denoiser
 
     def scaled(self, x: Tensor) -> Tensor:
         """Values in [0, 1] as they lie in the data's interval."""
@@ -245,19 +224,19 @@ class Model:
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
     def beside(self, name: str) -> Path | None:
-        """A folder of this name inside the model's own, where there is one: its heads, its guide."""
-        found = self.folder and self.folder / name
-        return found if found and found.is_dir() else None
+        """A folder of this name inside the model's own, if there is one: its heads, its guide."""
+        folder = self.folder and self.folder / name
+        return folder if folder and folder.is_dir() else None
 
     def to(self, device: torch.device | str) -> Model:
         """Move the network; returns the model."""
         self.network.to(device)
         return self
 
-    # --- its files ------------------------------------------------------------------------------------------------
+    # --- its files
 
     def describe(self, training: Mapping[str, Any] | None = None) -> str:
-        """A card for this model; `training` holds the command it was trained with, and its numbers."""
+        """A card for this model; `training` holds its command and its numbers."""
         return model_card(self.config, sum(p.numel() for p in self.network.parameters()), training)
 
     def save_pretrained(
@@ -268,22 +247,27 @@ class Model:
         dtype: torch.dtype | None = None,
         shard_mb: float | None = None,
     ) -> Path:
-        """Write the folder of this model (hub format), whole or not at all; other files of the folder stay.
+        """Write the folder of this model whole or not at all; other files of the folder stay.
 
-        Weights are in `dtype` if given, and where they are larger than `shard_mb` million bytes in several files.
+        Weights are in `dtype` if given, and where they are larger than `shard_mb` million bytes in
+        several files. A card that is there stays, unless another is given or came with the model.
         """
         config = self.config
         folder = Path(folder)
         card = card or self.card
         with made(folder.parent), files_written_together(folder, last=CONFIG) as temporary:
-            weights = write_weights(temporary, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb)
+            weights = write_weights(
+                temporary, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb
+            )
             write_atomically(temporary / CONFIG, to_json(config.to_json()))
             if card is not None or not (folder / CARD).exists():
                 write_atomically(temporary / CARD, (card or self.describe()).encode())
         remove_weights(folder, keep={path.name for path in weights})
         return folder
 
-    def push_to_hub(self, repository: str, *, private: bool = False, token: str | None = None) -> str:
+    def push_to_hub(
+        self, repository: str, *, private: bool = False, token: str | None = None
+    ) -> str:
         """Upload to the Hugging Face hub as "owner/name"; returns the address."""
         from huggingface_hub import HfApi
 
@@ -295,6 +279,13 @@ class Model:
         return str(address)
 
 
+def _by_param(param: str, network: Network) -> Denoiser | None:
+    """A network as a denoiser by what its output means; None for a classifier or a head."""
+    if param == MEAN_STD:
+        return LearnedMean(network)
+    return DENOISERS[param](network) if param in DENOISERS else None
+
+
 def as_model(
     source: Model | Denoiser,
     *,
@@ -302,18 +293,17 @@ def as_model(
     shape: Sequence[int] | None = None,
     interval: tuple[float, float] | None = None,
 ) -> Model:
-    """A model as it is, and a denoiser with its levels, the shape of an example and the interval of its values as one.
-
-    A model has its own shape and interval, and refuses others.
-    """
+    """A model as it is; of a denoiser, its levels and its data's shape and interval, the model."""
     if isinstance(source, Model):
         for name, value in (("shape", shape), ("interval", interval)):
             if value is not None:
-                raise UsageError(f"{name} is for a denoiser that is no Model: {source!r} has its own")
+                raise UsageError(f"{name} is for a denoiser that is no Model, got {source!r}")
         return source
     require_denoiser(source)
     if shape is None:
-        raise UsageError("a denoiser that is no Model needs the shape of one example, such as shape=(3, 32, 32)")
+        raise UsageError(
+            "a denoiser that is no Model needs the shape of one example, such as shape=(3, 32, 32)"
+        )
     return Model(source, None, levels or (), shape, interval or (0.0, 1.0), type(source).__name__)
 
 

@@ -1,10 +1,9 @@
-"""Means kept within the interval where the data lie, as diffusers does in every step (its `clip_sample`)."""
+"""Means kept within the interval where the data lie, as diffusers does (its `clip_sample`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.denoisers import Denoiser, fast_mean
@@ -16,7 +15,7 @@ from mmdgs.randomness import Generator
 
 @dataclass(frozen=True)
 class ClippedDenoiser:
-    """D(x_t) clamped to an interval. Its Jacobian is zero outside: take covariances of the denoiser itself."""
+    """D(x_t) clamped to an interval; its Jacobian is zero outside: take covariances of D itself."""
 
     denoiser: Denoiser
     interval: tuple[float, float]
@@ -27,7 +26,7 @@ class ClippedDenoiser:
 
 @dataclass(frozen=True)
 class ClippedMoments:
-    """An estimator's posterior with its mean clamped to an interval; the covariance is left as it is."""
+    """An estimator's posterior with its mean clamped to an interval, and its own covariance."""
 
     moments: Moments
     interval: tuple[float, float]
@@ -38,7 +37,7 @@ class ClippedMoments:
         return ClippedDenoiser(self.moments.denoiser, self.interval)
 
     def __call__(
-        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+        self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
         q = self.moments(x_t, level, generator=generator)
         return replace(q, mean=q.mean.clamp(*self.interval))

@@ -1,7 +1,7 @@
-"""Measurements of x beside the noisy x_t: p(x | x_t, y) for y = A x + noise, by any estimator of p(x | x_t).
+"""Measurements beside x_t: p(x | x_t, y) for y = A x + noise, by any estimator of p(x | x_t).
 
-y and x_t are independent given x, so the Gaussian that stands for p(x | x_t) is conditioned on y in closed form
-(linalg/given.py). A sampler with this estimator in place of the other draws from p(x | y).
+y and x_t are independent given x, so the Gaussian that stands for p(x | x_t) is conditioned on y in
+closed form (linalg/given.py). A sampler with this estimator draws from p(x | y).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
 
 from mmdgs.cost import spend
@@ -24,7 +23,7 @@ from mmdgs.randomness import Generator, Streams
 
 @dataclass(frozen=True)
 class GivenDenoiser:
-    """E[x | x_t, y]: the mean alone. Without a generator an estimator has the same probes at every call and row."""
+    """E[x | x_t, y]; without a generator an estimator has the same probes at every call and row."""
 
     moments: GivenMoments
 
@@ -34,7 +33,7 @@ class GivenDenoiser:
     def with_info(
         self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The mean, and what is known of the systems that were solved for it: numbers (B,) by name."""
+        """The mean, and what is known of the systems that were solved: numbers (B,) by name."""
         probes = generator or Streams([0] * len(x_t), len(x_t), purpose="given")
         q = self.moments(x_t, level, generator=probes)
         spend(forwards=-1)  # the caller counts this evaluation, and so did the estimator
@@ -43,33 +42,36 @@ class GivenDenoiser:
 
 @dataclass(frozen=True)
 class GivenMoments:
-    """The posterior of an estimator, given measurements y = A x + noise e: an estimator like any other.
+    """The posterior of an estimator, given measurements y = A x + noise e.
 
-    y (B, *out_shape) has a row for each row of x_t, or one for all. `operator` is one of `mmdgs.operators`, a matrix,
-    or what `as_operator` takes; an operator that does not know the shape of x needs `shape`. `noise` is a standard
-    deviation: a number, one a row (B,), or one a measurement. x, y and noise are in the units of the estimator's data.
+    y (B, *out_shape) has a row for each row of x_t, or one for all. `operator` is one of
+    `mmdgs.operators`, a matrix, or what `as_operator` takes; one that does not know the shape of x
+    needs `shape`. `noise` is a standard deviation: a number, one a row (B,), or one a measurement.
+    x, y and noise are in the units of the estimator's data.
     """
 
     moments: Moments
-    y: Float[Tensor, "batch ..."] = field(repr=False)
+    y: Tensor = field(repr=False)
     operator: Any
     noise: float | Tensor
     shape: tuple[int, ...] | None = None
-    _checked: tuple[Operator, Tensor, Tensor] = field(init=False, repr=False, compare=False)
+    checked: tuple[Operator, Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        operator = as_operator(self.operator, self.shape, self.y if isinstance(self.y, Tensor) else None)
+        like = self.y if isinstance(self.y, Tensor) else None
+        operator = as_operator(self.operator, self.shape, like)
         y = measured(self.y, operator)
-        object.__setattr__(self, "_checked", (operator, y, noise_variances(self.noise, operator, y)))
+        variances = noise_variances(self.noise, operator, y)
+        object.__setattr__(self, "checked", (operator, y, variances))
 
     @property
     def denoiser(self) -> GivenDenoiser:
-        """The conditioned mean alone, for samplers without a covariance. It is not differentiable."""
+        """The conditioned mean alone, for samplers without a covariance; not differentiable."""
         return GivenDenoiser(self)
 
     def __call__(
-        self, x_t: Float[Tensor, "batch ..."], level: NoiseLevel, *, generator: Generator | None = None
+        self, x_t: Tensor, level: NoiseLevel, *, generator: Generator | None = None
     ) -> Gaussian:
-        operator, y, variances = self._checked
+        operator, y, variances = self.checked
         q = self.moments(x_t, level, generator=generator)
         return q.given_checked(y.to(q.mean), operator, variances.to(q.mean))

@@ -1,4 +1,4 @@
-"""Networks: the perceptron of the 2-D experiments, the U-Net of the image experiments, NCSNv2, a small classifier."""
+"""Networks: perceptron, U-Net, NCSNv2, a small classifier, a head of spectra."""
 
 from mmdgs.networks.classifier import ConvClassifier
 from mmdgs.networks.dropout import RowDropout, dropout_keys

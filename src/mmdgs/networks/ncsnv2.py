@@ -1,42 +1,45 @@
-"""NCSNv2 (Song & Ermon, 2020, "Improved techniques for training score-based generative models"): a RefineNet.
+"""NCSNv2, a RefineNet (Song & Ermon, 2020, "Improved techniques for training score-based models").
 
     score(x_t) = body(2 x_t / alpha - 1) / sigma
 
-The body does not know the noise level, so any level is served. Four stages of residual blocks (the last two dilated)
-go down to half the resolution, four refine blocks come back up. Modules and parameters carry the names of the public
-checkpoints. Any image size; x in [0, 1].
+The body does not know the noise level, so any level is served. Four stages of residual blocks (the
+last two dilated) go down to half the resolution, four refine blocks come back up. Modules and
+parameters carry the names of the public checkpoints. Any image size; x in [0, 1].
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmdgs.networks.initial import initialise
+from mmdgs.networks.building import initialise
 from mmdgs.noise import NoiseLevel, NoiseLevels
 
 EPSILON = 1e-5  # inside both roots of the norm, as in the public code
 
 
-def _conv(inputs: int, outputs: int, *, kernel: int = 3, dilation: int = 1, bias: bool = True) -> nn.Conv2d:
+def _conv(
+    inputs: int, outputs: int, kernel: int = 3, dilation: int = 1, bias: bool = True
+) -> nn.Conv2d:
     """A convolution that keeps the resolution."""
-    return nn.Conv2d(inputs, outputs, kernel, padding=dilation * (kernel // 2), dilation=dilation, bias=bias)
+    padding = dilation * (kernel // 2)
+    return nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=dilation, bias=bias)
 
 
 class InstanceNormPlus(nn.Module):
-    """gamma (instance norm(x) + alpha m) + beta, with m the channels' means standardised over the channels.
+    """gamma (instance norm(x) + alpha m) + beta, m the channels' means standardised over channels.
 
-    Written out: torch's instance norm goes through batch norm, whose backward pass cannot be batched.
+    Written out: torch's goes through batch norm, whose backward pass cannot be batched.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.ones(channels))
-        self.gamma = nn.Parameter(torch.ones(channels))
-        self.beta = nn.Parameter(torch.zeros(channels))
+        self.alpha, self.gamma, self.beta = (nn.Parameter(torch.empty(channels)) for _ in range(3))
+        self.reset()
 
     def reset(self) -> None:
         """Put out plain instance norm with the channels' means added."""
@@ -57,21 +60,18 @@ class InstanceNormPlus(nn.Module):
 
 
 class ConvMeanPool(nn.Module):
-    """A convolution, then the mean over 2x2 pixels (over what is there at the edge of an odd size)."""
+    """A convolution, then the mean over 2x2 pixels (at an odd edge over those that are there)."""
 
-    def __init__(self, inputs: int, outputs: int, *, kernel: int = 3) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3) -> None:
         super().__init__()
-        self.conv = _conv(inputs, outputs, kernel=kernel)
+        self.conv = _conv(inputs, outputs, kernel)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.avg_pool2d(self.conv(x), 2, ceil_mode=True)
 
 
 class DilatedBlock(nn.Module):
-    """shortcut(x) + conv2(elu(norm(conv1(elu(norm(x)))))).
-
-    A block that goes `down` halves the resolution, unless it is dilated: then it keeps it.
-    """
+    """shortcut(x) + conv2(elu(norm(conv1(elu(norm(x)))))); `down` halves if not dilated."""
 
     def __init__(self, inputs: int, outputs: int, *, down: bool = False, dilation: int = 1) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class DilatedBlock(nn.Module):
         self.shortcut: nn.Module | None = None
         if down and dilation == 1:
             self.conv2 = ConvMeanPool(between, outputs)
-            self.shortcut = ConvMeanPool(inputs, outputs, kernel=1)
+            self.shortcut = ConvMeanPool(inputs, outputs, 1)
         else:
             self.conv2 = _conv(between, outputs, dilation=dilation)
             if down or inputs != outputs:
-                self.shortcut = _conv(inputs, outputs, kernel=3 if dilation > 1 else 1, dilation=dilation)
+                self.shortcut = _conv(inputs, outputs, 3 if dilation > 1 else 1, dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(functional.elu(self.normalize1(x)))
@@ -98,20 +98,15 @@ class DilatedBlock(nn.Module):
 class ResidualConvolutions(nn.ModuleDict):
     """Blocks of two stages (elu, 3x3 convolution without bias), each block added to its input."""
 
-    STAGES = 2
-
     def __init__(self, channels: int, blocks: int) -> None:
         super().__init__()
-        self.blocks = [[f"{i + 1}_{j + 1}_conv" for j in range(self.STAGES)] for i in range(blocks)]
-        for name in (name for names in self.blocks for name in names):
+        self.blocks = [(f"{i}_1_conv", f"{i}_2_conv") for i in range(1, blocks + 1)]
+        for name in itertools.chain(*self.blocks):
             self[name] = _conv(channels, channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        for names in self.blocks:
-            h = x
-            for name in names:
-                h = self[name](functional.elu(h))
-            x = x + h
+        for first, second in self.blocks:
+            x = x + self[second](functional.elu(self[first](functional.elu(x))))
         return x
 
 
@@ -120,13 +115,14 @@ class Fusion(nn.Module):
 
     def __init__(self, inputs: Sequence[int], outputs: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(_conv(one, outputs) for one in inputs)
+        self.convs = nn.ModuleList(_conv(channels, outputs) for channels in inputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         first, *others = (conv(x) for conv, x in zip(self.convs, inputs, strict=True))
+        size = first.shape[-2:]
         for h in others:
-            if h.shape != first.shape:
-                h = functional.interpolate(h, size=first.shape[-2:], mode="bilinear", align_corners=True)
+            if h.shape[-2:] != size:
+                h = functional.interpolate(h, size=size, mode="bilinear", align_corners=True)
             first = first + h
         return first
 
@@ -134,11 +130,9 @@ class Fusion(nn.Module):
 class ChainedPooling(nn.Module):
     """Twice: a 5x5 maximum, a 3x3 convolution without bias, added to what was there."""
 
-    STAGES = 2
-
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(_conv(channels, channels, bias=False) for _ in range(self.STAGES))
+        self.convs = nn.ModuleList(_conv(channels, channels, bias=False) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = path = functional.elu(x)
@@ -149,11 +143,11 @@ class ChainedPooling(nn.Module):
 
 
 class RefineBlock(nn.Module):
-    """Adapt each input, fuse them at the first one's resolution, pool in a chain, and adapt the output."""
+    """Adapt each input, fuse them at the first one's size, pool in a chain, adapt the output."""
 
     def __init__(self, inputs: Sequence[int], outputs: int, *, last: bool = False) -> None:
         super().__init__()
-        self.adapt_convs = nn.ModuleList(ResidualConvolutions(one, 2) for one in inputs)
+        self.adapt_convs = nn.ModuleList(ResidualConvolutions(channels, 2) for channels in inputs)
         self.msf = Fusion(inputs, outputs) if len(inputs) > 1 else None
         self.crp = ChainedPooling(outputs)
         self.output_convs = ResidualConvolutions(outputs, 3 if last else 1)
@@ -167,17 +161,20 @@ class RefineBlock(nn.Module):
 class NCSNv2(nn.Module):
     """The score at any level: net(x_t, level), x_t (B, channels, H, W) -> (B, outputs, H, W)."""
 
-    def __init__(self, channels: int = 3, outputs: int | None = None, *, width: int = 128, seed: int = 0) -> None:
+    def __init__(
+        self, channels: int = 3, outputs: int | None = None, *, width: int = 128, seed: int = 0
+    ) -> None:
         super().__init__()
         outputs = channels if outputs is None else outputs
-        if min(channels, outputs) < 1 or width < 2:  # the norm standardises over channels: it needs two
-            raise ValueError(f"sizes must be at least 1, the width 2, got {channels=}, {outputs=}, {width=}")
-        self.channels = channels
-        wide = 2 * width
+        if min(channels, outputs) < 1 or width < 2:  # the norm standardises over channels
+            sizes = f"{channels=}, {outputs=}, {width=}"
+            raise ValueError(f"sizes must be at least 1, the width 2, got {sizes}")
+        self.channels, wide = channels, 2 * width
         with torch.device("meta"):
             self.begin_conv = _conv(channels, width)
             self.res1 = nn.Sequential(DilatedBlock(width, width), DilatedBlock(width, width))
-            self.res2 = nn.Sequential(DilatedBlock(width, wide, down=True), DilatedBlock(wide, wide))
+            first = DilatedBlock(width, wide, down=True)
+            self.res2 = nn.Sequential(first, DilatedBlock(wide, wide))
             self.res3, self.res4 = (
                 nn.Sequential(
                     DilatedBlock(wide, wide, down=True, dilation=dilation),
@@ -207,5 +204,5 @@ class NCSNv2(nn.Module):
 
     def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(f"the network takes images (B, {self.channels}, H, W), got shape {tuple(x.shape)}")
+            raise ValueError(f"expected images (B, {self.channels}, H, W), got {tuple(x.shape)}")
         return self.body(2 * x / level.alpha - 1) / level.sigma

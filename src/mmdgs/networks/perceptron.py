@@ -9,42 +9,38 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmdgs.networks.building import initialise
 from mmdgs.noise import NoiseLevel, NoiseLevels
-from mmdgs.randomness import seeded
 
 LEVEL_SCALE = 0.25
-"""Of log(sigma / alpha) as an input: brings the usual range near that of the others (Karras et al., 2022, table 1)."""
+"""Brings log(sigma / alpha) near the other inputs (Karras et al., 2022, table 1)."""
 
 
 class MLP(nn.Module):
     """A perceptron with Swish (SiLU) activations: x (B, inputs) -> (B, outputs).
 
-    The authors' 2-D energy network is MLP(2, 2): four hidden layers of 400 units and two outputs that are
-    summed to the energy. Their KL baseline is MLP(2, 4): two means and two log standard deviations.
-    A conditional one is called as net(x, level) and has log(sigma / alpha) / 4 as one more input.
+    The authors' 2-D energy network is MLP(2, 2): four hidden layers of 400 units and two outputs
+    that are summed to the energy. Their KL baseline is MLP(2, 4): two means and two log standard
+    deviations. A conditional one is called as net(x, level) and has log(sigma / alpha) / 4 as one
+    more input.
     """
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        width: int = 400,
-        depth: int = 4,
-        conditional: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, inputs: int, outputs: int, *, width: int = 400, depth: int = 4,
+        conditional: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if min(inputs, outputs, width, depth) < 1:
-            raise ValueError(f"sizes must be at least 1, got {inputs=}, {outputs=}, {width=}, {depth=}")
+            sizes = f"{inputs=}, {outputs=}, {width=}, {depth=}"
+            raise ValueError(f"sizes must be at least 1, got {sizes}")
         self.conditional = conditional
-        generator = seeded(seed)
-        sizes = chain([inputs + conditional], repeat(width, depth), [outputs])  # no list: a depth may be anything
-        layers = [_linear(a, b, generator) for a, b in pairwise(sizes)]
-        modules: list[nn.Module] = [layers[0]]
-        for layer in layers[1:]:
-            modules += [nn.SiLU(), layer]
-        self.layers = nn.Sequential(*modules)
+        # An iterator: a file may declare any depth, and is refused while layers are built.
+        widths = pairwise(chain([inputs + conditional], repeat(width, depth), [outputs]))
+        with torch.device("meta"):
+            layers = [nn.Linear(*ends) for ends in widths]
+            pairs = ([nn.SiLU(), layer] for layer in layers[1:])
+            self.layers = nn.Sequential(layers[0], *chain.from_iterable(pairs))
+        initialise(self, seed)
 
     def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> Tensor:
         if not self.conditional:
@@ -55,15 +51,6 @@ class MLP(nn.Module):
         # Filled in on the device: a copy from the host would have it wait.
         ratio = ratio.to(x) if isinstance(ratio, Tensor) else x.new_full((), ratio)
         return self.layers(torch.cat([x, (LEVEL_SCALE * ratio.log()).expand(len(x), 1)], dim=1))
-
-
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """torch's linear layer with its usual start, U(-1/sqrt(inputs), 1/sqrt(inputs)), from an explicit generator."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
-    return layer
 
 
 def _silu(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,19 +65,24 @@ def _tanh(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t, slope, -2 * t * slope
 
 
-ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {nn.SiLU: _silu, nn.Tanh: _tanh}
+ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {
+    nn.SiLU: _silu,
+    nn.Tanh: _tanh,
+}
 """Activations with their value, slope and curvature."""
 
 
 class PerceptronHessian:
     """The gradient and the Hessian of a perceptron's summed outputs, in closed form.
 
-    With z_l = W_l a(z_{l-1}) + b_l, tangents T_l = dz_l/dx and g_l the gradient of the output in a(z_l),
+    With z_l = W_l a(z_{l-1}) + b_l, tangents T_l = dz_l/dx and g_l the gradient of the output in
+    a(z_l),
 
         Hessian = sum_l T_l' diag(g_l a''(z_l)) T_l.
 
     So the tangents go forward with the value, as d more rows of one matrix product a layer, and one
-    gradient comes back: two thirds of the work of differentiating twice, and a third of its overhead.
+    gradient comes back: two thirds of the work of differentiating twice, and a third of its
+    overhead.
     """
 
     def __init__(self, linears: list[nn.Linear], activations: list[nn.Module]) -> None:
@@ -99,7 +91,7 @@ class PerceptronHessian:
 
     @classmethod
     def of(cls, network: object) -> PerceptronHessian | None:
-        """For an unconditional MLP, or an nn.Sequential of linear layers with activations between; else None.
+        """For an unconditional MLP, or nn.Sequential of linear layers and activations; else None.
 
         Only these very types and no hooks: a subclass or a hook may compute something else.
         """
@@ -107,14 +99,15 @@ class PerceptronHessian:
         if type(layers) is not nn.Sequential or len(layers) < 3 or len(layers) % 2 == 0:
             return None
         linears, activations = list(layers)[::2], list(layers)[1::2]
-        if any(type(one) is not nn.Linear for one in linears) or any(type(a) not in ACTIVATIONS for a in activations):
-            return None
-        if any(one._forward_hooks or one._forward_pre_hooks for one in (network, layers, *layers)):
-            return None
-        return cls(linears, activations)  # type: ignore[arg-type]
+        plain = all(type(layer) is nn.Linear for layer in linears)
+        known = all(type(activation) in ACTIVATIONS for activation in activations)
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (network, layers, *layers))
+        return cls(linears, activations) if plain and known and not hooked else None  # type: ignore[arg-type]
 
-    def __call__(self, x: Float[Tensor, "batch d"]) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
-        # Not in bf16: autocast would round the products that the Hessian sums, which is small and cheap here.
+    def __call__(
+        self, x: Float[Tensor, "batch d"]
+    ) -> tuple[Float[Tensor, "batch d"], Float[Tensor, "batch d d"]]:
+        # Not in bf16: autocast would round the products that the Hessian sums.
         with torch.autocast(x.device.type, enabled=False):
             return self._derived(x)
 
@@ -130,7 +123,8 @@ class PerceptronHessian:
                 z, tangents = joint[0] if layer.bias is None else joint[0] + layer.bias, joint[1:]
         gradient = rest[-1].weight.sum(0).expand(len(x), -1)
         hessian = x.new_zeros(len(x), x.shape[1], x.shape[1])
-        for layer, (tangents, slope, curvature) in zip(self.linears[-2::-1], reversed(stages), strict=True):
+        backward = zip(self.linears[-2::-1], reversed(stages), strict=True)
+        for layer, (tangents, slope, curvature) in backward:
             weighted = tangents * (gradient * curvature)
             hessian.baddbmm_(weighted.transpose(0, 1), tangents.permute(1, 2, 0))
             gradient = (gradient * slope) @ layer.weight

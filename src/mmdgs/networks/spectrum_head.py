@@ -1,9 +1,9 @@
-"""A head of structured covariance: a U-Net for the scales of pixels, and beside it a spectrum for every noise level.
+"""A head of structured covariance: a U-Net for pixels' scales, a spectrum for every level.
 
-    (inputs, level) -> log s and log v, (B, colours, H, W) each, along channels        (linalg/modulated.py)
+    (inputs, level) -> log s and log v, (B, colours, H, W) each, in channels (linalg/spectral.py)
 
-log v is a table over levels, equally far apart in log(sigma / alpha) and interpolated linearly between them. It is
-trained with the rest: with the places of large errors told apart, the spectrum of what is left is another one.
+log v is a table over levels, equally far apart in log(sigma / alpha) and interpolated linearly. It
+is trained with the rest, since the scales change the spectrum of what is left.
 """
 
 from __future__ import annotations
@@ -22,35 +22,26 @@ LARGEST = 8.0
 
 
 class SpectrumHead(nn.Module):
-    """`size` (H, W) and `ends` (the smallest and largest sigma / alpha) belong to the table, the rest to the U-Net."""
+    """`size` (H, W) and `ends` (of sigma / alpha) are the table's, other options the U-Net's."""
 
     def __init__(
-        self,
-        channels: int = 6,
-        outputs: int = 6,
-        *,
-        size: Sequence[int] = (32, 32),
-        ends: Sequence[float] = (0.01, 50.0),
-        knots: int = 24,
-        width: int = 64,
-        multipliers: Sequence[int] = (1, 2, 2),
-        blocks: int = 1,
-        attention: Sequence[int] = (2,),
-        dropout: float = 0.0,
-        conditional: bool = True,
-        seed: int = 0,
-    ) -> None:
+        self, channels: int = 6, outputs: int = 6, *, size: Sequence[int] = (32, 32),
+        ends: Sequence[float] = (0.01, 50.0), knots: int = 24, width: int = 64,
+        multipliers: Sequence[int] = (1, 2, 2), blocks: int = 1, attention: Sequence[int] = (2,),
+        dropout: float = 0.0, conditional: bool = True, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         low, high = ends
-        if outputs % 2 or not 0 < low <= high < math.inf or knots < 1 or (knots == 1) != (low == high):
+        placed = 0 < low <= high < math.inf and knots >= 1 and (knots == 1) == (low == high)
+        if outputs % 2 or not placed:
             raise ValueError(
-                f"need an even number of outputs, and knots between two ends (one where these are equal), got "
-                f"{outputs=}, {ends=}, {knots=}"
+                "need an even number of outputs, and knots between two ends (one where these are "
+                f"equal), got {outputs=}, {ends=}, {knots=}"
             )
         self.first, self.step = math.log(low), math.log(high / low) / max(1, knots - 1)
         self.scales = UNet(
-            channels, outputs // 2, width=width, multipliers=multipliers, blocks=blocks, attention=attention,
-            dropout=dropout, conditional=conditional, seed=seed,
+            channels, outputs // 2, width=width, multipliers=multipliers, blocks=blocks,
+            attention=attention, dropout=dropout, conditional=conditional, seed=seed,
         )  # fmt: skip
         self.log_variances = nn.Parameter(torch.zeros(knots, outputs // 2, *size))
 
@@ -65,14 +56,14 @@ class SpectrumHead(nn.Module):
         ratio = torch.as_tensor(level.sigma / level.alpha, dtype=table.dtype, device=table.device)
         place = (ratio.log().reshape(-1, 1) - self.first) / (self.step or 1.0)
         knots = torch.arange(len(table), dtype=table.dtype, device=table.device)
-        weights = (1 - (place.clamp(0, len(table) - 1) - knots).abs()).clamp(min=0)  # of the two knots around it
+        # Of the two knots around the place:
+        weights = (1 - (place.clamp(0, len(table) - 1) - knots).abs()).clamp(min=0)
         return (weights[:, :, None, None, None] * table).sum(1)
 
     def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         scales = self.scales(x, level) if self.scales.conditional else self.scales(x)
         scales = scales.to(self.log_variances.dtype).clamp(-LARGEST, LARGEST)
-        if scales.shape[2:] != self.log_variances.shape[2:]:
-            raise ValueError(
-                f"the spectrum is of images {tuple(self.log_variances.shape[2:])}, got {tuple(scales.shape[2:])}"
-            )
+        size, own = tuple(scales.shape[2:]), tuple(self.log_variances.shape[2:])
+        if size != own:
+            raise ValueError(f"the spectrum is of images {own}, got {size}")
         return torch.cat([scales, self.spectrum(level).expand_as(scales)], 1)

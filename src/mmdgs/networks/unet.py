@@ -1,10 +1,8 @@
 """The U-Net of the paper's image experiments: Ho et al. (2020), with the noise level as an option.
 
-    28x28, 32x32, 64x64 or any other size; a level of the pyramid halves the resolution (rounding up), and the
-    way up brings each map to the size of the one it meets.
-
-With the defaults, at 3x32x32 and without conditioning, it has the authors' 32.9 million parameters: 128 base
-channels, multipliers 1, 2, 2, 2, two residual blocks a level, attention at half resolution, dropout 0.1.
+Images have any size: a level of the pyramid halves the resolution (rounding up), and the way up
+brings each map to the size of the one it meets. By default it is the authors' network, 32.9 million
+parameters at 3x32x32 without conditioning.
 """
 
 from __future__ import annotations
@@ -18,22 +16,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmdgs.derivatives import group_norm
+from mmdgs.networks.building import initialise
 from mmdgs.networks.dropout import RowDropout
-from mmdgs.networks.initial import initialise
 from mmdgs.noise import NoiseLevel, NoiseLevels
 
-GROUPS = 32
-CHANNELS_A_GROUP = 4
+GROUPS, CHANNELS_A_GROUP = 32, 4
 FREQUENCIES = 64  # of the noise level's embedding: a period from 0.02 to 100 in log(sigma / alpha)
 PERIODS = (0.02, 100.0)
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's group norm, written out where it is compiled, and on a GPU where its weights are fixed.
+    """torch's group norm, written out where compiled, and on a GPU where weights are fixed.
 
-    The compiler makes better kernels of it, and torch's own has no forward-mode derivative for images in the
-    channels-last layout, which the training of energies needs. Its second derivative cannot be batched either, which
-    a GPU's products with the Jacobian of an energy need. Elsewhere torch's own is faster.
+    The compiler makes better kernels of it; torch's own has no forward-mode derivative in the
+    channels-last layout (for training energies), and a second derivative that cannot be batched
+    (for products with their Jacobian). Elsewhere torch's own is faster.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +49,9 @@ def _norm(channels: int) -> GroupNorm:
 class ResidualBlock(nn.Module):
     """x + conv(dropout(silu(norm(conv(silu(norm(x))) + embedding))))."""
 
-    def __init__(self, inputs: int, outputs: int, embedding: int, dropout: float, layer: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, embedding: int, dropout: float, layer: int
+    ) -> None:
         super().__init__()
         self.norm1 = _norm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
@@ -72,9 +71,8 @@ class ResidualBlock(nn.Module):
 class Attention(nn.Module):
     """x + self-attention over the pixels, one head.
 
-    Written out, not torch's fused kernel: that one cannot be differentiated twice, as an energy's training and
-    a covariance need, and at some hundred pixels it would gain nothing. Products have the channels last, as a GPU's
-    convolutions have them in memory: nothing is moved there.
+    Written out: torch's fused kernel cannot be differentiated twice, as energies and covariances
+    need. Products have the channels last, as a GPU's convolutions have them: nothing is moved.
     """
 
     def __init__(self, channels: int) -> None:
@@ -87,9 +85,6 @@ class Attention(nn.Module):
         q, k, v = self.qkv(self.norm(x)).flatten(2).mT.chunk(3, dim=2)  # (B, pixels, C)
         weights = (q @ k.mT * q.shape[2] ** -0.5).softmax(dim=-1)
         return x + self.out((weights @ v).mT.reshape(x.shape))
-
-
-BRANCHES = (ResidualBlock, Attention)
 
 
 class _Down(nn.Module):
@@ -111,8 +106,8 @@ class _Up(nn.Module):
     def forward(self, x: Tensor, like: Tensor) -> Tensor:
         (height, width), size = x.shape[-2:], like.shape[-2:]
         if torch.compiler.is_compiling() and size == (2 * height, 2 * width):
-            # The same, but its derivative is a sum, where a compiler makes that of torch's own a scatter with atomics.
-            last = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(-1, -1, 2, -1, 2, -1)  # (B, H, 2, W, 2, C)
+            # The same, but its derivative is a sum, not a scatter with atomics; (B, H, 2, W, 2, C).
+            last = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(-1, -1, 2, -1, 2, -1)
             return self.conv(last.reshape(len(x), *size, -1).permute(0, 3, 1, 2))
         return self.conv(functional.interpolate(x, size=size, mode="nearest"))
 
@@ -122,7 +117,8 @@ class LevelEmbedding(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(2 * FREQUENCIES, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+        first, second = nn.Linear(2 * FREQUENCIES, 4 * width), nn.Linear(4 * width, 4 * width)
+        self.layers = nn.Sequential(first, nn.SiLU(), second)
 
     def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
         ratio = torch.as_tensor(level.sigma / level.alpha, dtype=torch.float32, device=x.device)
@@ -135,35 +131,26 @@ class LevelEmbedding(nn.Module):
 
 
 class UNet(nn.Module):
-    """x (B, channels, H, W) -> (B, outputs, H, W); called as net(x), or net(x, level) where it is conditional.
+    """x (B, channels, H, W) -> (B, outputs, H, W), as net(x), or net(x, level) if conditional.
 
-    `attention` lists the levels of the pyramid (0: full resolution, 1: half ...) with self-attention; the
-    middle has one more. The last layer and the ends of all branches start at zero.
+    `attention` lists the levels of the pyramid (0: full resolution, 1: half ...) with
+    self-attention; the middle has one more. The last layer and the ends of all branches start at 0.
     """
 
     def __init__(
-        self,
-        channels: int = 3,
-        outputs: int | None = None,
-        *,
-        width: int = 128,
-        multipliers: Sequence[int] = (1, 2, 2, 2),
-        blocks: int = 2,
-        attention: Sequence[int] = (1,),
-        dropout: float = 0.1,
-        conditional: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, channels: int = 3, outputs: int | None = None, *, width: int = 128,
+        multipliers: Sequence[int] = (1, 2, 2, 2), blocks: int = 2, attention: Sequence[int] = (1,),
+        dropout: float = 0.1, conditional: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         outputs = channels if outputs is None else outputs
         if min(channels, outputs, width, blocks, *multipliers) < 1 or not multipliers:
-            raise ValueError(
-                f"sizes must be at least 1, got {channels=}, {outputs=}, {width=}, {blocks=}, {multipliers=}"
-            )
-        if any(not 0 <= level < len(multipliers) for level in attention):
-            raise ValueError(f"attention must name levels of the pyramid, 0 to {len(multipliers) - 1}, got {attention}")
-        self.channels = channels
-        self.conditional = conditional
+            sizes = f"{channels=}, {outputs=}, {width=}, {blocks=}, {multipliers=}"
+            raise ValueError(f"sizes must be at least 1, got {sizes}")
+        lowest = len(multipliers) - 1
+        if any(not 0 <= level <= lowest for level in attention):
+            raise ValueError(f"attention must name levels from 0 to {lowest}, got {attention}")
+        self.channels, self.conditional = channels, conditional
         embedding = 4 * width if conditional else 0
         layers = itertools.count()
 
@@ -177,42 +164,43 @@ class UNet(nn.Module):
             now, skips = width, [width]
             for level, multiplier in enumerate(multipliers):
                 for _ in range(blocks):
-                    residual = block(now, width * multiplier)
+                    stage: list[nn.Module] = [block(now, width * multiplier)]
                     now = width * multiplier
-                    self.down.append(nn.ModuleList([residual, *[Attention(now)] * (level in attention)]))
+                    stage += [Attention(now)] if level in attention else []
+                    self.down.append(nn.ModuleList(stage))
                     skips.append(now)
-                if level < len(multipliers) - 1:
+                if level < lowest:
                     self.down.append(nn.ModuleList([_Down(now)]))
                     skips.append(now)
             self.middle = nn.ModuleList([block(now, now), Attention(now), block(now, now)])
             for level, multiplier in reversed(list(enumerate(multipliers))):
                 for i in range(blocks + 1):
-                    stage = nn.ModuleDict({"up": _Up(now)} if i == 0 and level < len(multipliers) - 1 else {})
-                    stage["block"] = block(now + skips.pop(), width * multiplier)
+                    up: dict[str, nn.Module] = {}
+                    if i == 0 and level < lowest:
+                        up["up"] = _Up(now)
+                    up["block"] = block(now + skips.pop(), width * multiplier)
                     now = width * multiplier
-                    if level in attention:
-                        stage["attention"] = Attention(now)
-                    self.up.append(stage)
+                    up |= {"attention": Attention(now)} if level in attention else {}
+                    self.up.append(nn.ModuleDict(up))
             self.last = nn.Sequential(_norm(now), nn.SiLU(), nn.Conv2d(now, outputs, 3, padding=1))
-        ends = [m.conv2 if isinstance(m, ResidualBlock) else m.out for m in self.modules() if isinstance(m, BRANCHES)]
+        ends = [m.conv2 for m in self.modules() if isinstance(m, ResidualBlock)]
+        ends += [m.out for m in self.modules() if isinstance(m, Attention)]
         initialise(self, seed, zero=[*ends, self.last[-1]])
 
     def forward(self, x: Tensor, level: NoiseLevel | NoiseLevels | None = None) -> Tensor:
         if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(f"the network takes images (B, {self.channels}, H, W), got shape {tuple(x.shape)}")
-        embedding = None
-        if self.embedding is not None:
-            if level is None:
-                raise ValueError("this network is conditional: call it as net(x, level)")
-            embedding = self.embedding(x, level)
+            raise ValueError(f"expected images (B, {self.channels}, H, W), got {tuple(x.shape)}")
+        if self.conditional and level is None:
+            raise ValueError("this network is conditional: call it as net(x, level)")
+        embedding = None if self.embedding is None else self.embedding(x, level)
         h = self.first(x)
         skips = [h]
         for stage in self.down:
-            for block in stage.children():
-                h = block(h, embedding)
+            for layer in stage.children():
+                h = layer(h, embedding)
             skips.append(h)
-        for block in self.middle:
-            h = block(h, embedding)
+        for layer in self.middle:
+            h = layer(h, embedding)
         for stage in self.up:
             assert isinstance(stage, nn.ModuleDict)
             skip = skips.pop()

@@ -1,4 +1,4 @@
-"""Linear operators A of measurements y = A x + noise: masks, blurs, smaller images, any linear function."""
+"""Linear operators A of measurements y = A x + noise: masks, blurs, any linear function."""
 
 from mmdgs.operators.contract import (
     Composed,

@@ -1,12 +1,26 @@
-"""Ancestral sampling: down from level to level by the bridge of the denoising posterior, no noise up.
+"""Ancestral sampling: down from level to level by the bridge of the denoising posterior.
 
-    x_s ~ N(g m + (a sigma_s^2 / sigma_t^2) x_t,  v I + g^2 C),   v = sigma_s^2 b^2 / sigma_t^2       (posterior.py)
+    x_s ~ N(g m + (a sigma_s^2 / sigma_t^2) x_t,  v I + g^2 C),   v = sigma_s^2 b^2 / sigma_t^2
 
-With C = 0 this is DDPM's small variance; with b^2 I in place of the covariance its large one (Ho et al., 2020);
-with C from a moments estimator it is the optimal covariance of its kind (Bao et al., 2022, and beyond).
+With C = 0 this is DDPM's small variance; with b^2 I in place of the covariance its large one (Ho et
+al., 2020); with C from a moments estimator it is the optimal covariance of its kind (Bao et al.,
+2022, and beyond). `posterior.py` has g, a and b.
 
-What is drawn on the way into the cleanest level stays in the images, for nothing is left to remove it. In few steps
-that is a visible grain, and Bao et al. (their appendix) keep its mean absolute value to some grey levels.
+What is drawn on the way into the cleanest level stays in the images, for nothing is left to remove
+it. In few steps that is a visible grain, and Bao et al. (their appendix) keep its mean absolute
+value to some grey levels.
+
+Mirrored sampling draws clean data, and goes on with the noise that was there, turned round:
+
+    x ~ q(x | x_t),      x_s = alpha_s x - (sigma_s / sigma_t) (x_t - alpha_t x)
+
+Given x the noise e of x_t = alpha_t x + sigma_t e is Gaussian, and -e is as likely as e. So x_s has
+the law of level s wherever x_t had that of level t and q is exact, as with the bridge, which keeps
+sigma_s / sigma_t of the noise and draws the rest. They differ where q is not exact. What q takes
+for noise by mistake is a part of x, such as the component of a mixture that x_t speaks for. The
+bridge carries it on to the next level; here it changes its sign. Mirrored sampling is for few
+levels and a covariance that is near the true one: each step is a whole draw of q, so that more
+levels do not make up for a poor one, as they do with the bridge.
 """
 
 from __future__ import annotations
@@ -29,16 +43,16 @@ LAST_NOISE = 2.0
 
 
 def grey_levels(count: float, interval: tuple[float, float]) -> float:
-    """So many of 255 grey levels as a difference of values, where the data lie in an interval."""
+    """So many of 255 grey levels as a difference of values in the data's interval."""
     return count * (interval[1] - interval[0]) / 255
 
 
 @dataclass(frozen=True)
 class Ancestral:
-    """Ancestral sampling with the covariance of any moments estimator; to clean data it gives the mean.
+    """Ancestral sampling with the covariance of any estimator; at the clean level it gives D.
 
-    `most_noise` bounds the mean absolute value of what a chain's step draws. With `mean_last=False` it draws clean data
-    too, as what is to have the spread of the posterior must.
+    `most_noise` bounds the mean absolute value of what a chain's step draws. With `mean_last=False`
+    it draws clean data too, as what is to have the spread of the posterior must.
     """
 
     moments: Moments
@@ -70,7 +84,7 @@ def limited(noise: Tensor, most: float) -> Tensor:
 
 @dataclass(frozen=True)
 class FixedVariance:
-    """Ancestral sampling with DDPM's fixed variances: the small one (C = 0), or the large one, b^2."""
+    """Ancestral sampling with DDPM's fixed variances: small (C = 0), or large (b^2)."""
 
     denoiser: Denoiser
     large: bool = False
@@ -81,6 +95,23 @@ class FixedVariance:
         mean = denoise(self.denoiser, state.x, level)
         if following == CLEAN:
             return State(finite(mean)), {}
-        known = Gaussian(mean, Diagonal(mean.new_zeros(()).expand_as(mean))).bridge(state.x, level, following)
-        std = transition(following, level)[1] if self.large else known.cov.diagonal().sqrt()
-        return State(finite(known.mean + std * randn_like(mean, generator))), {}
+        point = Gaussian(mean, Diagonal(mean.new_zeros(()).expand_as(mean)))
+        bridge = point.bridge(state.x, level, following)
+        std = transition(following, level)[1] if self.large else bridge.cov.diagonal().sqrt()
+        return State(finite(bridge.mean + std * randn_like(mean, generator))), {}
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """A draw of q(x | x_t), and the noise of x_t turned round; at the clean level the draw."""
+
+    moments: Moments
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        q = self.moments(state.x, level, generator=generator)
+        x, info = q.sample_with_info(generator=generator)
+        if following != CLEAN:
+            x = following.alpha * x - (following.sigma / level.sigma) * (state.x - level.alpha * x)
+        return State(finite(x)), info

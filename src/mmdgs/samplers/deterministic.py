@@ -1,7 +1,7 @@
-"""Samplers without noise of their own, unless asked for: DDIM, two methods of higher order for the ODE of diffusion
-(`eta`, `churn`: with fresh noise), and a denoising step.
+"""Samplers of the diffusion ODE: DDIM, two methods of higher order, and a denoising step.
 
-In y = x / alpha and s = sigma / alpha the ODE is dy/ds = (y - D) / s (Karras et al., 2022): DDIM is its Euler step.
+In y = x / alpha and s = sigma / alpha the ODE is dy/ds = (y - D) / s (Karras et al., 2022): DDIM is
+its Euler step. `eta` and `churn` add fresh noise.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ class Denoise:
     denoiser: Denoiser
 
     def step(
-        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         return State(finite(denoise(self.denoiser, state.x, level))), {}
 
 
 @dataclass(frozen=True)
 class DDIM:
-    """x_s = alpha_s D + sqrt(sigma_s^2 - v^2) e + v z, e = (x_t - alpha_t D) / sigma_t (Song et al., 2021).
+    """x_s = alpha_s D + sqrt(sigma_s^2 - v^2) e + v z, e = (x_t - alpha_t D) / sigma_t.
 
-    v^2 is `eta`^2 times the small variance of ancestral sampling: eta = 0 is deterministic, eta = 1 is DDPM.
-    An `interval` clamps D as diffusers does: e is still the noise by the D that was not clamped.
+    Song et al. (2021). v^2 is `eta`^2 times the small variance of ancestral sampling: eta = 0 is
+    deterministic, eta = 1 is DDPM. An `interval` clamps D as diffusers does: e is still the noise
+    by the D that was not clamped.
     """
 
     denoiser: Denoiser
@@ -62,7 +63,7 @@ class DDIM:
 class Heun:
     """Heun's second-order step with optional churn (Karras et al., 2022, Algorithms 1 and 2).
 
-    `churn` lifts the noise by that share of it before a step, and the step then leads down from there.
+    `churn` lifts the noise by that share of it before a step, which then leads down from there.
     """
 
     denoiser: Denoiser
@@ -95,27 +96,29 @@ class Heun:
 
 @dataclass(frozen=True)
 class _WithMeans(State):
-    """A state that knows the means of the steps before, the last first, and -log(sigma / alpha) of each."""
+    """A state with the means of the steps before, the last first, and their -log(sigma / alpha)."""
 
     past: tuple[tuple[float, Tensor], ...]
 
 
 @dataclass(frozen=True)
 class Multistep:
-    """A step of second or third order for one evaluation: D goes on along the polynomial through the last means.
+    """A step of second or third order for one evaluation, by a polynomial through the last means.
 
-    In l = -log(sigma / alpha) the ODE is dy/dl = D - y. With D + c (l - l_t) along the step, c by the last two means,
+    In l = -log(sigma / alpha) the ODE is dy/dl = D - y. With D + c (l - l_t) along the step, c by
+    the last two means,
 
         y_s = D + e^-h (y_t - D) + (e^-h - 1 + h) c,    h = l_s - l_t,
 
-    exactly; `order` 3 adds the square, by three means. The first step, and one after a step of another kernel, is
-    DDIM's (with eta = 1, DDPM's). `midpoint` takes D where the polynomial is in the middle of the step for all of it,
-    which puts (1 - e^-h) h / 2 in the place of the last factor (as Lu et al., 2022: DPM-Solver++, 2M). That is of
-    second order too, and trusts the slope less: with noise draws are less too wide along few levels.
+    exactly; `order` 3 adds the square, by three means. The first step, and one after a step of
+    another kernel, is DDIM's (with eta = 1, DDPM's). `midpoint` takes D where the polynomial is in
+    the middle of the step for all of it, which puts (1 - e^-h) h / 2 in the place of the last
+    factor (as Lu et al., 2022: DPM-Solver++, 2M). That is of second order too, and trusts the slope
+    less: stochastic draws are less over-dispersed with few levels.
 
-    `eta` > 0 is for the SDE of the same laws, dy = (1 + eta) (D - y) dl + noise (eta = 1: the time reversal of adding
-    noise): a step lets y fall by e^-(1 + eta) h, and draws noise of the variance (1 - e^(-2 eta h)) sigma^2 anew.
-    Fresh noise washes out errors of earlier steps.
+    `eta` > 0 is for the SDE of the same laws, dy = (1 + eta) (D - y) dl + noise (eta = 1: the time
+    reversal of adding noise): a step lets y fall by e^-(1 + eta) h, and draws noise of the variance
+    (1 - e^(-2 eta h)) sigma^2 anew. Fresh noise washes out errors of earlier steps.
     """
 
     denoiser: Denoiser
@@ -127,7 +130,7 @@ class Multistep:
         if self.order not in (2, 3):
             raise ValueError(f"order must be 2 or 3, got {self.order}")
         if not 0 <= self.eta < math.inf:
-            raise ValueError(f"eta must be at least 0 (0: no noise, 1: the reverse SDE's) and finite, got {self.eta}")
+            raise ValueError(f"eta must be at least 0 and finite, got {self.eta}")
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -155,5 +158,6 @@ class Multistep:
                 bend = (slope - (last - oldest) / (earlier - first)) / (now - first)
                 y = y + (square + (now - earlier) * linear) * bend
         if self.eta:
-            y = y + following.ratio * math.sqrt(-math.expm1(-2 * self.eta * length)) * randn_like(y, generator)
+            fresh = following.ratio * math.sqrt(-math.expm1(-2 * self.eta * length))
+            y = y + fresh * randn_like(y, generator)
         return _WithMeans(finite(following.alpha * y), ((now, mean), *past)[: self.order - 1]), {}

@@ -1,4 +1,4 @@
-"""The one runner: takes chains along a plan, with progress, a callback, kept states, and the cost."""
+"""The one runner: takes chains along a plan, with progress, a callback, kept states, its cost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mmdgs.samplers.plans import Plan, single_level_plan
 logger = logging.getLogger("mmdgs")
 
 SMALL_STATE = 256
-"""A state of at most this many numbers is run on one CPU thread: sharing out such small work costs more."""
+"""A state of at most so many numbers runs on one CPU thread: sharing it out costs more."""
 
 USUAL_REPAIRS = 0.4
-"""Share of variances at the floor that is common: 0.2 to 0.37 in chains on MNIST and CIFAR-10. More probes do not lower
-it, since 0.37 of the exact diagonal of the MNIST energy is negative (docs/mnist.md)."""
+"""A common share of variances at the floor: 0.2 to 0.37 in chains on MNIST and CIFAR-10. More
+probes do not lower it: 0.37 of the exact diagonal of the MNIST energy is negative."""
 
 Callback = Callable[[int, State, Info], None]
 """(step, state, info), called after each step; steps are counted from 0."""
@@ -36,9 +36,9 @@ Callback = Callable[[int, State, Info], None]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves: kept samples, the last state, per-chain averages of the info, the random streams, the cost.
+    """Kept samples, the last state, averages of the info, the random streams, the cost.
 
-    An average is over the steps that report it.
+    An average, one number a chain, is over the steps that report it.
     """
 
     samples: Float[Tensor, "kept chains ..."]
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def repaired(self) -> float:
-        """The fraction of covariance eigenvalues (or variances) that were repaired, over steps and chains."""
+        """The fraction of eigenvalues (or variances) repaired, over steps and chains."""
         return self.info["repaired"].mean().item() if "repaired" in self.info else 0.0
 
 
@@ -71,16 +71,19 @@ def run(
 ) -> Run:
     """Run a plan from x0, which may be noise at its first level (`plan.noise`).
 
-    `keep` names the steps after which states are kept, in this order (0: the start); None keeps the last alone.
-    Chain c draws from its own stream of purpose "steps": (seed, first_chain + c), or (seed[c], 0) where a seed is
-    given for each chain; the `streams` of an earlier run go on where it ended. `progress` names the bar, which stays
-    quiet off a terminal; None switches it off.
+    `keep` names the steps after which states are kept, in this order (0: the start); None keeps the
+    last alone. Chain c draws from its own stream of purpose "steps": (seed, first_chain + c), or
+    (seed[c], 0) where a seed is given for each chain; the `streams` of an earlier run go on where
+    it ended. `progress` names the bar, which stays quiet off a terminal; None switches it off.
     """
     require_batch(x0)
     if not torch.isfinite(x0).all():
         raise ValueError("x0 holds values that are not finite")
     places = {step: place for place, step in enumerate(kept_steps(keep, len(plan.steps)))}
-    streams = seed if isinstance(seed, Streams) else Streams(seed, len(x0), first_chain, purpose="steps")
+    if isinstance(seed, Streams):
+        streams = seed
+    else:
+        streams = Streams(seed, len(x0), first_chain, purpose="steps")
     state, samples = State(x0.detach()), x0.new_empty(len(places), *x0.shape)
     totals: dict[str, tuple[Tensor, int]] = {}  # of the info, and how many steps reported it
     if 0 in places:
@@ -110,19 +113,17 @@ def run(
 
 
 def repair_note(fraction: float) -> str:
-    """What a person should know where a fraction of the variances (or eigenvalues) was raised to the floor."""
-    said = (
-        f"{100 * fraction:.3g}% of the variances were estimated as negative or nearly zero and were raised to the "
-        "floor, so draws follow the mean there."
+    """What a person should know where a fraction of the variances was raised to the floor."""
+    note = (
+        f"{100 * fraction:.3g}% of the variances were estimated as negative or nearly zero and "
+        "were raised to the floor, so draws follow the mean there. "
     )
     if fraction > USUAL_REPAIRS:
-        return (
-            f"{said} This is more than usual (up to {100 * USUAL_REPAIRS:.0f}%), and samples may lack detail: try a "
-            "covariance that is fitted on data (spectral or isotropic)"
-        )
-    return (
-        f"{said} This is usual for the Jacobian of a network, and the samples can be used. As uncertainties these "
-        "variances are a cautious guess: mmdgs.calibrate(moments, data, levels) fits them"
+        usual = f"This is more than usual (up to {100 * USUAL_REPAIRS:.0f}%)"
+        return f"{note}{usual}: try a covariance fitted on data (spectral or isotropic)"
+    return note + (
+        "This is usual for the Jacobian of a network, and the samples can be used; "
+        "mmdgs.calibrate(moments, data, levels) fits them as uncertainties"
     )
 
 
@@ -147,15 +148,16 @@ def gibbs_chain(
     callback: Callback | None = None,
     progress: str | None = "sampling",
 ) -> Float[Tensor, "steps chains ..."]:
-    """Single-level pseudo-Gibbs chains from x0 (chains, ...): the clean samples, (steps, chains, ...).
+    """Single-level pseudo-Gibbs chains from x0 (chains, ...): samples (steps, chains, ...).
 
-    Keeps every `thin`-th state after the first `burn_in` steps. A kernel such as `ExactGibbs(mixture)` may stand in
-    place of the estimator. The "mmdgs" log says what fraction of the covariance had to be repaired, if any; `run`
-    returns that number too.
+    Keeps every `thin`-th state after the first `burn_in` steps. A kernel such as
+    `ExactGibbs(mixture)` may stand in place of the estimator. The "mmdgs" log says what fraction of
+    the covariance had to be repaired, if any; `run` returns that number too.
     """
     plan = single_level_plan(post, level, steps=steps)
     if burn_in < 0 or thin < 1 or burn_in + thin > steps:
-        raise ValueError(f"need burn_in >= 0, thin >= 1 and burn_in + thin <= steps, got {burn_in=}, {thin=}, {steps=}")
+        got = f"{burn_in=}, {thin=}, {steps=}"
+        raise ValueError(f"need burn_in >= 0, thin >= 1 and burn_in + thin <= steps, got {got}")
     kept = range(burn_in + thin, steps + 1, thin)
     result = run(plan, x0, seed=seed, keep=kept, callback=callback, progress=progress)
     if result.repaired > 0:

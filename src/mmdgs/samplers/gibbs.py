@@ -1,7 +1,8 @@
-"""Gibbs kernels: noise up, then sample the denoising posterior down (the paper's eq. gibbs:procedure).
+"""Gibbs kernels: noise up, then sample the denoising posterior down.
 
-A step at the pair (t, s) draws x_t ~ p(x_t | x_s) by the forward kernel and x_s ~ q(x_s | x_t) by the
-posterior's bridge. With s = clean this is single-level Gibbs; along a path of levels it is Algorithm 2.
+A step at the pair (t, s) draws x_t ~ p(x_t | x_s) by the forward kernel and x_s ~ q(x_s | x_t) by
+the posterior's bridge. With s = clean this is single-level Gibbs; along a path of levels it is
+Algorithm 2.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Gibbs:
     moments: Moments
 
     def step(
-        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         x_t = add_noise(state.x, level, generator=generator, start=following)
         q = self.moments(x_t, level, generator=generator)
@@ -39,7 +40,7 @@ class Gibbs:
 
 @dataclass(frozen=True)
 class GibbsFromAbove:
-    """The first sweep at a pair (t, s) in the paper's Algorithm 2: the state at t is taken for one at s."""
+    """The first sweep at a pair (t, s) in Algorithm 2: the state at t is taken for one at s."""
 
     moments: Moments
 
@@ -52,27 +53,27 @@ class GibbsFromAbove:
 
 @dataclass(frozen=True)
 class GibbsMean:
-    """Noise up, and the mean of the posterior in place of a draw: a last step that leaves no noise in the sample."""
+    """Noise up, and the posterior's mean: a last step that leaves no noise in the sample."""
 
     denoiser: Denoiser
 
     def step(
-        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         if following != CLEAN:
             raise ValueError(f"the mean is that of clean data; got a step to {following}")
         noisy = State(add_noise(state.x, level, generator=generator))
-        return Denoise(self.denoiser).step(noisy, level, generator=generator)
+        return Denoise(self.denoiser).step(noisy, level, CLEAN, generator=generator)
 
 
 @dataclass(frozen=True)
 class ExactGibbs:
-    """Gibbs with the true p(x_s | x_t) of a mixture: leaves the mixture, noised to level s, invariant."""
+    """Gibbs with the true p(x_s | x_t) of a mixture, which it leaves invariant at level s."""
 
     mixture: GaussianMixture
 
     def step(
-        self, state: State, level: NoiseLevel, following: NoiseLevel = CLEAN, *, generator: Generator
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
     ) -> tuple[State, Info]:
         x_t = add_noise(state.x, level, generator=generator, start=following)
         mixture = self.mixture

@@ -26,7 +26,7 @@ Info = Mapping[str, Tensor]
 
 @runtime_checkable
 class Kernel(Protocol):
-    """One step of a sampler from a level pair: noise up to `level`, come down to `following` (cleaner)."""
+    """One step of a sampler at a pair of levels, from `level` down to a cleaner `following`."""
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator

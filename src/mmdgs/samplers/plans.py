@@ -1,6 +1,10 @@
-"""Plans: which kernel at which pair of levels, from noise to clean data. A plan is data; `run` takes chains along it.
+"""Plans: which kernel at which pair of levels, from noise to clean data; `run` follows them.
 
-`levels` go from the noisiest to the cleanest (mmdgs.schedules). A plan's chains start from noise at its first level.
+    Plan.down(DDIM(denoiser, eta=0.5), levels)      one kernel, a step a level
+    gibbs_plan(moments, levels, sweeps=3)           several steps a level
+
+`levels` go from the noisiest to the cleanest (mmdgs.schedules). A plan's chains start from noise at
+its first level.
 """
 
 from __future__ import annotations
@@ -17,13 +21,11 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.moments import Moments
 from mmdgs.noise import CLEAN, NoiseLevel
 from mmdgs.randomness import Generator, randn
-from mmdgs.samplers.ancestral import Ancestral, FixedVariance
-from mmdgs.samplers.deterministic import DDIM, Denoise, Heun, Multistep
+from mmdgs.samplers.ancestral import Ancestral
+from mmdgs.samplers.deterministic import Denoise
 from mmdgs.samplers.gibbs import Gibbs, GibbsFromAbove, GibbsMean
 from mmdgs.samplers.kernel import Kernel
-from mmdgs.samplers.langevin import ConsistentAnnealed, Langevin
-from mmdgs.samplers.langevin_rates import suggested_rate
-from mmdgs.samplers.mirrored import Mirrored
+from mmdgs.samplers.langevin import Langevin, suggested_rate
 
 
 class Step(NamedTuple):
@@ -48,29 +50,29 @@ class Plan:
             raise ValueError("a plan needs at least one pair of levels, got none")
         return cls(path[0][0], tuple(Step(kernel, *pair) for pair in path))
 
-    def noise(self, shape: Sequence[int], chains: int, *, generator: Generator, centre: float = 0.0) -> Tensor:
-        """Where chains start: noise of the first level around the data's centre; (chains, *shape)."""
-        return self.start.alpha * centre + self.start.sigma * randn((chains, *shape), torch.empty(0), generator)
+    @classmethod
+    def down(cls, kernel: Kernel, levels: Sequence[NoiseLevel]) -> Plan:
+        """One step of a kernel for each pair of neighbouring levels, and one to clean data."""
+        return cls.along(kernel, list(pairwise([*_ordered(levels), CLEAN])))
+
+    def noise(
+        self, shape: Sequence[int], chains: int, *, generator: Generator, centre: float = 0.0
+    ) -> Tensor:
+        """Where chains start: noise of the first level around the data's centre."""
+        noise = randn((chains, *shape), torch.empty(0), generator)
+        return self.start.alpha * centre + self.start.sigma * noise
 
 
 def _ordered(levels: Sequence[NoiseLevel], least: int = 1) -> list[NoiseLevel]:
-    """The levels, from the noisiest to the cleanest."""
-    found = list(levels)
-    if len(found) < least:
-        raise ValueError(f"need at least {least} noise levels, got {len(found)}")
-    for noisier, cleaner in pairwise(found):
+    if len(levels) < least:
+        raise ValueError(f"need at least {least} noise levels, got {len(levels)}")
+    for noisier, cleaner in pairwise(levels):
         if noisier.ratio <= cleaner.ratio:
             raise ValueError(
-                f"levels are in the wrong order: {noisier} comes before {cleaner}; give the noisiest first "
-                "(largest sigma / alpha), and none twice"
+                f"levels are in the wrong order: {noisier} comes before {cleaner}; give the "
+                "noisiest first (largest sigma / alpha), and none twice"
             )
-    return found
-
-
-def _down(kernel: Kernel, levels: Sequence[NoiseLevel]) -> Plan:
-    """One step of a kernel for each pair of neighbours, and one to clean data."""
-    found = _ordered(levels)
-    return Plan.along(kernel, list(pairwise([*found, CLEAN])))
+    return list(levels)
 
 
 def _positive(name: str, value: int) -> None:
@@ -78,108 +80,78 @@ def _positive(name: str, value: int) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def gibbs_plan(moments: Moments, levels: Sequence[NoiseLevel], *, sweeps: int = 3, noise_first: bool = True) -> Plan:
-    """Multi-level pseudo-Gibbs, the paper's Algorithm 2: `sweeps` up and down at each pair of levels, then D.
+def gibbs_plan(
+    moments: Moments, levels: Sequence[NoiseLevel], *, sweeps: int = 3, noise_first: bool = True
+) -> Plan:
+    """Multi-level pseudo-Gibbs, Algorithm 2: `sweeps` up and down at each pair of levels, then D.
 
-    As printed it needs a level above the first and leaves out the last pair; here every pair of neighbours is visited.
-
-    As the paper has it every sweep begins with noise, though the state comes from the noisier level already. With
-    close levels a sweep is a Langevin step of b^2, as much as the levels' variance falls, and the state lags behind:
-    the variance of a Gaussian comes out too large by one part in 2 sweeps - 1, however many levels there are, where
-    the starting noise is much larger than the data. With
-    `noise_first=False` the first sweep of a pair only goes down, as in ancestral sampling, and the law converges.
+    As printed it needs a level above the first and leaves out the last pair; here every pair of
+    neighbours is visited. As the paper has it every sweep begins with noise, though the state comes
+    from the noisier level already: the variance of a Gaussian comes out too large by one part in 2
+    sweeps - 1, however many levels there are, where the starting noise is much larger than the data
+    (docs/results/samplers.md). With `noise_first=False` the first sweep of a pair only goes down,
+    as in ancestral sampling, and the law converges.
     """
-    found = _ordered(levels, 2)
+    levels = _ordered(levels, 2)
     _positive("sweeps", sweeps)
     first: Kernel = GibbsFromAbove(moments) if noise_first else Ancestral(moments)
     kernels = [first, *[Gibbs(moments)] * (sweeps - 1)]
-    steps = [Step(kernel, *pair) for pair in pairwise(found) for kernel in kernels]
-    return Plan(found[0], (*steps, Step(Denoise(moments.denoiser), found[-1], CLEAN)))
+    steps = [Step(kernel, *pair) for pair in pairwise(levels) for kernel in kernels]
+    return Plan(levels[0], (*steps, Step(Denoise(moments.denoiser), levels[-1], CLEAN)))
 
 
-def single_level_plan(post: Moments | Kernel, level: NoiseLevel, *, steps: int, mean: bool = False) -> Plan:
-    """Single-level pseudo-Gibbs: so many sweeps between one level and clean data, by an estimator or a kernel.
+def single_level_plan(
+    post: Moments | Kernel, level: NoiseLevel, *, steps: int, mean: bool = False
+) -> Plan:
+    """Single-level pseudo-Gibbs: sweeps between a level and clean data, by estimator or kernel.
 
-    With `mean` the last sweep ends in the posterior's mean, not in a draw: no noise stays in the sample.
+    With `mean` the last sweep ends in the posterior's mean: no noise stays in the sample.
     """
     _positive("steps", steps)
     plan = Plan.along(post if isinstance(post, Kernel) else Gibbs(post), [(level, CLEAN)] * steps)
     if not mean:
         return plan
     if isinstance(post, Kernel):
-        raise ValueError(f"mean=True needs a moments estimator, got the kernel {type(post).__name__}")
+        raise ValueError(f"mean=True needs a moments estimator, got {type(post).__name__}")
     return Plan(level, (*plan.steps[:-1], Step(GibbsMean(post.denoiser), level, CLEAN)))
 
 
 def langevin_plan(
-    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, steps: int = 5, rate: float | None = None, final: bool = True
+    denoiser: Denoiser,
+    levels: Sequence[NoiseLevel],
+    *,
+    steps: int = 5,
+    rate: float | None = None,
+    final: bool = True,
 ) -> Plan:
-    """Annealed Langevin dynamics, the paper's Algorithm 1: `steps` at each level, then D (unless not `final`).
+    """Annealed Langevin dynamics, Algorithm 1: `steps` at each level, then (where `final`) D.
 
-    As printed it takes no steps at the last level; here it does, as NCSNv2's code.
-
-    The default rate is the one that NCSNv2's analysis suggests for the levels and steps: their own 0.062 on CIFAR-10
-    (6.2e-6 / 0.01^2) and 0.033 on CelebA.
+    As printed it takes no steps at the last level; here it does, as NCSNv2's code. The default rate
+    is the one that NCSNv2's analysis suggests for the levels and steps (`suggested_rate`).
     """
-    found = _ordered(levels)
+    levels = _ordered(levels)
     _positive("steps", steps)
-    kernel = Langevin(denoiser, suggested_rate(found, steps) if rate is None else rate)
+    kernel = Langevin(denoiser, suggested_rate(levels, steps) if rate is None else rate)
     walk = []
-    for level, following in pairwise([*found, found[-1]]):
+    for level, following in pairwise([*levels, levels[-1]]):
         walk += [Step(kernel, level, level)] * (steps - 1) + [Step(kernel, level, following)]
-    return Plan(found[0], (*walk, *[Step(Denoise(denoiser), found[-1], CLEAN)] * final))
-
-
-def consistent_plan(
-    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, eta: float | None = None, factor: float = 2.0
-) -> Plan:
-    """Consistent annealed sampling, one step a level and D at the end."""
-    return _down(ConsistentAnnealed(denoiser, eta, factor), levels)
+    return Plan(levels[0], (*walk, *[Step(Denoise(denoiser), levels[-1], CLEAN)] * final))
 
 
 def ancestral_plan(
-    moments: Moments, levels: Sequence[NoiseLevel], *, last_noise: float | None = None, mean_last: bool = True
+    moments: Moments,
+    levels: Sequence[NoiseLevel],
+    *,
+    last_noise: float | None = None,
+    mean_last: bool = True,
 ) -> Plan:
     """Ancestral sampling with an estimator's covariance.
 
-    `last_noise` bounds the mean absolute value of what is drawn on the way into the cleanest level (ancestral.py).
-    With `mean_last=False` the last step draws clean data in place of their mean.
+    `last_noise` bounds the mean absolute value of what is drawn on the way into the cleanest level
+    (ancestral.py). With `mean_last=False` the last step draws clean data in place of their mean.
     """
-    plan = _down(Ancestral(moments, mean_last=mean_last), levels)
+    plan = Plan.down(Ancestral(moments, mean_last=mean_last), levels)
     if last_noise is None or len(plan.steps) < 2:
         return plan
     *above, into, out = plan.steps
     return Plan(plan.start, (*above, into._replace(kernel=Ancestral(moments, last_noise)), out))
-
-
-def mirrored_plan(moments: Moments, levels: Sequence[NoiseLevel]) -> Plan:
-    """A draw of clean data at each level, and to the next with its noise turned round; the last draw is the sample."""
-    return _down(Mirrored(moments), levels)
-
-
-def fixed_variance_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, large: bool = False) -> Plan:
-    """Ancestral sampling with DDPM's small or large variance."""
-    return _down(FixedVariance(denoiser, large), levels)
-
-
-def ddim_plan(
-    denoiser: Denoiser,
-    levels: Sequence[NoiseLevel],
-    *,
-    eta: float = 0.0,
-    interval: tuple[float, float] | None = None,
-) -> Plan:
-    """DDIM, its D clamped to an interval if one is given."""
-    return _down(DDIM(denoiser, eta, interval), levels)
-
-
-def heun_plan(denoiser: Denoiser, levels: Sequence[NoiseLevel], *, churn: float = 0.0) -> Plan:
-    """EDM's Heun sampler: two evaluations a step, one in the last."""
-    return _down(Heun(denoiser, churn), levels)
-
-
-def multistep_plan(
-    denoiser: Denoiser, levels: Sequence[NoiseLevel], *, order: int = 2, eta: float = 0.0, midpoint: bool = False
-) -> Plan:
-    """A method of second or third order with one evaluation a step, as DPM-Solver++ (2M, 3M; eta 1: 2M SDE, 3M SDE)."""
-    return _down(Multistep(denoiser, order, eta, midpoint), levels)

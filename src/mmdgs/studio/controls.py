@@ -1,4 +1,4 @@
-"""What the rooms' pages share: buttons, boxes for lines and commands, errors as one sentence, work that can be stopped.
+"""What the rooms' controls share: values by name, go, stop and download, errors as one sentence.
 
 Handlers return {component: value, or gr.update(...)}, and what is not named stays as it is.
 """
@@ -8,28 +8,25 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gradio as gr
 
 from mmdgs.errors import first_line
-from mmdgs.studio.downloads import Folder
-from mmdgs.studio.sources import CUT, FITS, MOST_BYTES, MOST_PIXELS, OWN, examples, model_of, models
-from mmdgs.studio.streaming import JOBS, Tell, streamed
+from mmdgs.studio.folder import Folder
+from mmdgs.studio.sources import CUT, FITS, MODELS, MOST_BYTES, MOST_PIXELS, examples
+from mmdgs.studio.streaming import JOBS, STOPS, Changes, Run, streamed
 
 logger = logging.getLogger("mmdgs")
 
-Changes = dict[gr.blocks.Block, Any]
-"""What a handler answers: values, or gr.update(...), for the components that change."""
-
-LINE: dict[str, Any] = {"concurrency_limit": JOBS, "concurrency_id": "compute", "show_progress": "hidden"}
-"""Work that waits in the one line of the studio."""
-LIGHT: dict[str, Any] = {"concurrency_limit": 4, "concurrency_id": "light", "show_progress": "hidden"}
-"""Work of a moment."""
+LIGHT = {"concurrency_limit": 4, "concurrency_id": "light", "show_progress": "hidden"}
+"""Work of a moment; what takes longer waits in the one line of the studio."""
 WAITING = "Waiting for a free place ..."
+STOPPED = "Stopped. What was made until then is shown."
 WORDS = 180
 """Pixels that a list of words needs; phones show one below another."""
+STAYS = "It stays on this machine, and is deleted within half an hour. Larger images: the command."
 EXTENSIONS = [".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"]
 
 
@@ -42,175 +39,170 @@ def said(error: BaseException) -> gr.Error:
     return gr.Error(sentence, title="This did not work", print_exception=False)
 
 
+def updates(changes: Changes) -> Changes:
+    """All values as updates.
+
+    Gradio (6.31) makes a new component of a session where an output is left as it is, and keeps the
+    one before for ever where the next answer is a plain value.
+    """
+    return {
+        part: value if isinstance(value, dict) and "__type__" in value else gr.update(value=value)
+        for part, value in changes.items()
+    }
+
+
 def plainly(function: Callable[..., Changes]) -> Callable[..., Changes]:
     """A handler whose errors are one sentence on the page."""
 
     @functools.wraps(function)
-    def handled(*args: Any, **kwargs: Any) -> Changes:
+    def handled(*values: Any) -> Changes:
         try:
-            return updates(function(*args, **kwargs))
+            return updates(function(*values))
         except Exception as error:
             raise said(error) from None
 
     return handled
 
 
-def updates(changes: Changes) -> Changes:
-    """All values as updates.
-
-    Gradio (6.31) makes a new component of a session where an output is left as it is, and keeps the one before for ever
-    where the next answer is a plain value.
-    """
-    return {
-        one: value if isinstance(value, dict) and "__type__" in value else gr.update(value=value)
-        for one, value in changes.items()
-    }
-
-
-class Stops:
-    """What ends the work of a room for one visitor: the stop button, another click on go, or leaving the page."""
-
-    def __init__(self) -> None:
-        self.events: dict[tuple[str, str], threading.Event] = {}
-
-    def begin(self, room: str, visitor: str) -> None:
-        """Work of a room is asked for: what ran there before ends."""
-        self.stop(room, visitor)
-        self.events[visitor, room] = threading.Event()
-
-    def event(self, room: str, visitor: str) -> threading.Event:
-        """Set once the work is to end."""
-        return self.events.setdefault((visitor, room), threading.Event())
-
-    def stop(self, room: str, visitor: str) -> None:
-        self.event(room, visitor).set()
-
-    def leave(self, visitor: str) -> None:
-        """The visitor is gone, and so is all work for them."""
-        for key in [key for key in self.events if key[0] == visitor]:
-            self.events.pop(key).set()
-
-    def end(self) -> None:
-        """All work ends."""
-        for event in list(self.events.values()):
-            event.set()
-
-
-STOPS = Stops()
-STOPPED = "Stopped. What was made until then is shown."
-
-
-def visitor_of(request: gr.Request) -> str:
-    """A name for an open page."""
-    return str(request.session_hash)
-
-
 class Room:
-    """What every room has: go, stop and download, a line that says how far it is, and the lines that give the same."""
+    """The components of a room, with ids ROOM-NAME; runs start from values of its `controls`."""
 
     def __init__(self, name: str, folder: Folder) -> None:
         self.name, self.folder = name, folder
+        self.controls: dict[str, Any] = {}
+
+    def place(self, kind: type, name: str, *args: Any, **options: Any) -> Any:
+        return kind(*args, elem_id=f"{self.name}-{name}", **options)
+
+    def control(self, kind: type, name: str, *args: Any, **options: Any) -> Any:
+        """A component whose value runs are started with, under its name."""
+        self.controls[name] = self.place(kind, name, *args, **options)
+        return self.controls[name]
+
+    def slider(self, name: str, label: str, *numbers: float, **options: Any) -> Any:
+        """A slider from its least, most and first value, and its step where that is not 1."""
+        least, most, value, step = (*numbers, 1)[:4]
+        return self.control(gr.Slider, name, least, most, value, step=step, label=label, **options)
+
+    def menu(self, name: str, label: str, choices: Mapping[str, str], **options: Any) -> Any:
+        """A menu of values with their words; the first is chosen unless another is named."""
+        pairs = [(words, value) for value, words in choices.items()]
+        options = {"value": pairs[0][1], **options}
+        return self.control(gr.Dropdown, name, pairs, label=label, **options)
+
+    def model(self, names: list[str], **options: Any) -> Any:
+        choices = {name: f"{name} ({MODELS[name]})" for name in names}
+        return self.menu("model", "Model", choices, **options)
+
+    def seed(self) -> None:
+        options = {"label": "Seed", "precision": 0, "minimum": 0, "min_width": 80}
+        self.control(gr.Number, "seed", 0, **options)
+
+    def image(self, names: list[str]) -> list[Any]:
+        """Model, example, upload and how an upload is fitted."""
+        with gr.Row():
+            model = self.model(names, min_width=WORDS)
+            choices = {name: name for name in examples(names[0])}
+            example = self.menu("example", "Example", choices, min_width=WORDS)
+        with self.place(gr.Accordion, "own", "Your own image", open=False):
+            most = f"{MOST_BYTES // 1_000_000} MB and {MOST_PIXELS // 1_000_000} million pixels"
+            options = {"file_types": EXTENSIONS, "type": "filepath", "height": 110}
+            upload = self.control(gr.File, "upload", label=f"An image of at most {most}", **options)
+            label = "How it is brought to the model's size"
+            fit = self.control(gr.Radio, "fit", list(FITS), value=CUT, label=label)
+            gr.Markdown(STAYS)
+        return [model, example, upload, fit]
 
     def buttons(self, label: str) -> None:
-        """Place the buttons."""
-        self.go = gr.Button(label, variant="primary", elem_id=f"{self.name}-go")
+        self.go = self.place(gr.Button, "go", label, variant="primary")
         with gr.Row():
-            self.stop = gr.Button("Stop", variant="stop", elem_id=f"{self.name}-stop", min_width=80)
-            self.download = gr.DownloadButton(
-                "Download", interactive=False, elem_id=f"{self.name}-download", min_width=100
-            )
+            self.stop = self.place(gr.Button, "stop", "Stop", variant="stop", min_width=80)
+            options = {"interactive": False, "min_width": 100}
+            self.download = self.place(gr.DownloadButton, "download", "Download", **options)
 
     def status_line(self, text: str = "") -> None:
-        """Place the line that says how far the work is."""
-        self.status = gr.Markdown(text, elem_id=f"{self.name}-status", elem_classes="mm-status")
+        self.status = self.place(gr.Markdown, "status", text, elem_classes="mm-status")
 
     def lines_boxes(self, python: str = "", command: str = "") -> None:
-        """Place the boxes of the Python lines and the command."""
-        with gr.Accordion("The same in Python and on the command line", open=False, elem_id=f"{self.name}-lines"):
-            self.python = gr.Code(
-                python, language="python", label="Python", interactive=False, elem_id=f"{self.name}-python"
-            )
-            self.command = gr.Code(
-                command, language="shell", label="Command", interactive=False, elem_id=f"{self.name}-command"
-            )
+        title = "The same in Python and on the command line"
+        with self.place(gr.Accordion, "lines", title, open=False):
+            options = {"interactive": False, "language": "python", "label": "Python"}
+            self.python = self.place(gr.Code, "python", python, **options)
+            options |= {"language": "shell", "label": "Command"}
+            self.command = self.place(gr.Code, "command", command, **options)
 
     def lines(self, lines: tuple[str, str]) -> Changes:
         """The Python lines and the command, in their boxes."""
         return {self.python: lines[0], self.command: lines[1]}
 
-    def starting(self) -> Changes:
-        """What is shown before anything is there."""
-        return {self.status: "Starting ...", self.download: gr.update(interactive=False)}
-
     def ready(self, name: str, content: bytes) -> Changes:
         """The download button with a file."""
         return {self.download: gr.update(value=self.folder.put(name, content), interactive=True)}
 
-    def told(self, request: gr.Request, work: Callable[[Tell[Any]], Any]) -> Iterator[Any]:
-        """What the work tells, as it comes; it ends where the visitor stops it or leaves."""
-        return streamed(work, STOPS.event(self.name, visitor_of(request)))
+    def on(
+        self, events: list[Any], function: Callable[..., Changes], *ends: Any, **more: Any
+    ) -> Any:
+        """Answer events by work of a moment, with inputs and outputs; returns the last listener."""
+        for event in events:
+            listener = event(plainly(function), *ends, **LIGHT, **more)
+        return listener
 
-    def runs(self, show: Callable[..., Iterator[Changes]], inputs: list[Any], outputs: list[Any]) -> None:
-        """Go shows what `show` yields; stop ends it, also while it waits in line. What was shown stays.
+    def clicks(self, picture: Any, function: Callable[..., Changes], *ends: Any) -> None:
+        """Answer a click on a picture by a function of its place (x, y) in pixels, and inputs."""
 
-        Another click on go ends the run before, and its own begins once that has ended.
+        def click(event: gr.SelectData, *values: Any) -> Changes:
+            return function(event.index, *values)
+
+        self.on([picture.select], click, *ends)
+
+    def values(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """The values of the controls by name, whole where a control has whole steps."""
+        named = dict(zip(self.controls, values, strict=True))
+        for name, control in self.controls.items():
+            if isinstance(control, gr.Slider):
+                named[name] = type(control.step)(named[name])
+            elif isinstance(control, gr.Number):
+                named[name] = named[name] or 0
+        return named
+
+    def runs(self, prepare: Callable[..., Run], outputs: list[Any]) -> None:
+        """Go runs what `prepare` returns for the controls' values, and shows its states.
+
+        Stop ends it, also while it waits in line; what was shown stays. Another click on go ends
+        the run before, and its own begins once that has ended.
         """
 
-        @functools.wraps(show)
-        def shown(*given: Any) -> Iterator[Changes]:
-            visitor = visitor_of(next(one for one in given if isinstance(one, gr.Request)))
-            stop = STOPS.event(self.name, visitor)
+        def show(request: gr.Request, *values: Any) -> Iterator[Changes]:
+            stop = self.stop_of(request)
             try:
-                for changes in show(*given):
-                    yield updates(changes)
+                work, change, lines = prepare(**self.values(values))
+                begun = {self.status: "Starting ...", self.download: gr.update(interactive=False)}
+                yield updates(begun | (self.lines(lines) if lines else {}))
+                for state in streamed(work, stop):
+                    yield updates(change(state))
             except Exception as error:
                 raise said(error) from None
             if stop.is_set():
-                yield updates({self.status: STOPPED if stop is STOPS.event(self.name, visitor) else WAITING})
+                another = stop is not self.stop_of(request)
+                yield updates({self.status: WAITING if another else STOPPED})
 
         def begin(request: gr.Request) -> Any:
-            STOPS.begin(self.name, visitor_of(request))
+            STOPS.begin(self.name, str(request.session_hash))
             return gr.update(value=WAITING)
 
         def end(request: gr.Request) -> Any:
-            STOPS.stop(self.name, visitor_of(request))
+            self.stop_of(request).set()
             return gr.update(value=STOPPED)
 
-        own = [self.status, self.python, self.command, self.download]
-        said_by = {"inputs": None, "outputs": self.status, "queue": False, "show_progress": "hidden"}
-        started = self.go.click(begin, **said_by).then(
-            shown, inputs, [*own, *outputs], api_name=self.name, trigger_mode="always_last", **LINE
-        )
-        started.failure(lambda: gr.update(value=""), **said_by)
-        self.stop.click(end, **said_by)
+        at_once = {"outputs": self.status, "queue": False, "show_progress": "hidden"}
+        line = {"concurrency_limit": JOBS, "concurrency_id": "compute", "show_progress": "hidden"}
+        line |= {"api_name": self.name, "trigger_mode": "always_last"}
+        inputs = list(self.controls.values())
+        outputs = [self.status, self.python, self.command, self.download, *outputs]
+        started = self.go.click(begin, None, **at_once).then(show, inputs, outputs, **line)
+        started.failure(lambda: gr.update(value=""), None, **at_once)
+        self.stop.click(end, None, **at_once)
 
-
-def image_chooser(room: str, names: list[str]) -> tuple[gr.Dropdown, gr.Dropdown, gr.File, gr.Radio]:
-    """Model, example, upload and how an upload is fitted."""
-    with gr.Row():
-        model = gr.Dropdown(
-            [(f"{name} ({OWN[name]})", name) for name in names],
-            value=names[0],
-            label="Model",
-            elem_id=f"{room}-model",
-            min_width=WORDS,
-        )
-        choices = examples(names[0])
-        chosen = gr.Dropdown(choices, value=choices[0], label="Example", elem_id=f"{room}-example", min_width=WORDS)
-    with gr.Accordion("Your own image", open=False, elem_id=f"{room}-own"):
-        file = gr.File(
-            label=f"An image of at most {MOST_BYTES // 1_000_000} MB and {MOST_PIXELS // 1_000_000} million pixels",
-            file_types=EXTENSIONS,
-            type="filepath",
-            height=110,
-            elem_id=f"{room}-upload",
-        )
-        fit = gr.Radio(list(FITS), value=CUT, label="How it is brought to the model's size", elem_id=f"{room}-fit")
-        gr.Markdown("It stays on this machine, and is deleted within half an hour. Larger images: the command.")
-    return model, chosen, file, fit
-
-
-def warm() -> None:
-    """Load the models, so that the first click finds them there."""
-    for name in models():
-        model_of(name)
+    def stop_of(self, request: gr.Request) -> threading.Event:
+        """What ends the work of this room for an open page."""
+        return STOPS.event(self.name, str(request.session_hash))

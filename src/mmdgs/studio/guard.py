@@ -1,37 +1,44 @@
-"""What every request passes before Gradio sees it: the host, the token, the route, whose file it is, how many bytes.
+"""What every request passes before Gradio sees it: host, token, route, whose file it is, bytes.
 
-Gradio compares paths with the allowed ones only in an app that it launched itself, and this one is mounted. Paths in
-the data of a call are checked by page.Page, which all calls go through, queued or not.
+Gradio compares paths with the allowed ones only in an app that it launched itself, and this one is
+mounted. Paths in the data of a call are checked by page.Page, which all calls go through.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
+import hashlib
+import hmac
 import json
 import re
+import secrets
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
 
-from mmdgs.studio.downloads import Folder
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+
+from mmdgs.studio.folder import AGE, Folder
+from mmdgs.studio.server import is_local
 from mmdgs.studio.sources import MOST_BYTES
-from mmdgs.studio.visitors import Allowance, Visitors
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval' blob:; "
+HEADERS = {
+    # A browser loads the studio's own files alone. Gradio's page needs inline scripts.
+    "content-security-policy": "default-src 'self'; "
+    "script-src 'self' 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; frame-ancestors 'self'; "
-    "form-action 'self'; base-uri 'self'"
-)
-"""What a browser may load: the studio's own files. Gradio's page needs inline scripts."""
-HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; "
+    "frame-ancestors 'self'; form-action 'self'; base-uri 'self'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 API = "/gradio_api/"
 FILE, UPLOAD = f"{API}file=", f"{API}upload"
 KEPT = (UPLOAD, f"{API}component_server")
@@ -39,39 +46,77 @@ KEPT = (UPLOAD, f"{API}component_server")
 ROUTES = {
     "GET": re.compile(
         r"/|/config/?|/(static|assets)/.+|/(favicon\.ico|theme\.css|manifest\.json|robots\.txt)"
-        rf"|{API}(info/?|app_id/?|theme\.css|startup-events|upload_progress|heartbeat/[^/]+|queue/(data|status)"
-        r"|call/.+|file=.+)",
+        rf"|{API}(info/?|app_id/?|theme\.css|startup-events|upload_progress|heartbeat/[^/]+"
+        r"|queue/(data|status)|call/.+|file=.+)",
         re.DOTALL,
     ),
-    "POST": re.compile(rf"{API}(upload|component_server/?|queue/join|(run|api)/[^/]+/?|call/.+|cancel|reset/?)"),
+    "POST": re.compile(
+        rf"{API}(upload|component_server/?|queue/join|(run|api)/[^/]+/?|call/.+|cancel|reset/?)"
+    ),
 }
-"""What the page and clients of its interface ask for. Gradio has more routes: proxies, streams, recordings, editors."""
+"""What the page and its clients ask for. Gradio has more: proxies, streams, recordings, editors."""
 MOST_JSON, MULTIPART = 1_000_000, 100_000
 """Bytes of a request without files, and of what stands around a file."""
+SENT_BY_VISITOR, SENT_BY_ADDRESS, SENT_BY_ALL = 64_000_000, 256_000_000, 512_000_000
+"""Bytes that may be uploaded in half an hour, after which uploads are deleted."""
 
 
-def is_local(host: str) -> bool:
-    """Whether an address is of this machine alone."""
-    if host == "localhost":
+class Visitors:
+    """Names of browsers, signed with a key of this process.
+
+    Nobody can make one up or take another's, and whoever holds one has shown the token, if any.
+    """
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token, self._key = token, secrets.token_bytes(32)
+
+    def new(self) -> tuple[str, str]:
+        """A visitor's name, and the cookie that proves it."""
+        name = secrets.token_hex(16)
+        return name, f"{name}.{self._signature(name)}"
+
+    def name_in(self, cookie: str) -> str | None:
+        """The visitor whose cookie this is; None where this process signed no such cookie."""
+        name, _, signature = cookie.partition(".")
+        same = hmac.compare_digest(signature.encode(), self._signature(name).encode())
+        return name if same else None
+
+    def admits(self, token: str) -> bool:
+        """Whether this is the token, or none is needed."""
+        return self.token is None or hmac.compare_digest(token.encode(), self.token.encode())
+
+    def _signature(self, name: str) -> str:
+        return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
+
+
+class Allowance:
+    """Bytes that were uploaded in the last half hour, by visitor, by address and in all."""
+
+    def __init__(self) -> None:
+        self._uploads: deque[tuple[float, Counter[str]]] = deque()
+        self._totals: Counter[str] = Counter()
+
+    def take(self, visitor: str, address: str, count: int) -> bool:
+        """Count bytes of an upload; False, and nothing is counted, where that is too much."""
+        now = time.monotonic()
+        while self._uploads and self._uploads[0][0] < now - AGE:
+            self._totals -= self._uploads.popleft()[1]  # and drops what has come to zero
+        limits = {f"visitor {visitor}": SENT_BY_VISITOR, f"address {address}": SENT_BY_ADDRESS}
+        limits["all"] = SENT_BY_ALL
+        if any(self._totals[key] + count > limit for key, limit in limits.items()):
+            return False
+        upload = Counter(dict.fromkeys(limits, count))
+        self._uploads.append((now, upload))
+        self._totals.update(upload)
         return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class AnsweredError(Exception):
-    """The answer to a request that Gradio does not see: a status and a sentence."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
 
 
 class Guard:
     """Refuses what is not this visitor's to ask, and adds headers to every answer."""
 
-    def __init__(self, app: Callable[..., Awaitable[Any]], folder: Folder, visitors: Visitors, *, local: bool) -> None:
+    def __init__(
+        self, app: Callable[..., Awaitable[Any]], folder: Folder, visitors: Visitors, *, local: bool
+    ) -> None:
         self.app, self.folder, self.visitors, self.local = app, folder, visitors, local
         self.allowance = Allowance()
 
@@ -84,66 +129,62 @@ class Guard:
             await send({"type": "websocket.close"})
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        more = dict(HEADERS)
+        request, headers = Request(scope), dict(HEADERS)
         try:
-            self._check_origin(scope, headers)
-            visitor = self._visitor(scope, headers, more)
-            self._check_route(scope, visitor)
-        except AnsweredError as answered:
-            more |= {"content-type": "text/plain; charset=utf-8"}
-            await send({"type": "http.response.start", "status": answered.status, "headers": _encoded(more)})
-            await send({"type": "http.response.body", "body": f"{answered}\n".encode()})
+            self._check_origin(request)
+            visitor = self._visitor(request, headers)
+            self._check_route(request, visitor)
+        except HTTPException as refused:
+            refusal = PlainTextResponse(f"{refused.detail}\n", refused.status_code, headers)
+            await refusal(scope, receive, send)
             return
         scope["mmdgs.visitor"] = visitor
-        from starlette.requests import ClientDisconnect
-
+        bounded = self._bounded(request, visitor, receive)
         # A page was closed while it sent something, or the studio ends while one is open.
         with contextlib.suppress(ClientDisconnect, asyncio.CancelledError):
-            await self.app(scope, self._bounded(scope, visitor, receive), self._answering(scope, visitor, more, send))
+            await self.app(scope, bounded, self._answering(request, visitor, headers, send))
 
-    def _check_origin(self, scope: Any, headers: dict[str, str]) -> None:
-        """Refuse other names of this machine (DNS rebinding), and what pages of other sites send."""
-        host = headers.get("host", "")
+    def _check_origin(self, request: Request) -> None:
+        """Refuse other names of this machine (DNS rebinding), and posts of pages of other sites."""
+        host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rsplit(":", 1)[0]
         if self.local and not is_local(name.strip("[]")):
-            raise AnsweredError(400, "the studio answers on this machine alone")
-        if scope["method"] == "POST" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise AnsweredError(403, "the studio takes nothing from pages of other sites")
+            raise HTTPException(400, "the studio answers on this machine alone")
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        if request.method == "POST" and site not in ("same-origin", "none"):
+            raise HTTPException(403, "the studio takes nothing from pages of other sites")
 
-    def _visitor(self, scope: Any, headers: dict[str, str], more: dict[str, str]) -> str:
+    def _visitor(self, request: Request, headers: dict[str, str]) -> str:
         """Who asks: by their cookie, or as somebody new, who needs the token and gets a cookie."""
-        cookie = f"mmdgs-studio-{scope['server'][1]}"  # browsers do not tell ports apart
-        with contextlib.suppress(CookieError, KeyError):
-            visitor = self.visitors.name_in(SimpleCookie(headers.get("cookie", ""))[cookie].value)
-            if visitor is not None:
-                return visitor
-        shown = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if not (self.visitors.admits(shown) or self.visitors.admits(bearer)):
-            raise AnsweredError(401, "the studio needs its token: open the address that it printed when it started")
+        cookie = f"mmdgs-studio-{request.scope['server'][1]}"  # browsers do not tell ports apart
+        visitor = self.visitors.name_in(request.cookies.get(cookie, ""))
+        if visitor is not None:
+            return visitor
+        token = request.query_params.get("token", "")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not (self.visitors.admits(token) or self.visitors.admits(bearer)):
+            words = "the studio needs its token: open the address that it printed when it started"
+            raise HTTPException(401, words)
         visitor, value = self.visitors.new()
-        more["set-cookie"] = f"{cookie}={value}; Path=/; HttpOnly; SameSite=Lax"
-        if shown and scope["path"] == "/":
-            more["location"] = "/"  # so that the token does not stay in the address of the page
-            raise AnsweredError(303, "")
+        headers["set-cookie"] = f"{cookie}={value}; Path=/; HttpOnly; SameSite=Lax"
+        if token and request.scope["path"] == "/":
+            headers["location"] = "/"  # so that the token does not stay in the page's address
+            raise HTTPException(303, "")
         return visitor
 
-    def _check_route(self, scope: Any, visitor: str) -> None:
-        method, path = scope["method"], scope["path"]
-        route = ROUTES.get("GET" if method == "HEAD" else method)
+    def _check_route(self, request: Request, visitor: str) -> None:
+        path = request.scope["path"]
+        route = ROUTES.get("GET" if request.method == "HEAD" else request.method)
         if route is None or not route.fullmatch(path):
-            raise AnsweredError(404, "the studio has no such page")
+            raise HTTPException(404, "the studio has no such page")
         if path.startswith(FILE) and not self.folder.holds(visitor, path.removeprefix(FILE)):
-            raise AnsweredError(403, "this is no file of yours; it may have been deleted")
+            raise HTTPException(403, "this is no file of yours; it may have been deleted")
 
-    def _bounded(self, scope: Any, visitor: str, receive: Receive) -> Receive:
+    def _bounded(self, request: Request, visitor: str, receive: Receive) -> Receive:
         """Receives what is sent until it is more than is allowed."""
-        from fastapi import HTTPException
-
-        kept = scope["path"].rstrip("/") in KEPT
+        kept = request.scope["path"].rstrip("/") in KEPT
         most = MOST_BYTES + MULTIPART if kept else MOST_JSON
-        address, received = (scope.get("client") or ("",))[0], 0
+        address, received = request.client.host if request.client else "", 0
 
         async def bounded() -> Any:
             nonlocal received
@@ -151,22 +192,27 @@ class Guard:
             count = len(message.get("body", b""))
             received += count
             if received > most:
-                raise HTTPException(413, f"this request exceeds the maximum allowed size of {most:,} bytes")
+                words = f"this request exceeds the maximum allowed size of {most:,} bytes"
+                raise HTTPException(413, words)
             if kept and count and not self.allowance.take(visitor, address, count):
-                raise HTTPException(413, "too much was uploaded in the last half hour; try again later")
+                words = "too much was uploaded in the last half hour; try again later"
+                raise HTTPException(413, words)
             return message
 
         return bounded
 
-    def _answering(self, scope: Any, visitor: str, more: dict[str, str], send: Send) -> Send:
-        """Sends answers with our headers; files that an answer to an upload names become the visitor's."""
-        uploading, answer = scope["path"] == UPLOAD, b""
+    def _answering(
+        self, request: Request, visitor: str, headers: dict[str, str], send: Send
+    ) -> Send:
+        """Sends answers with our headers; files that an upload's answer names are the visitor's."""
+        uploading, answer = request.scope["path"] == UPLOAD, b""
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
 
         async def answering(message: Any) -> None:
             nonlocal uploading, answer
             if message["type"] == "http.response.start":
                 uploading = uploading and message["status"] == 200
-                message["headers"] = [*message.get("headers", []), *_encoded(more)]
+                message["headers"] = [*message.get("headers", []), *encoded]
             elif uploading:
                 answer += message.get("body", b"")
                 if not message.get("more_body", False):
@@ -175,7 +221,3 @@ class Guard:
             await send(message)
 
         return answering
-
-
-def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.items()]

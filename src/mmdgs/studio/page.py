@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import gradio as gr
+from fastapi import HTTPException
+from gradio.components.base import server
 
-from mmdgs.studio import room_image, room_plane, room_restore, room_sampler
-from mmdgs.studio.controls import STOPS, visitor_of
-from mmdgs.studio.downloads import Folder
+from mmdgs.studio import image, plane, restore, sampler
+from mmdgs.studio.controls import Room
+from mmdgs.studio.folder import Folder
+from mmdgs.studio.streaming import STOPS
 
 TITLE = "mmdgs studio"
-ROOMS = {"Plane": room_plane, "Image": room_image, "Restore": room_restore, "Sampler": room_sampler}
+ABOUT = "From a denoiser to p(x | noisy x): what it knows, and what it invents."
+ROOMS = {"Plane": plane, "Image": image, "Restore": restore, "Sampler": sampler}
 WAITING, WAITING_ADDRESS, WAITING_VISITOR = 40, 20, 8
-"""Requests that may wait in line, of all, of an address and of a browser; more are refused at once."""
+"""Requests that may wait in line, of all, of an address and of a browser; more are refused."""
+PAINTINGS, LAYERS = 64, 4
+"""Paintings that wait for their run, and the layers of one."""
 VISITORS = 64
 """Open pages whose results and regions are remembered; Gradio would remember 10,000."""
 
@@ -31,26 +37,29 @@ CSS = """
 #sampler-pictures img { image-rendering: pixelated !important; }
 #plane-panels .mm-figures { display: grid; grid-template-columns: repeat(2, minmax(0, 225px)); }
 #plane-panels img { border: 1px solid var(--border-color-primary); }
-.mm-figures figcaption { font-size: 13px; line-height: 1.3; margin-top: 4px; color: var(--body-text-color); }
+.mm-figures figcaption, .mm-bars { color: var(--body-text-color); }
+.mm-figures figcaption { font-size: 13px; line-height: 1.3; margin-top: 4px; }
 #image-moved figure.mm-small { flex-basis: 200px; }
 .mm-plane img { cursor: crosshair; }
 .mm-status { min-height: 24px; }
-.mm-bars { border-collapse: collapse; font-size: 14px; width: 100%; max-width: 560px; color: var(--body-text-color); }
+.mm-bars { border-collapse: collapse; font-size: 14px; width: 100%; max-width: 560px; }
 .mm-bars td { padding: 3px 8px 3px 0; white-space: nowrap; border: 0; }
-.mm-bars td.mm-bar { width: 60%; position: relative; background: var(--background-fill-secondary); padding: 0; }
+.mm-bars td.mm-bar { width: 60%; position: relative; padding: 0; }
+.mm-bars td.mm-bar { background: var(--background-fill-secondary); }
 .mm-bars td.mm-bar div { background: rgb(232, 119, 34); height: 14px; }
-.mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
+.mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; }
+.mm-bars td.mm-bar i { background: var(--body-text-color); }
 footer { display: none !important; }
 button.label-wrap { text-align: left; }
 input[type=range]::-webkit-slider-thumb { background: var(--slider-color) !important; }
 input[type=range]::-moz-range-thumb { background: var(--slider-color) !important; }
 """
-SANS, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 
 
 def theme() -> gr.themes.Base:
     """Gradio's own, with the fonts of the machine: nothing is fetched from elsewhere."""
-    return gr.themes.Default(primary_hue="blue", font=SANS, font_mono=MONO)
+    sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
+    return gr.themes.Default(primary_hue="blue", font=sans, font_mono=mono)
 
 
 _visitor: ContextVar[str] = ContextVar("visitor", default="")
@@ -60,7 +69,8 @@ _visitor: ContextVar[str] = ContextVar("visitor", default="")
 class Page(gr.Blocks):  # type: ignore[misc]  # Gradio is optional, and not seen by mypy
     """The page, which takes no path but those of the visitor's own files.
 
-    All calls go through `process_api`, queued or not, before a file that they name is opened, hashed or copied.
+    All calls go through `process_api`, queued or not, before a file that they name is opened,
+    hashed or copied.
     """
 
     folder: Folder
@@ -92,18 +102,40 @@ def files_in(data: Any) -> Iterator[dict[str, Any]]:
             yield from files_in(part)
 
 
+_accept_blobs = gr.ImageEditor.accept_blobs
+
+
+def accept_blobs(editor: gr.ImageEditor, data: Any) -> None:
+    """Gradio's editor would keep every painting that is sent, with as many layers as it says.
+
+    Set on Gradio's class: a class of our own would make Gradio write a file beside this one.
+    """
+    if str(data.data.get("index", "null")) not in ("", "null", *map(str, range(LAYERS))):
+        raise HTTPException(413, f"a painting has at most {LAYERS} layers")
+    _accept_blobs(editor, data)
+    while len(editor.blob_storage) > PAINTINGS:
+        editor.blob_storage.pop(next(iter(editor.blob_storage)))
+
+
+gr.ImageEditor.accept_blobs = server(accept_blobs)
+
+
 def share_line(page: gr.Blocks) -> None:
     """Refuse requests of one browser or one address that would fill the line for all."""
-    line, one_at_a_time = page._queue, asyncio.Lock()
-    push: Callable[..., Any] = line.push
+    line, one_at_a_time, push = page._queue, asyncio.Lock(), page._queue.push
 
     async def push_own(body: Any, request: Any, username: Any) -> Any:
         async with one_at_a_time:
-            waiting = [event.request for queue in line.event_queue_per_concurrency_id.values() for event in queue.queue]
-            by_visitor = sum(other.scope["mmdgs.visitor"] == request.scope["mmdgs.visitor"] for other in waiting)
-            by_address = sum(other.client.host == request.client.host for other in waiting)
-            if by_visitor >= WAITING_VISITOR or by_address >= WAITING_ADDRESS:
-                return False, "Too many of your requests wait in line; try again when some are done.", "queue_full"
+            queues = line.event_queue_per_concurrency_id.values()
+            waiting = [event.request for queue in queues for event in queue.queue]
+            visitors = [other.scope["mmdgs.visitor"] for other in waiting]
+            addresses = [other.client.host for other in waiting]
+            if (
+                visitors.count(request.scope["mmdgs.visitor"]) >= WAITING_VISITOR
+                or addresses.count(request.client.host) >= WAITING_ADDRESS
+            ):
+                words = "Too many of your requests wait in line; try again when some are done."
+                return False, words, "queue_full"
             return await push(body=body, request=request, username=username)
 
     line.push = push_own
@@ -111,20 +143,20 @@ def share_line(page: gr.Blocks) -> None:
 
 def build(folder: Folder) -> gr.Blocks:
     """The page, with all rooms."""
+
+    def left(request: gr.Request) -> None:
+        STOPS.leave(str(request.session_hash))
+
     with Page(title=TITLE, analytics_enabled=False) as page:
-        gr.Markdown(f"# {TITLE}\nFrom a denoiser to p(x | noisy x): what it knows, and what it invents.")
+        gr.Markdown(f"# {TITLE}\n{ABOUT}")
         with gr.Tabs(elem_id="rooms"):
             for name, room in ROOMS.items():
                 with gr.Tab(name, id=name.lower(), elem_id=f"room-{name.lower()}"):
-                    room.build(folder)
-        page.unload(_left)
+                    gr.Markdown(room.ABOUT)
+                    room.build(Room(name.lower(), folder), gr)
+        page.unload(left)
     page.folder = folder
     page.queue(max_size=WAITING, api_open=False)
     share_line(page)
     page.state_session_capacity = VISITORS
     return page
-
-
-def _left(request: gr.Request) -> None:
-    """A page was closed: its work ends."""
-    STOPS.leave(visitor_of(request))

@@ -1,16 +1,19 @@
-"""Work in a thread of its own, which tells how far it is, and stops where the page no longer waits for it."""
+"""Work in threads that reports its state to a page, and stops once nobody waits for it."""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from mmdgs.runtime import Stopped, stoppable, threads
+from mmdgs.runtime import Stopped, stop_if_asked, stoppable, threads
 
 T = TypeVar("T")
 
@@ -20,74 +23,89 @@ JOBS = 2
 """Computations at a time; more wait in line."""
 
 _workers = ThreadPoolExecutor(2 * JOBS, thread_name_prefix="studio")
-"""The same threads for all work: torch keeps memory for each thread that has ever called it. There are some to spare
-for work that was stopped and has not come to its next step yet."""
-
-
-def threads_a_job() -> int:
-    """CPU threads of one computation, so that all together have the cores there are."""
-    return max(1, len(os.sched_getaffinity(0)) // JOBS)
+"""The same threads for all work: torch keeps memory for each thread that has ever called it. There
+are some to spare for work that was stopped and has not come to its next step yet."""
 
 
 class Tell(Generic[T]):
-    """Called by the work with what it has so far; of several between two looks the page sees the last."""
+    """Called by work with its state; of several states between two looks the page sees the last."""
 
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop = stop
-        self.changed = threading.Condition()
-        self.latest: list[T] = []
-        self.told_at = 0.0
-        self.finished = False
-        self.error: BaseException | None = None
+    def __init__(self, every: float = BEAT) -> None:
+        self.every, self.told_at = every, 0.0
+        self.latest: deque[T] = deque(maxlen=1)
+        self.changed = threading.Event()
 
-    def __call__(self, what: T) -> None:
-        if self.stop.is_set():
-            raise Stopped
-        with self.changed:
-            self.latest = [what]
-            self.told_at = time.monotonic()
-            self.changed.notify()
+    def __call__(self, state: T) -> None:
+        stop_if_asked()
+        self.latest.append(state)
+        self.told_at = time.monotonic()
+        self.changed.set()
 
-    def due(self, every: float = BEAT) -> bool:
-        """Whether it is time to tell again; stops the work where that is asked for."""
-        if self.stop.is_set():
-            raise Stopped
-        return time.monotonic() - self.told_at >= every
-
-    def take(self) -> T | None:
-        """What was told since the last look; waits for it. None: the work has ended."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.latest or self.finished)
-            found, self.latest = self.latest, []
-        return found[0] if found else None
+    def due(self) -> bool:
+        """Whether it is time to report again; stops the work where that is asked for."""
+        stop_if_asked()
+        return time.monotonic() - self.told_at >= self.every
 
 
-def streamed(work: Callable[[Tell[T]], Any], stop: threading.Event | None = None) -> Iterator[T]:
-    """What the work tells, as it comes. Errors of the work are raised.
+Changes = dict[Any, Any]
+"""What a handler answers: values, or Gradio's updates, for the components that change."""
+Run = tuple[Callable[[Tell[Any]], Any], Callable[[Any], Changes], tuple[str, str] | None]
+"""Work, what a state that it reports changes on the page, and its lines where they are known."""
+QUIET: Tell[Any] = Tell(every=math.inf)
+"""For work that nobody watches."""
 
-    Where the event is set or the iterator is closed, the work ends at its next step.
+
+def streamed(work: Callable[[Tell[T]], T], stop: threading.Event | None = None) -> Iterator[T]:
+    """The states that the work reports, as they come, and then what it returns.
+
+    Errors of the work are raised. Once the event is set or the iterator is closed, it ends at its
+    next step.
     """
-    tell: Tell[T] = Tell(stop or threading.Event())
+    stop, tell = stop or threading.Event(), Tell[T]()
 
     def run() -> None:
-        try:
-            with stoppable(tell.stop), threads(threads_a_job()):
-                work(tell)
-        except Stopped:
-            pass
-        except BaseException as error:
-            tell.error = error
-        finally:
-            with tell.changed:
-                tell.finished = True
-                tell.changed.notify()
+        cores = len(os.sched_getaffinity(0))
+        with contextlib.suppress(Stopped), stoppable(stop), threads(max(1, cores // JOBS)):
+            tell(work(tell))
 
-    _workers.submit(contextvars.copy_context().run, run)
+    job = _workers.submit(contextvars.copy_context().run, run)
+    job.add_done_callback(lambda _: tell.changed.set())
     try:
-        while (found := tell.take()) is not None:
-            yield found
-        if tell.error is not None:
-            raise tell.error
+        while tell.latest or not job.done():
+            tell.changed.wait()
+            tell.changed.clear()
+            if tell.latest:
+                yield tell.latest.pop()
+        job.result()
     except GeneratorExit:
-        tell.stop.set()
+        stop.set()
         raise
+
+
+class Stops:
+    """What ends a visitor's work in a room: the stop button, another click on go, or leaving."""
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], threading.Event] = {}
+
+    def begin(self, room: str, visitor: str) -> None:
+        """Work of a room is asked for: what ran there before ends."""
+        self.event(room, visitor).set()
+        self.events[visitor, room] = threading.Event()
+
+    def event(self, room: str, visitor: str) -> threading.Event:
+        """Set once the work is to end."""
+        return self.events.setdefault((visitor, room), threading.Event())
+
+    def leave(self, visitor: str) -> None:
+        """The visitor is gone, and so is all work for them."""
+        for key in [key for key in self.events if key[0] == visitor]:
+            self.events.pop(key).set()
+
+    def end(self) -> None:
+        """All work ends."""
+        for event in list(self.events.values()):
+            event.set()
+
+
+STOPS = Stops()

@@ -1,4 +1,4 @@
-"""The public names of mmdgs.training, and where each lives: read by type checkers, and by __init__.py."""
+"""The public names of mmdgs.training: read by type checkers, and by __init__.py."""
 
 from mmdgs.training.checkpoint import (
     RunFolder as RunFolder,
@@ -16,21 +16,12 @@ from mmdgs.training.loop import (
     Validation as Validation,
     train as train,
 )
-from mmdgs.training.objective import (
-    level_draw as level_draw,
-    loss_of as loss_of,
-)
+from mmdgs.training.objective import level_draw as level_draw, loss_of as loss_of
 from mmdgs.training.recipe import (
     Recipe as Recipe,
     TrainingSettings as TrainingSettings,
     read_recipe as read_recipe,
 )
-from mmdgs.training.run import (
-    train_model as train_model,
-)
-from mmdgs.training.stopping import (
-    Interrupted as Interrupted,
-)
-from mmdgs.training.untrained import (
-    new_model as new_model,
-)
+from mmdgs.training.run import train_model as train_model
+from mmdgs.training.stopping import Interrupted as Interrupted
+from mmdgs.training.untrained import new_model as new_model

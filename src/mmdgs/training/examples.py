@@ -1,6 +1,7 @@
 """What a training loop draws batches from, in what order, and which rows of a batch are whose.
 
-Images are kept as bytes on the device. Everything random is a function of the seed and of the row of the global batch.
+Images are kept as bytes on the device. All randomness is a function of the seed and of the row of
+the global batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mmdgs.data import TOYS, ImageSet, dequantised, flipped, load_images, midpoints, spread, toy
 from mmdgs.errors import UsageError
-from mmdgs.generation.identity import digest_of
+from mmdgs.identity import digest_of
 from mmdgs.models import CLASSES, Model
 from mmdgs.randomness import Generator, Streams, child_seed, seeded
 from mmdgs.training.recipe import Recipe
@@ -33,7 +34,7 @@ TOY_POINTS = 10_000
 
 @runtime_checkable
 class Examples(Protocol):
-    """A set of examples; `take` prepares those at some indices, on the device, with the generator's randomness."""
+    """A set of examples; `take` prepares those at some indices, on the device."""
 
     @property
     def device(self) -> torch.device: ...
@@ -48,7 +49,8 @@ class TensorExamples:
 
     def __init__(self, data: Tensor) -> None:
         if len(data) == 0 or not data.is_floating_point() or not torch.isfinite(data).all():
-            raise ValueError(f"data must be non-empty, floating point and finite, got {data.dtype} {tuple(data.shape)}")
+            got = f"{data.dtype} {tuple(data.shape)}"
+            raise ValueError(f"data must be non-empty, floating point and finite, got {got}")
         self.data = data
         self.device = data.device
 
@@ -61,7 +63,7 @@ class TensorExamples:
 
 @dataclass(frozen=True)
 class ImageExamples:
-    """Images in [0, 1), dequantised with the generator's noise, or in the middle of their steps without one.
+    """Images in [0, 1), dequantised with the generator's noise, or else at the midpoints of levels.
 
     With labels an example is a pair: (x, labels).
     """
@@ -89,19 +91,19 @@ class ImageExamples:
 
 @dataclass(frozen=True)
 class Sets:
-    """Examples to train on and to validate on, with what the model must know of them."""
+    """Examples to train and to validate on, with what the model must know of them."""
 
     train: Examples
     held_out: Examples
     shape: tuple[int, ...]
     classes: tuple[str, ...] = ()
     images: ImageSet | None = None  # those to train on, as they are stored
-    digest: str | None = None  # of all images with their labels, as they are stored; points come from the seed
+    digest: str | None = None  # of all images with their labels; points come from the seed
 
 
 def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = None) -> Sets:
-    """The examples of a recipe, on a device; a head's are those of its denoiser in size and colours."""
-    most = VALIDATION_EXAMPLES if denoiser is None else HEAD_VALIDATION.get(device.type, HEAD_VALIDATION["cpu"])
+    """The examples of a recipe, on a device; a head's have its denoiser's size and colours."""
+    most = VALIDATION_EXAMPLES if denoiser is None else by_device(HEAD_VALIDATION, device)
     if recipe.data in TOYS:
         points, seed = toy(recipe.data), recipe.training.seed
         train = points.sample(recipe.limit or TOY_POINTS, child_seed(seed, "data"))
@@ -124,20 +126,15 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = Non
         raise UsageError(f"the data {recipe.data!r} has no labels to train a classifier on")
     test = test.take(spread(len(test), most).to(device))
     flips = recipe.data in FLIPPED if recipe.flips is None else recipe.flips
-    return Sets(
-        ImageExamples(images.images, flips, images.labels if labelled else None),
-        ImageExamples(test.images, labels=test.labels if labelled else None),
-        images.shape,
-        images.classes,
-        images,
-        digest,
-    )
+    train_examples = ImageExamples(images.images, flips, images.labels if labelled else None)
+    held_out_examples = ImageExamples(test.images, labels=test.labels if labelled else None)
+    return Sets(train_examples, held_out_examples, images.shape, images.classes, images, digest)
 
 
 def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """The indices of each step's batch: epoch after epoch in a new order, a last incomplete batch left out.
+    """The indices of each step's batch: every epoch a new order, a last incomplete batch left out.
 
-    A function of the seed alone: every process draws the same order, and a resumed run passes over what was done.
+    A function of the seed alone, so every process draws the same, and a resumed run skips ahead.
     """
     order = seeded(seed, "order")
     while True:
@@ -147,12 +144,12 @@ def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
 
 
 class Shares:
-    """Which rows of a global batch are whose: the process's share, cut into parts, each with its random streams."""
+    """A process's share of a global batch, cut into parts, each with its random streams."""
 
     def __init__(self, batch_size: int, seed: int, accelerator: Accelerator | None) -> None:
         count = accelerator.num_processes if accelerator else 1
         if batch_size % count:
-            raise UsageError(f"batch_size {batch_size} cannot be shared evenly by {count} processes")
+            raise UsageError(f"batch_size {batch_size} is no multiple of the {count} processes")
         self.rows = batch_size // count
         self.first = self.rows * (accelerator.process_index if accelerator else 0)
         self.seed = seed
@@ -160,14 +157,14 @@ class Shares:
         self.cut(1)
 
     def cut(self, parts: int) -> None:
-        """Cut the share into parts; the random streams go on where they are."""
+        """Cut the share into parts; the random streams continue where they are."""
         if parts > self.rows:
-            raise UsageError(f"split must not be more than the {self.rows} examples that a process has, got {parts}")
-        edges = [round(i * self.rows / parts) for i in range(parts + 1)]
-        self.parts = [slice(a, b) for a, b in pairwise(edges)]
+            raise UsageError(f"split must not exceed a process's {self.rows} examples, got {parts}")
+        edges = list(pairwise(round(i * self.rows / parts) for i in range(parts + 1)))
+        common: dict[str, Any] = {"purpose": "noise", "positions": self.positions}
+        self.parts = [slice(a, b) for a, b in edges]
         self.streams = [
-            Streams(self.seed, b - a, first_row=self.first + a, purpose="noise", positions=self.positions)
-            for a, b in pairwise(edges)
+            Streams(self.seed, b - a, first_row=self.first + a, **common) for a, b in edges
         ]
 
     def of(self, indices: Tensor) -> Tensor:
@@ -179,8 +176,13 @@ class Shares:
         self.positions = self.streams[0].positions
 
 
-def some(examples: Examples, counts: dict[str, int], seed: int, most: int | None = None) -> torch.Tensor:
-    """Some examples, spread over all: as many as their device allows, and at most so many."""
-    count = counts.get(examples.device.type, counts["cpu"])
+def by_device(counts: dict[str, int], device: torch.device) -> int:
+    """The number for a kind of device; that of the CPU where it has none of its own."""
+    return counts.get(device.type, counts["cpu"])
+
+
+def some(examples: Examples, counts: dict[str, int], seed: int, most: int | None = None) -> Tensor:
+    """Examples spread over all: as many as `counts` says for their device, at most `most`."""
+    count = by_device(counts, examples.device)
     indices = spread(len(examples), count if most is None else min(count, most))
     return examples.take(indices, Streams(seed, len(indices), purpose="examples"))

@@ -1,8 +1,8 @@
 """The training loop: steps, and on the way losses, validations, looks at samples and checkpoints.
 
-Data order, noise and dropout masks are functions of the seed alone: a row of the global batch has its own random
-stream, so the losses are the same whatever number of processes shares the batch and however it is cut to fit in
-memory, and a run that was killed goes on from its last checkpoint as if nothing had happened.
+Data order, noise and dropout masks are functions of the seed alone: a row of the global batch has
+its own random stream. So the losses are the same whatever number of processes shares the batch and
+however it is cut to fit in memory, and a run that was killed resumes as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 FLUSH_EVERY, FLUSH_SECONDS = 50, 1.0
-"""Steps between two looks at the losses, and seconds where steps are slow: each look waits for the device."""
+"""Steps, or seconds where steps are slow, between two looks at the losses: a look waits."""
 FIRST_SAVE = 55.0
-"""Seconds after which the first checkpoint is due: it is written at the next look, within the first minute."""
+"""Seconds after which the first checkpoint is due, at the next look: within the first minute."""
 ADVICE = "try a smaller learning rate, --set clip=1, --set warmup=1000, or float32 in place of bf16"
 
 
@@ -50,27 +49,26 @@ class Validation:
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Looks at the model on the way, with its averaged weights. It draws no number that training would."""
+    """Looks at the model with its averaged weights; it draws no number that training would."""
 
     @property
     def judged_by(self) -> str | None:
-        """The number that is lowest for the best model; None: it gives no such number."""
+        """The name of the number that is lowest for the best model, if it gives one."""
 
     def look(self, step: int, /) -> Mapping[str, float]:
         """Numbers for the metrics."""
 
 
-@runtime_checkable
-class Best(Protocol):
-    """Keeps the best model so far: the lowest by the watcher's number, or by the validation loss where it has none."""
+Keep = Callable[[str, float, int, float], None]
+"""(what it is judged by, its value, the step, seconds): keeps the model as it is now as the best.
 
-    def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
-        """Keep the model as it is now, with its averaged weights."""
+It has its averaged weights, and is judged by the watcher's number or else the validation loss.
+"""
 
 
 @dataclass
 class Trained:
-    """What a run leaves beside the weights: the loss of every step, validations and looks, and how it went.
+    """What a run leaves beside the weights: the loss of every step, validations and looks.
 
     `seconds` are all of them, `watch_seconds` those of looks; the rate is that of the rest.
     """
@@ -88,8 +86,8 @@ class Trained:
 class Trainer:
     """One run of the loop; `run` does it all.
 
-    The noise of a run is a function of the seed and of the number of runs before it. Only the main process has a
-    watcher; the others wait for it.
+    The noise of a run is a function of the seed and of the number of runs before it. Only the main
+    process has a watcher; the others wait for it.
     """
 
     def __init__(
@@ -101,21 +99,21 @@ class Trainer:
         *,
         validation: Validation | None = None,
         watcher: Watcher | None = None,
-        best: Best | None = None,
+        keep: Keep | None = None,
         folder: RunFolder | None = None,
         accelerator: Accelerator | None = None,
         runs_before: int = 0,
     ) -> None:
         self.network, self.settings = network, settings
-        self.validation, self.watcher, self.best = validation, watcher, best
+        self.validation, self.watcher, self.keep = validation, watcher, keep
         self.folder, self.accelerator = folder, accelerator
         self.main = accelerator is None or accelerator.is_main_process
         self.count, self.batch_size = len(examples), min(settings.batch_size, len(examples))
         self.seed = child_seed(settings.seed, f"run {runs_before}")
         self.shares = Shares(self.batch_size, self.seed, accelerator)
         self.shares.cut(settings.split)
-        keep_start = runs_before > 0
-        self.stepper = Stepper(network, loss, examples, settings, self.shares, accelerator, keep_start=keep_start)
+        self.stepper = Stepper(network, loss, examples, settings, self.shares, accelerator)
+        self.stepper.average.keep_start = runs_before > 0
         self.step, self.seconds_before, self.started = 0, 0.0, time.perf_counter()
         self.lowest = {"validation": math.inf, "watch": math.inf}
         self.losses: list[float] = []
@@ -125,49 +123,42 @@ class Trainer:
         self.done = Trained()
 
     def run(self, progress: str | None = "training") -> Trained:
-        """Train to the end, from the folder's checkpoint if it has one; the network is left with its average.
+        """Train to the end, resuming from the folder's checkpoint; leaves the averaged weights.
 
         With a folder, Ctrl-C and SIGTERM raise `Interrupted` after a checkpoint was written.
         """
-        self._go_on_from_checkpoint()
-        settings, done, first, watched_before = self.settings, self.done, self.step, self.done.watch_seconds
+        self._resume()
+        settings, done = self.settings, self.done
+        first, watched_before = self.step, done.watch_seconds
         end = settings.last_step(max(1, self.count // self.batch_size))
         order = islice(batch_order(self.count, self.batch_size, self.seed), first, None)
-        events = [(settings.validate_every, self._validate), (settings.checkpoint_every, self._save)]
-        if settings.watch is not None:
-            events.insert(1, (settings.watch_every, self._look))
         self.started = time.perf_counter()
         clock = _Clock(first, self.seconds_before)
         self.network.train()
         bar = progress_bar(end or 0, progress if self.main else None, first=first)
-        none: list[int] = []
-        stops: AbstractContextManager[list[int]] = (
-            stop_requests(announce=self.main) if self.folder else contextlib.nullcontext(none)
-        )
-        with bar, matmul_precision(settings.precision), stops as self.asked:
-            for every, event in events[:-1] if first else ():
-                if first == end or self._due(every):
-                    event()  # unless it was done: a signal may have cut it
-                    if self._lacking:
-                        self._end_if_asked()
+        with (
+            bar,
+            matmul_precision(settings.precision),
+            stop_requests(on=self.folder is not None, announce=self.main) as self.asked,
+        ):
+            self._make_up_for_what_signals_cut(done=first == end)
             while done.ended_by == "steps" and (end is None or self.step < end):
                 self._stop_with_companions()
                 fraction = max(clock.fraction, self.step / end if end else 0.0)
-                self.recent.append(self.stepper.step(next(order), self.step, settings.rate(self.step, fraction)))
+                rate = settings.rate(self.step, fraction)
+                self.recent.append(self.stepper.step(next(order), self.step, rate))
                 self.step += 1
                 bar.update()
                 looking = self.step in (clock.look_at, end)
                 if looking:
-                    seen = done.watches[-1][1] if done.watches else {}
-                    told = {"loss": self._flush(), **seen}
-                    bar.set_postfix({name: f"{value:.4g}" for name, value in told.items()}, refresh=False)
-                    clock.looked(self.step, agreed(self._seconds(), self.accelerator), settings.minutes)
+                    self._look_at_losses(clock, bar)
                     if clock.fraction >= 1 and self.step != end:
                         done.ended_by = "minutes"
-                    if settings.minutes is not None:  # as far as it will get at this rate: the bar knows the time left
-                        bar.total = min(end or math.inf, math.ceil(self.step / min(1.0, max(fraction, clock.fraction))))
+                    if settings.minutes is not None:  # as far as it will get at this rate
+                        steps = math.ceil(self.step / min(1.0, max(fraction, clock.fraction)))
+                        bar.total = min(end or math.inf, steps)
                 last = self.step == end or done.ended_by == "minutes"
-                for every, event in events:
+                for every, event in self._events():
                     if last or self._due(every):
                         self._flush()
                         event()
@@ -176,14 +167,37 @@ class Trainer:
                     self._save()
                 if not last or self._lacking:
                     self._end_if_asked(looking)
-        done.losses, done.split = torch.tensor(self.losses, dtype=torch.float32), len(self.shares.parts)
-        done.seconds = self._seconds()
+        done.losses = torch.tensor(self.losses, dtype=torch.float32)
+        done.seconds, done.split = self._seconds(), len(self.shares.parts)
         training = done.seconds - self.seconds_before - (done.watch_seconds - watched_before)
         done.examples_a_second = (self.step - first) * self.batch_size / max(training, 1e-9)
         with torch.no_grad():
             self.stepper.average.settle()
         self.network.eval()
         return done
+
+    def _events(self) -> Iterator[tuple[int | None, Callable[[], None]]]:
+        """What is done after a step, and every how many steps; a checkpoint holds the others."""
+        yield self.settings.validate_every, self._validate
+        if self.settings.watch is not None:
+            yield self.settings.watch_every, self._look
+        yield self.settings.checkpoint_every, self._save
+
+    def _make_up_for_what_signals_cut(self, *, done: bool) -> None:
+        """Validate and watch where the checkpoint lacks it; `done`: after the last step."""
+        for every, event in self._events() if self.step else ():
+            if event != self._save and (done or self._due(every)):
+                event()
+                if self._lacking:
+                    self._end_if_asked()
+
+    def _look_at_losses(self, clock: _Clock, bar: Any) -> None:
+        """Show the mean of the recent losses and the last look, and take the time."""
+        shown = {"loss": self._flush(), **(self.done.watches[-1][1] if self.done.watches else {})}
+        numbers = {name: f"{value:.4g}" for name, value in shown.items()}
+        bar.set_postfix(numbers, refresh=False)
+        seconds = summed(self._seconds() if self.main else 0, self.accelerator)
+        clock.looked(self.step, seconds, self.settings.minutes)
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.step % every == 0
@@ -195,13 +209,10 @@ class Trainer:
             raise Interrupted(self.step, *self.asked[:1])
 
     def _stopping(self, looking: bool = False) -> bool:
-        """Whether a signal came; several processes ask each other, at looks, so that all stop at the same step."""
+        """Whether a signal came; several processes ask each other, at looks, to stop together."""
         if self.accelerator is None or self.accelerator.num_processes == 1:
             return bool(self.asked)
-        if not looking:
-            return False
-        count = torch.tensor([float(len(self.asked))], device=self.accelerator.device)
-        return self.accelerator.reduce(count, "sum").item() > 0
+        return looking and summed(len(self.asked), self.accelerator) > 0
 
     def _stop_with_companions(self) -> None:
         """End a job whose companions failed or were interrupted, with a checkpoint."""
@@ -228,18 +239,18 @@ class Trainer:
         """Look at the recent losses: stop where one is not finite, log them; returns their mean."""
         if not self.recent:
             return self.losses[-1]
-        values = torch.stack(self.recent)
+        recent = torch.stack(self.recent)
         self.recent.clear()
-        found = (self.accelerator.reduce(values, "mean") if self.accelerator else values).tolist()
-        first = self.step - len(found)
-        good = next((i for i, value in enumerate(found) if not math.isfinite(value)), len(found))
-        self.losses += found[:good]
-        self._log(*({"step": first + i + 1, "loss": value} for i, value in enumerate(found[:good])))
-        if good < len(found):
+        values = (self.accelerator.reduce(recent, "mean") if self.accelerator else recent).tolist()
+        first = self.step - len(values)
+        good = next((i for i, value in enumerate(values) if not math.isfinite(value)), len(values))
+        self.losses += values[:good]
+        self._log(*({"step": first + i + 1, "loss": v} for i, v in enumerate(values[:good])))
+        if good < len(values):
             kept = self.folder is not None and (self.folder.path / CHECKPOINTS).is_dir()
             advice = ADVICE + ("; the last good checkpoint is kept" if kept else "")
             raise NonFiniteError("training loss", [], first + good, advice=advice)
-        return math.fsum(found) / len(found)
+        return math.fsum(values) / len(values)
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -250,19 +261,20 @@ class Trainer:
         self.network.train()
 
     def _validate(self) -> None:
-        """The mean loss on the held-out set with the averaged weights and the same noise every time.
+        """The mean loss on the held-out set with the averaged weights, every time the same noise.
 
-        A signal cuts it, unless several processes validate side by side; a resumed run makes up for it.
+        A signal cuts it, unless several processes validate side by side; a resumed run makes up
+        for it.
         """
         if self.validation is None or _has(self.done.validations, self.step):
             return
-        examples, total = self.validation.examples, 0.0
+        examples, seed, total = self.validation.examples, self.settings.seed, 0.0
         with self._averaged():
-            for indices in torch.arange(len(examples)).split(self.batch_size):
+            for rows in torch.arange(len(examples)).split(self.batch_size):
                 if self._stopping():
                     return
-                streams = Streams(self.settings.seed, len(indices), first_row=int(indices[0]), purpose="validation")
-                batch = examples.take(indices, streams)
+                streams = Streams(seed, len(rows), first_row=int(rows[0]), purpose="validation")
+                batch = examples.take(rows, streams)
                 total += self.stepper.loss(self.validation.loss, batch, streams).sum().item()
             value = total / len(examples)
             judges = self.watcher is None or self.watcher.judged_by is None
@@ -274,33 +286,35 @@ class Trainer:
     def _lacking(self) -> bool:
         """Whether there is no validation of this step yet, or no look."""
         validated = self.validation is None or _has(self.done.validations, self.step)
-        return not (validated and (self.settings.watch is None or _has(self.done.watches, self.step)))
+        watched = self.settings.watch is None or _has(self.done.watches, self.step)
+        return not (validated and watched)
 
     def _look(self) -> None:
-        """Watch the averaged weights; the randomness of a look is its own, and its time is counted apart.
+        """Watch the averaged weights; the randomness and the time of a look are its own.
 
         None is begun after a signal; a resumed run makes up for it.
         """
         if _has(self.done.watches, self.step) or self._stopping():
             return
-        started, found = time.perf_counter(), {}
+        started, values = time.perf_counter(), {}
         if self.watcher is not None:
             with self._averaged():
-                found = dict(self.watcher.look(self.step))
+                values = dict(self.watcher.look(self.step))
                 name = self.watcher.judged_by or ""
-                self._judge("watch", f"{name} of {self.settings.watch:,} samples", found.get(name, math.inf))
+                what = f"{name} of {self.settings.watch:,} samples"
+                self._judge("watch", what, values.get(name, math.inf))
         self._wait()
         seconds = time.perf_counter() - started
-        self.done.watches.append((self.step, found))
+        self.done.watches.append((self.step, values))
         self.done.watch_seconds += seconds
-        self._log({"step": self.step, **found, "watch_seconds": round(seconds, 3)})
+        self._log({"step": self.step, **values, "watch_seconds": round(seconds, 3)})
 
     def _judge(self, kind: str, what: str | None, value: float) -> None:
-        """Note the lowest value so far, and keep the model that has it where it is `what` models are judged by."""
+        """Note the lowest value so far; keep its model where models are judged by `what`."""
         if value < self.lowest[kind]:
             self.lowest[kind] = value
-            if what is not None and self.best is not None and self.main:
-                self.best.keep(what, value, self.step, self._seconds())
+            if what is not None and self.keep is not None and self.main:
+                self.keep(what, value, self.step, self._seconds())
 
     def _save(self) -> None:
         """Write a checkpoint, unless there is one of this step, or its weights are not finite."""
@@ -311,13 +325,13 @@ class Trainer:
             raise NonFiniteError("network's weights", [], self.step, advice=ADVICE)
         if self.main:
             self.shares.remember()
-            best, best_watch = (value if math.isfinite(value) else None for value in self.lowest.values())
+            lowest = [value if math.isfinite(value) else None for value in self.lowest.values()]
             state = {
                 "step": self.step,
                 "seconds": self._seconds(),
-                "best": best,
+                "best": lowest[0],
                 "validations": self.done.validations,
-                "best_watch": best_watch,
+                "best_watch": lowest[1],
                 "watches": self.done.watches,
                 "watch_seconds": self.done.watch_seconds,
                 "positions": self.shares.positions,
@@ -327,36 +341,36 @@ class Trainer:
         self.saved = self.step
         self._wait()
 
-    def _go_on_from_checkpoint(self) -> None:
-        found = self.folder.load() if self.folder else None
-        if self.folder is None or found is None:
+    def _resume(self) -> None:
+        """Take over the state of the folder's last checkpoint, if there is one."""
+        checkpoint = self.folder.load() if self.folder else None
+        if self.folder is None or checkpoint is None:
             return
-        state = found.state
+        state, done = checkpoint.state, self.done
         with reading(self.folder.path, "the folder of a run that this one can go on from"):
-            self.stepper.load(found.tensors)
+            self.stepper.load(checkpoint.tensors)
             self.step, self.seconds_before = int(state["step"]), float(state["seconds"])
             for kind, value in (("validation", state["best"]), ("watch", state["best_watch"])):
                 self.lowest[kind] = math.inf if value is None else float(value)
-            self.done.validations = [(int(step), float(value)) for step, value in state["validations"]]
-            self.done.watches = [(int(step), dict(values)) for step, values in state["watches"]]
-            self.done.watch_seconds = float(state["watch_seconds"])
+            done.validations = [(int(step), float(value)) for step, value in state["validations"]]
+            done.watches = [(int(step), dict(values)) for step, values in state["watches"]]
+            done.watch_seconds = float(state["watch_seconds"])
             self.shares.positions = dict(state["positions"])
             self.shares.cut(min(max(int(state["split"]), self.settings.split), self.shares.rows))
         self.losses = self.folder.rewind(self.step, write=self.main)
         self._wait()
 
 
-def agreed(value: float, accelerator: Accelerator | None) -> float:
-    """The main process's value, on all processes."""
+def summed(value: float, accelerator: Accelerator | None) -> float:
+    """The sum of the processes' values, on all of them."""
     if accelerator is None or accelerator.num_processes == 1:
         return value
-    mine = torch.tensor([value * accelerator.is_main_process], dtype=torch.float64, device=accelerator.device)
+    mine = torch.tensor([value], dtype=torch.float64, device=accelerator.device)
     return accelerator.reduce(mine, "sum").item()
 
 
-def _has(found: list[tuple[int, Any]], step: int) -> bool:
-    """Whether something was found at a step."""
-    return any(at == step for at, _ in found)
+def _has(entries: list[tuple[int, Any]], step: int) -> bool:
+    return any(at == step for at, _ in entries)
 
 
 class _Clock:
@@ -382,5 +396,5 @@ def train(
     *,
     progress: str | None = "training",
 ) -> Tensor:
-    """Train `network` in place on data (n, ...) in memory; returns the mean loss of every step, (steps,)."""
+    """Train `network` in place on data (n, ...); returns the mean loss of every step, (steps,)."""
     return Trainer(network, loss, TensorExamples(data), settings).run(progress).losses

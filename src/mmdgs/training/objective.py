@@ -1,17 +1,17 @@
-"""What a step minimises: a model's loss at noise levels that each example draws from its own random stream.
+"""What a step minimises: a model's loss at noise levels drawn for each example.
 
-An energy's denoiser D = (x_t - sigma^2 grad f) / alpha has a gradient inside, and torch.compile differentiates a
-function once only. So `CompiledEnergy` computes
+An energy's denoiser D = (x_t - sigma^2 grad f) / alpha has a gradient inside, and torch.compile
+differentiates a function once only. So `CompiledEnergy` computes
 
     forward     grad f(x_t), compiled, nothing kept for later
-    backward    for a cotangent u of grad f: the gradient in the weights of the slope u' grad f(x_t), which is the
-                forward-mode derivative of f along u; its reverse pass, compiled too, is of the usual kernels.
+    backward    for a cotangent u of grad f, the gradient in the weights of u' grad f(x_t), which is
+                the forward-mode derivative of f along u; its reverse pass is compiled too
 
-That is eight forward passes' work in place of six, but torch's second derivative of a convolution takes the
-gradient of the weights by a convolution with kernels as large as the image, and memory holds one pass at a time.
+That is eight forward passes' work in place of six, but torch's second derivative of a convolution
+convolves with kernels as large as the image, and memory holds one pass at a time.
 
-A small network's thousand short kernels take longer to launch than to run: there, on a GPU, both functions are
-recorded as CUDA graphs, whose memory the next step overwrites, so results are copied out. Large ones gain nothing.
+A small network's thousand short kernels take longer to launch than to run: there, on a GPU, both
+functions are recorded as CUDA graphs, whose results the next step overwrites, so they are copied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LevelDraw = Callable[[Tensor, Generator], AnyLevel]
 LOG_MEAN, LOG_STD = -1.2, 1.2
 """Of log(sigma / alpha) in EDM's training (Karras et al., 2022, table 1)."""
 SMALL = 8_000_000
-"""Networks of fewer parameters are bound by launches: the MNIST preset (1.3 million) by a factor of 2.4 on an H200."""
+"""Networks of fewer parameters are bound by launches: MNIST's by a factor of 2.4 on an H200."""
 
 
 def loss_of(
@@ -57,38 +57,33 @@ def loss_of(
     probes: int | None = None,
     compiled: bool = False,
 ) -> PerExampleLoss:
-    """The loss that goes with a model's parametrisation, its network through torch.compile if asked.
+    """The loss of a model's parametrisation, its network through torch.compile if asked.
 
-    `weighting` (losses.WEIGHTINGS) and `jitter` are for denoisers, `draw` (DRAWS) is for many levels, and `denoiser`
-    and `probes` for a head of variance ratios, whose levels are weighted by the size of their targets.
+    `weighting` (losses.WEIGHTINGS) and `jitter` are for denoisers, `draw` (DRAWS) for many levels,
+    `denoiser` and `probes` for a head of variance ratios.
     """
     param, plain = model.config.param, model.network
     if param == CLASSES:
-        return lambda batch, generator: functional.cross_entropy(plain(batch[0]), batch[1], reduction="none")
+        return lambda pair, _: functional.cross_entropy(plain(pair[0]), pair[1], reduction="none")
     network = Compiled(plain) if compiled else plain
     drawn = level_draw(model.levels, draw)
     if param == MEAN_STD:
         moments = LearnedMoments(network)
         return lambda x, generator: losses.kl(moments, x, drawn(x, generator), generator=generator)
-    if param == VARIANCE_RATIO:
+    if param in (VARIANCE_RATIO, COVARIANCE):
         assert denoiser is not None, "a head is trained for a denoiser"
-        head, teacher, count = model.head_of(network), denoiser, probes or 1
+        head, teacher = model.head_of(network), denoiser
+        mean = _compiled(teacher) if compiled and param == COVARIANCE else teacher
 
-        def ocm(x: Tensor, generator: Generator) -> Tensor:
+        def of_head(x: Tensor, generator: Generator) -> Tensor:
             x = teacher.scaled(x)
             level = drawn(x, generator)
-            return losses.ocm(head, teacher, x, level, generator=generator, probes=count, weight=head.scale.weight)
+            if param == COVARIANCE:
+                return losses.covariance(head, mean, x, level, generator=generator)
+            how: dict[str, Any] = {"probes": probes or 1, "weight": head.scale.weight}
+            return losses.ocm(head, teacher, x, level, generator=generator, **how)
 
-        return ocm
-    if param == COVARIANCE:
-        assert denoiser is not None, "a head is trained for a denoiser"
-        own, mean = model.head_of(network), _compiled(denoiser) if compiled else denoiser
-
-        def likelihood(x: Tensor, generator: Generator) -> Tensor:
-            x = denoiser.scaled(x)
-            return losses.covariance(own, mean, x, drawn(x, generator), generator=generator)
-
-        return likelihood
+        return of_head
     trained = _compiled(model) if compiled else model.denoiser_of(model.network)
     weigh = losses.WEIGHTINGS[weighting or "score"]
 
@@ -102,7 +97,9 @@ def loss_of(
 
 def _compiled(model: Model) -> Denoiser:
     denoiser = model.denoiser_of(model.network)
-    return CompiledEnergy(denoiser, model.network) if isinstance(denoiser, EnergyDenoiser) else Compiled(denoiser)
+    if isinstance(denoiser, EnergyDenoiser):
+        return CompiledEnergy(denoiser, model.network)
+    return Compiled(denoiser)
 
 
 def level_draw(levels: Sequence[NoiseLevel], name: str | None = None) -> LevelDraw:
@@ -118,7 +115,8 @@ class UniformDraw:
 
     def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         self.count = len(levels)
-        self.table = torch.tensor([[level.alpha, level.sigma] for level in levels], dtype=torch.float64)
+        rows = [[level.alpha, level.sigma] for level in levels]
+        self.table = torch.tensor(rows, dtype=torch.float64)
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
         self.table = self.table.to(x)
@@ -127,15 +125,16 @@ class UniformDraw:
 
 
 class LogNormalDraw:
-    """log(sigma / alpha) normal for each row, cut off at the ends of some levels (Karras et al., 2022).
+    """log(sigma / alpha) normal for each row, clamped to the levels' ends (Karras et al., 2022).
 
-    Not one of the levels but any between their ends, with their kind of alpha: 1, or variance preserving.
+    Any level between the ends, with their kind of alpha: 1, or variance preserving.
     """
 
     def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         self.preserving = all(abs(level.alpha**2 + level.sigma**2 - 1) < 1e-6 for level in levels)
         if not self.preserving and any(level.alpha != 1 for level in levels):
-            raise UsageError("the log-normal draw needs levels with alpha = 1 or alpha^2 + sigma^2 = 1; use uniform")
+            kinds = "alpha = 1 or alpha^2 + sigma^2 = 1"
+            raise UsageError(f"the log-normal draw needs levels with {kinds}; use uniform")
         ratios = [level.sigma / level.alpha for level in levels]
         self.ends = math.log(min(ratios)), math.log(max(ratios))
 
@@ -149,19 +148,17 @@ class LogNormalDraw:
 class MixedDraw:
     """For each row one of the two draws above, each with probability 1/2.
 
-    The log-normal draw has the levels where images take shape, but of 50 and below almost none above 5 (one in a
-    hundred), where samplers that visit every level, as Gibbs and Langevin do, need a denoiser too.
+    The log-normal draw alone has hardly any level above 5, and Gibbs and Langevin visit all.
     """
 
     def __init__(self, levels: Sequence[NoiseLevel]) -> None:
         self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels)
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
-        one, other = self.uniform(x, generator), self.lognormal(x, generator)
+        uniform, lognormal = self.uniform(x, generator), self.lognormal(x, generator)
         coin = _row_uniforms(x, generator) < 0.5
-        return NoiseLevels(
-            alpha=torch.where(coin, one.alpha, other.alpha), sigma=torch.where(coin, one.sigma, other.sigma)
-        )
+        alpha = torch.where(coin, uniform.alpha, lognormal.alpha)
+        return NoiseLevels(alpha=alpha, sigma=torch.where(coin, uniform.sigma, lognormal.sigma))
 
 
 DRAWS: dict[str, Callable[[Sequence[NoiseLevel]], LevelDraw]] = {
@@ -173,10 +170,10 @@ DRAWS: dict[str, Callable[[Sequence[NoiseLevel]], LevelDraw]] = {
 
 
 def jittered(level: AnyLevel, jitter: float, x: Tensor, generator: Generator) -> NoiseLevels:
-    """Levels off by up to a factor e^jitter either way, log-uniformly: what a denoiser is told of its input's noise.
+    """Levels off by up to a factor e^jitter either way, log-uniformly.
 
-    A network trained so estimates the noise itself, within a narrow range. It then tolerates samplers whose states
-    have more or less noise than their level says (docs/samplers.md).
+    A network that is given these estimates the noise itself, within a narrow range, and tolerates
+    samplers whose states have more or less noise than their level says (docs/use/sample.md).
     """
     drawn = _row_uniforms(x, generator)
     alpha = level.alpha if isinstance(level.alpha, Tensor) else torch.full_like(drawn, level.alpha)
@@ -190,7 +187,9 @@ def _row_uniforms(x: Tensor, generator: Generator) -> Tensor:
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_t: Tensor, owner: CompiledEnergy, level: AnyLevel, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_t: Tensor, owner: CompiledEnergy, level: AnyLevel, *parameters: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x_t)
         ctx.owner, ctx.level, ctx.parameters = owner, level, parameters
         ctx.keys = current_keys(owner.network) if owner.drops else None
@@ -201,17 +200,21 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Any, ...]:
         (x_t,) = ctx.saved_tensors
-        low = contextlib.nullcontext() if ctx.low is None else torch.autocast(x_t.device.type, ctx.low)
-        wanted = [p for p in ctx.parameters if p.requires_grad]
+        low: Any = contextlib.nullcontext()
+        if ctx.low is not None:
+            low = torch.autocast(x_t.device.type, ctx.low)
+        trained = [p for p in ctx.parameters if p.requires_grad]
         with torch.enable_grad(), dropout_keys(ctx.owner.network, ctx.keys), low:
-            found = iter(ctx.owner.weight_gradients(x_t, u, ctx.level, wanted))
-        return None, None, None, *[next(found) if p.requires_grad else None for p in ctx.parameters]
+            each = iter(ctx.owner.weight_gradients(x_t, u, ctx.level, trained))
+        return None, None, None, *[next(each) if p.requires_grad else None for p in ctx.parameters]
 
 
 class CompiledEnergy:
-    """The denoiser of an energy network through torch.compile, trainable: the same function as `denoiser`."""
+    """The denoiser of an energy network through torch.compile, trainable."""
 
-    def __init__(self, denoiser: EnergyDenoiser, network: nn.Module, *, backend: str = "inductor") -> None:
+    def __init__(
+        self, denoiser: EnergyDenoiser, network: nn.Module, *, backend: str = "inductor"
+    ) -> None:
         self.denoiser, self.network, self.drops = denoiser, network, uses_dropout(network)
         weights = list(network.parameters())
         small = sum(weight.numel() for weight in weights) < SMALL
@@ -243,11 +246,13 @@ class CompiledEnergy:
                 self.gradient = self._plain_gradient
                 return self.gradient(x_t, level)
 
-    def weight_gradients(self, x_t: Tensor, u: Tensor, level: AnyLevel, weights: list[Tensor]) -> tuple[Any, ...]:
+    def weight_gradients(
+        self, x_t: Tensor, u: Tensor, level: AnyLevel, weights: list[Tensor]
+    ) -> tuple[Any, ...]:
         """The gradients of u' grad f(x_t) in the weights."""
         try:
-            found = torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
-            return tuple(None if g is None else self._kept(g) for g in found)
+            gradients = torch.autograd.grad(self.slope(x_t, u, level), weights, allow_unused=True)
+            return tuple(None if g is None else self._kept(g) for g in gradients)
         except Exception as error:
             raise_unless_compiler(error)
             self.slope = lambda x_t, u, level: (u * self._plain_gradient(x_t, level)).sum()

@@ -1,8 +1,8 @@
 """Training a recipe into a folder: data, model, loss, the loop, and the model's files at the end.
 
-A run with `init` takes the averaged weights of an earlier model: tensors of the same names and shapes, for the same
-kind of output. The optimiser starts anew. A checkpoint keeps the origin, so that a run that goes on need not have the
-earlier model any more.
+A run with `init` takes the averaged weights of an earlier model: tensors of the same names and
+shapes, for the same kind of output. The optimiser starts anew. A checkpoint keeps the origin, so
+that a resumed run does not need the earlier model any more.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from mmdgs import models
 from mmdgs.errors import UsageError, shown
-from mmdgs.files import LOCK, output_folder, write_atomically
-from mmdgs.models import CLASSES, DENOISERS, VARIANCE_RATIO, Model, ModelConfig, load, load_weights, weights_digest
+from mmdgs.files import write_atomically
+from mmdgs.folders import output_folder
+from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import OcmMoments
 from mmdgs.moments.calibrated import fitted_floors
 from mmdgs.reading import reading
 from mmdgs.runtime import device_name
 from mmdgs.training.checkpoint import BEST, IMAGES, RECIPE_FILE, WATCH, RunFolder, last_step
-from mmdgs.training.examples import Examples, Sets, read_sets, some
-from mmdgs.training.loop import Trained, Trainer, Validation, agreed
+from mmdgs.training.examples import Sets, read_sets, some
+from mmdgs.training.loop import Trained, Trainer, Validation, summed
 from mmdgs.training.objective import PerExampleLoss, loss_of
 from mmdgs.training.recipe import Recipe
 from mmdgs.training.untrained import new_head, new_model
@@ -38,22 +40,17 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 """What shows a line to the user."""
-
 ISOTROPIC_EXAMPLES = {"cuda": 50_000, "cpu": 1_000}
-"""Examples for the isotropic variance: the paper's number on a GPU, fewer on a CPU (a standard error below 1%)."""
+"""For the isotropic variance: the paper's number on a GPU; 1% standard error on a CPU."""
 HEAD_EXAMPLES = {"cuda": 128, "cpu": 32}
 """Examples for the floors of a head's variances."""
 FEW_EXAMPLES = 2_000
-"""For that of a model that is kept as the best so far, which may be kept often."""
+"""Examples for the isotropic variance of the best model so far, which may be kept often."""
 FREE_TO_CHANGE = {
-    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every", "validate_every", "watch_every"
+    "data_dir", "compile", "steps", "epochs", "minutes", "split", "checkpoint_every",
+    "validate_every", "watch_every",
 }  # fmt: skip
 """Keys that a resumed run may be given anew."""
-UNKNOWN = {"command": "not recorded"}
-"""The run of a model that says nothing of its training."""
-FREE_OPTIONS = ("dropout",)
-"""Options of a network that weights do not depend on."""
-SHOWN_DIGITS = 12
 
 
 def train_model(
@@ -69,40 +66,44 @@ def train_model(
 ) -> tuple[Model, Trained]:
     """Train a recipe into a folder; returns the model with its averaged weights, and how it went.
 
-    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and metrics.jsonl.
-    Ctrl-C and SIGTERM write a checkpoint, from which `resume=True` goes on, and raise `Interrupted`.
+    The folder then is a model's folder (`mmdgs.load`), with `best/` beside it, recipe.yaml and
+    metrics.jsonl. Ctrl-C and SIGTERM write a checkpoint, from which `resume=True` goes on, and
+    raise `Interrupted`.
     """
     out, device = Path(out), torch.device(device)
-    if resume and overwrite:
-        raise UsageError("choose one of --resume (go on) and --overwrite (start anew)")
     main = accelerator is None or accelerator.is_main_process
-    denoiser = load(recipe.denoiser, device=device) if recipe.denoiser is not None else None
+    denoiser = models.load(recipe.denoiser, device=device) if recipe.denoiser is not None else None
     settings = {key: value for key, value in recipe.to_dict().items() if key not in FREE_TO_CHANGE}
-    folder = RunFolder(out, settings | ({} if denoiser is None else {"weights of the denoiser": denoiser.digest}))
+    if denoiser is not None:
+        settings["weights of the denoiser"] = denoiser.digest
+    folder = RunFolder(out, settings)
     with output_folder(out) if main else contextlib.nullcontext():
-        begun = bool(agreed(main and _begun(folder, resume=resume, overwrite=overwrite), accelerator))
-        run = RecipeRun.start(recipe, folder, device, denoiser, begun=begun)
+        resumed = main and folder.begin(resume=resume, overwrite=overwrite)
+        resumed = summed(resumed, accelerator) > 0
+        run = RecipeRun.start(recipe, folder, device, denoiser, resumed=resumed)
         if report:
             report(run.title())
         if report and resume:
-            step = last_step(out)
-            report(f"resuming after step {step:,}" if begun else f"no checkpoint in {out}: starting at step 1")
-        watcher = run.watcher(report) if main and recipe.training.watch is not None else None
+            nothing = f"no checkpoint in {out}: starting at step 1"
+            report(f"resuming after step {last_step(out):,}" if resumed else nothing)
+        compiled = device.type == "cuda" if recipe.compile is None else recipe.compile
         trainer = Trainer(
             run.model.network,
-            run.loss(compiled=device.type == "cuda" if recipe.compile is None else recipe.compile),
+            run.loss(compiled=compiled),
             run.sets.train,
             recipe.training,
             validation=Validation(run.sets.held_out, run.loss()),
-            watcher=watcher,
-            best=run,
+            watcher=run.watcher(report) if main and recipe.training.watch is not None else None,
+            keep=run.keep,
             folder=folder,
             accelerator=accelerator,
             runs_before=len(run.origin.runs),
         )
         if main:  # nothing is refused from here on
-            folder.clear(everything=not begun)
-            write_atomically(out / RECIPE_FILE, yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+            if not resumed:
+                folder.clear()
+            content = yaml.safe_dump(recipe.to_dict(), sort_keys=False)
+            write_atomically(out / RECIPE_FILE, content.encode())
         if accelerator:
             accelerator.wait_for_everyone()
         try:
@@ -118,36 +119,19 @@ def train_model(
     return model, trained
 
 
-def _begun(folder: RunFolder, *, resume: bool, overwrite: bool) -> bool:
-    """Whether to go on from a checkpoint; a folder in use is refused, unless to go on in it or to start anew."""
-    out = folder.path
-    if resume and folder.state() is not None:
-        return True
-    if any(path.name != LOCK for path in out.iterdir()) and not overwrite:
-        if resume:
-            raise UsageError(
-                f"there is no checkpoint in {out} to go on from, and the folder is not empty; use --overwrite to start "
-                "anew, or another folder"
-            )
-        raise UsageError(
-            f"the output folder {out} is not empty; use --resume to go on, --overwrite to start anew, or another folder"
-        )
-    return False
-
-
 @dataclass(frozen=True)
 class Origin:
-    """The runs before this one, the images they saw (none: not known), and what is taken over besides weights."""
+    """The runs before this one, the images they saw (None: unknown), an earlier head's scale."""
 
     runs: tuple[dict[str, Any], ...] = ()
     images: int | None = 0
     weights: str = ""  # the digest's first digits
-    head: dict[str, Any] = field(default_factory=dict)  # an earlier head's scale, which its outputs are relative to
+    head: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RecipeRun:
-    """One run of a recipe: its examples, its model and where that comes from. It keeps the best model so far."""
+    """One run of a recipe: examples, model and its origin. It keeps the best model so far."""
 
     recipe: Recipe
     folder: RunFolder
@@ -159,24 +143,35 @@ class RecipeRun:
 
     @classmethod
     def start(
-        cls, recipe: Recipe, folder: RunFolder, device: torch.device, denoiser: Model | None, *, begun: bool
+        cls,
+        recipe: Recipe,
+        folder: RunFolder,
+        device: torch.device,
+        denoiser: Model | None,
+        *,
+        resumed: bool,
     ) -> RecipeRun:
-        """Read the examples and make the model; one that was begun has its weights in its checkpoint."""
+        """Read the examples and make the model; a resumed one has its weights in its checkpoint."""
         if denoiser is not None:
             denoiser.network.requires_grad_(False).eval()
         sets = read_sets(recipe, device, denoiser)
         if sets.digest is not None:
             folder.settings[IMAGES] = sets.digest
-        model = new_model(recipe, sets.shape, sets.classes) if denoiser is None else new_head(recipe, sets, denoiser)
-        origin = Origin() if recipe.init is None or begun else start_from(recipe.init, model)
-        if begun:
+        if denoiser is None:
+            model = new_model(recipe, sets.shape, sets.classes)
+        else:
+            model = new_head(recipe, sets, denoiser)
+        origin = Origin()
+        if resumed:
             with reading(folder.path, "the folder of a run that this one can go on from"):
                 kept = (folder.state() or {})["notes"]["origin"]
                 origin = Origin(**{**kept, "runs": tuple(kept["runs"])})
                 if type(origin.images) not in (int, NoneType) or not isinstance(origin.head, dict):
                     raise ValueError(f"its origin is {shown(kept)}")
-                if bool(origin.head) > bool(model.config.head):
-                    raise ValueError("its origin is of the head of a denoiser, and this run trains none")
+                if origin.head and not model.config.head:
+                    raise ValueError("its origin is a denoiser's head, and this run trains none")
+        elif recipe.init is not None:
+            origin = start_from(recipe.init, model)
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
             model = _changed(model, head=origin.head | {"denoiser": model.config.head["denoiser"]})
@@ -184,10 +179,10 @@ class RecipeRun:
 
     def title(self) -> str:
         """What is trained on what, in one line."""
-        recipe = self.recipe
         millions = sum(p.numel() for p in self.model.network.parameters()) / 1e6
-        said = f"{recipe.model} ({millions:.2f} million parameters) on {len(self.sets.train):,} examples, {self.device}"
-        return said + (f", from {recipe.init}" if self.origin.runs else "")
+        size = f"{self.recipe.model} ({millions:.2f} million parameters)"
+        title = f"{size} on {len(self.sets.train):,} examples, {self.device}"
+        return title + (f", from {self.recipe.init}" if self.origin.runs else "")
 
     def loss(self, *, compiled: bool = False) -> PerExampleLoss:
         """The recipe's loss."""
@@ -204,29 +199,38 @@ class RecipeRun:
 
     def watcher(self, report: Report | None) -> SampleWatcher:
         """What looks at samples on the way."""
-        if self.sets.images is None:
-            raise UsageError(f"watch is for images, and {self.recipe.data!r} has points: leave it out")
+        images, data = self.sets.images, self.recipe.data
+        if images is None:
+            raise UsageError(f"watch is for images, and {data!r} has points: leave it out")
         folder = self.folder.path / WATCH
-        return sample_watcher(self.model, self.sets.images, self.recipe.training, folder, report)
+        return sample_watcher(self.model, images, self.recipe.training, folder, report)
 
-    def keep(self, what: str, value: float, step: int, seconds: float, /) -> None:
+    def keep(self, what: str, value: float, step: int, seconds: float) -> None:
         """Write the model as it is now as the best so far."""
         model = self.finished(step, seconds, FEW_EXAMPLES)
         note = {"command": self.recipe.published().command(), "step": step, what: value}
         model.save_pretrained(self.folder.path / BEST, card=model.describe(note))
 
     def finished(self, steps: int, seconds: float, most: int | None = None) -> Model:
-        """The model after so many steps, with what is fitted to a trained network (on at most so many examples)."""
+        """The model after so many steps, with its floors or variance fitted (on at most `most`)."""
         model, seed = self.after(steps, seconds), self.recipe.training.seed
-        if self.denoiser is not None and model.config.param == VARIANCE_RATIO:
+        if self.denoiser is not None and model.config.param == models.VARIANCE_RATIO:
             x = self.denoiser.scaled(some(self.sets.train, HEAD_EXAMPLES, seed))
             moments = OcmMoments(self.denoiser, model.head_of(model.network))
             scale = fitted_floors(moments, x, model.config.ratio_scale, seed=seed)
             return _changed(model, head=model.config.head | {"scale": scale.to_json()})
-        return with_variance(model, self.sets.train, seed, self.folder.path, most)
+        if model.config.param not in models.DENOISERS or len(model.levels) != 1:
+            return model
+        try:
+            examples = some(self.sets.train, ISOTROPIC_EXAMPLES, seed, most)
+            fitted = one_variance(model, examples, seed)
+        except ValueError as error:
+            where = f"the network of {self.folder.path} cannot be used"
+            raise UsageError(f"{where} ({error}); train it with smaller steps") from error
+        return _changed(model, isotropic_variance=fitted.variances[model.level])
 
     def after(self, steps: int, seconds: float) -> Model:
-        """The model with the record of all its runs and images, this one after so many steps and seconds."""
+        """The model with the record of all its runs and images, this one after so many steps."""
         recipe, origin = self.recipe.published(), self.origin
         images = steps * min(recipe.training.batch_size, len(self.sets.train))
         record = {
@@ -248,7 +252,7 @@ def _changed(model: Model, **changes: Any) -> Model:
 
 
 def placed(model: Model, device: torch.device) -> Model:
-    """The model on a device, in the layout that trains fastest there: convolutions on a GPU like channels last."""
+    """The model on a device; convolutions on a GPU are fastest with channels last."""
     model.to(device)
     if device.type == "cuda" and len(model.config.shape) == 3:
         model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -256,46 +260,34 @@ def placed(model: Model, device: torch.device) -> Model:
 
 
 def start_from(source: str, model: Model) -> Origin:
-    """Put an earlier model's weights into a new one of the same architecture; returns where it then comes from."""
-    earlier = load(source)
+    """Put an earlier model's weights into a new one of the same architecture; its origin then."""
+    earlier = models.load(source)
     difference = _difference(earlier.config, model.config)
     if difference:
-        raise UsageError(
-            f"the model {source} cannot be started from: {difference}; give the recipe it was trained with, or leave "
-            "--init out"
-        )
+        advice = "give the recipe it was trained with, or leave --init out"
+        raise UsageError(f"the model {source} cannot be started from: {difference}; {advice}")
     tensors = earlier.network.state_dict()
-    load_weights(model.network, tensors, f"the model {source}", than="this recipe's")
+    models.load_weights(model.network, tensors, f"the model {source}", than="this recipe's")
     return Origin(
-        runs=earlier.config.runs or (UNKNOWN,),
+        runs=earlier.config.runs or ({"command": "not recorded"},),
         images=earlier.config.trained_images,
-        weights=weights_digest(tensors, source)[:SHOWN_DIGITS],
+        weights=models.weights_digest(tensors, source)[:12],
         head=earlier.config.head,
     )
 
 
 def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
-    """The first thing in which two models differ that weights depend on. Noise levels and image sizes may."""
-    for name in ("network", "param"):
-        if getattr(old, name) != getattr(now, name):
-            return f"its {name} is {getattr(old, name)!r}, and the recipe's {getattr(now, name)!r}"
+    """The first difference of two models that weights depend on: not levels, sizes or dropout."""
+    pairs = {name: (getattr(old, name), getattr(now, name)) for name in ("network", "param")}
     for key in dict.fromkeys([*now.options, *old.options]):
-        if key not in FREE_OPTIONS and old.options.get(key) != now.options.get(key):
-            return f"its network.{key} is {old.options.get(key)}, and the recipe's {now.options.get(key)}"
-    if old.param == CLASSES and old.classes != now.classes:
-        return f"its classes are {', '.join(old.classes)}, and the data's {', '.join(now.classes)}"
+        if key != "dropout":
+            pairs[f"network.{key}"] = old.options.get(key), now.options.get(key)
+    if old.param == models.CLASSES:
+        pairs["classes"] = ", ".join(old.classes), ", ".join(now.classes)
+    for name, (before, after) in pairs.items():
+        if before != after:
+            return f"its {name} is {before!r}, and the recipe's {after!r}"
     return None
-
-
-def with_variance(model: Model, examples: Examples, seed: int, where: Path, most: int | None = None) -> Model:
-    """The trained model with its isotropic variance fitted (on at most so many examples), if it has one level."""
-    if model.config.param not in DENOISERS or len(model.levels) != 1:
-        return model
-    try:
-        fitted = one_variance(model, some(examples, ISOTROPIC_EXAMPLES, seed, most), seed)
-    except ValueError as error:
-        raise UsageError(f"the network of {where} cannot be used ({error}); train it with smaller steps") from error
-    return _changed(model, isotropic_variance=fitted.variances[model.level])
 
 
 def _numbers(recipe: Recipe, trained: Trained, device: torch.device) -> dict[str, Any]:

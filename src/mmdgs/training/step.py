@@ -1,9 +1,9 @@
-"""One step of training: the gradients of a batch in parts, Adam or Muon, and the moving average of the weights.
+"""One step of training: the gradients of a batch in parts, Adam or Muon, and the weights' average.
 
 adam    Kingma and Ba (2015)
-muon    Jordan et al. (2024) for matrices: momentum, made orthogonal, so that every direction of a matrix is learned
-        at the same rate. Convolutions are matrices too, (outputs, inputs x pixels). Adam for all else: vectors, and
-        what comes in and goes out, whose matrices have a short side
+muon    Jordan et al. (2024) for matrices: momentum, made orthogonal, so that every direction of a
+        matrix is learned at the same rate. Convolutions are matrices too, (outputs, inputs x
+        pixels). Adam for all else: vectors, and matrices with a short side
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 ADAMS_SIZE = 0.2
-"""Root mean square of an update by Adam, over the learning rate (Liu et al., 2025): Muon's are made as large."""
-TINY = 1e-7
+"""RMS of Adam's updates over the learning rate (Liu et al., 2025): Muon's are made as large."""
 
 
 class _LossModule(nn.Module):
@@ -46,15 +45,14 @@ class _LossModule(nn.Module):
 
     def __init__(self, network: nn.Module, loss: PerExampleLoss) -> None:
         super().__init__()
-        self.network = network
-        self.loss = loss
+        self.network, self.loss = network, loss
 
     def forward(self, batch: Any, generator: Generator) -> Tensor:
         return self.loss(batch, generator)
 
 
 class Stepper:
-    """A network with its loss, optimisers and average; `step` moves it along the gradient of one global batch."""
+    """A network with its loss, optimisers and average; `step` takes one global batch."""
 
     def __init__(
         self,
@@ -64,21 +62,21 @@ class Stepper:
         settings: TrainingSettings,
         shares: Shares,
         accelerator: Accelerator | None,
-        *,
-        keep_start: bool,
     ) -> None:
         self.network, self.examples, self.settings = network, examples, settings
         self.shares, self.accelerator = shares, accelerator
         self.device = examples.device
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        self.optimisers = make_optimisers(settings.optimiser, self.parameters, settings.learning_rate)
-        self.average = Average(network, settings.ema, keep_start=keep_start)
+        rate = settings.learning_rate
+        self.optimisers = make_optimisers(settings.optimiser, self.parameters, rate)
+        self.average = Average(network, settings.ema)
         self.drops = uses_dropout(network)
-        module = _LossModule(network, loss)
-        self.module: nn.Module = accelerator.prepare_model(module, device_placement=False) if accelerator else module
+        self.module: nn.Module = _LossModule(network, loss)
+        if accelerator:
+            self.module = accelerator.prepare_model(self.module, device_placement=False)
 
     def step(self, indices: Tensor, number: int, rate: float) -> Tensor:
-        """Step `number` of the run, on the examples at some indices; returns this process's mean loss."""
+        """Step `number` of the run, on these examples; returns this process's mean loss."""
         self.shares.remember()
         while True:
             try:
@@ -96,8 +94,8 @@ class Stepper:
             self.average.update(number)
         return value
 
-    def loss(self, function: Callable[[Any, Generator], Tensor], batch: Any, generator: Generator) -> Tensor:
-        """The loss of each example, in the precision asked for and with dropout masks of the examples' own."""
+    def loss(self, function: PerExampleLoss, batch: Any, generator: Generator) -> Tensor:
+        """The loss of each example, in the settings' precision, with dropout masks of its own."""
         keys = None
         if self.drops and self.network.training:
             rows = len(batch[0]) if isinstance(batch, tuple) else len(batch)
@@ -108,11 +106,12 @@ class Stepper:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything that moves, by group, for checkpoints."""
-        groups = {"network": dict(self.network.state_dict()), "optimiser": optimiser_tensors(self.optimisers)}
-        return groups | ({} if self.average.decay is None else {"average": self.average.tensors()})
+        groups = {"network": dict(self.network.state_dict())}
+        groups["optimiser"] = optimiser_tensors(self.optimisers)
+        return groups | ({"average": self.average.weights} if self.average.weights else {})
 
     def load(self, groups: dict[str, dict[str, Tensor]]) -> None:
-        """Go on from what `tensors` gave."""
+        """Resume from what `tensors` gave."""
         self.network.load_state_dict({k: v.to(self.device) for k, v in groups["network"].items()})
         with torch.no_grad():
             self.average.load(groups.get("average", {}))
@@ -123,8 +122,9 @@ class Stepper:
         self.network.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part, streams in zip(self.shares.parts, self.shares.streams, strict=True):
-            last = part.stop == self.shares.rows
-            waits = contextlib.nullcontext() if last or not self.accelerator else self.accelerator.no_sync(self.module)
+            waits: Any = contextlib.nullcontext()
+            if self.accelerator and part.stop != self.shares.rows:
+                waits = self.accelerator.no_sync(self.module)
             with waits:
                 value = self.loss(self.module, self.examples.take(indices[part], streams), streams)
                 value = value.sum() / len(indices)
@@ -136,96 +136,90 @@ class Stepper:
         """Cut the batch in twice as many parts; the step then begins anew, with the same noise."""
         rows = self.shares.rows
         if len(self.shares.parts) == rows:
-            raise UsageError(
-                "not even one example fits in memory; choose a smaller network or a smaller image"
-            ) from error
+            too_large = "not even one example fits in memory; use a smaller network or image size"
+            raise UsageError(too_large) from error
         parts = min(rows, 2 * len(self.shares.parts))
         if self.accelerator and self.accelerator.num_processes > 1:
-            raise UsageError(
-                f"a step does not fit in memory; with several processes say how to cut it: --set split={parts}"
-            ) from error
+            advice = f"with several processes set how it is cut: --set split={parts}"
+            raise UsageError(f"a step does not fit in memory; {advice}") from error
         self.network.zero_grad(set_to_none=True)
         self.shares.cut(parts)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        said = "a step of %d examples does not fit in memory: taking it in %d parts (the gradients are the same)"
-        logger.warning(said, rows, parts)
+        message = "a step of %d examples does not fit in memory: taking it in %d parts (%s)"
+        logger.warning(message, rows, parts, "the gradients are the same")
 
 
 class Average:
-    """The exponential moving average of a network's weights, which can take their place for a while."""
+    """The exponential moving average of a network's weights, which can replace them for a while.
 
-    def __init__(self, network: nn.Module, decay: float | None, *, keep_start: bool = False) -> None:
-        self.keep_start = keep_start
-        self.names = [name for name, _ in network.named_parameters()]
-        self.live = [p.detach() for p in network.parameters()]
-        self.decay = decay
-        self.weights = [p.clone() for p in self.live] if decay is not None else self.live
+    At the start it moves faster, so that the first weights are soon forgotten, unless `keep_start`
+    is set: those of an earlier model are an average themselves.
+    """
+
+    def __init__(self, network: nn.Module, decay: float | None) -> None:
+        self.keep_start, self.decay = False, decay
+        self.live = {name: p.detach() for name, p in network.named_parameters()}
+        self.weights = {} if decay is None else {n: p.clone() for n, p in self.live.items()}
 
     def update(self, step: int) -> None:
-        """Move towards the live weights; at the start faster, so that the first weights are soon forgotten.
-
-        Unless they are worth keeping: those of an earlier model are an average themselves.
-        """
+        """Move towards the live weights."""
         if self.decay is not None:
             decay = self.decay if self.keep_start else min(self.decay, (1 + step) / (10 + step))
-            get_ema_multi_avg_fn(decay)(self.weights, self.live, 0)
+            get_ema_multi_avg_fn(decay)([*self.weights.values()], [*self.live.values()], 0)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """The network computes with the average inside this block."""
-        kept = [] if self.decay is None else [live.clone() for live in self.live]
+        before = {name: self.live[name].clone() for name in self.weights}
         self.settle()
         try:
             yield
         finally:
-            for live, before in zip(self.live, kept, strict=False):
-                live.copy_(before)
+            _copy(before, self.live)
 
     def settle(self) -> None:
         """Leave the average in the network for good."""
-        if self.decay is not None:
-            for live, average in zip(self.live, self.weights, strict=True):
-                live.copy_(average)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.weights, strict=True)) if self.decay is not None else {}
+        _copy(self.weights, self.live)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        for name, weight in zip(self.names, self.weights, strict=True):
-            if name in tensors:
-                weight.copy_(tensors[name])
+        """Take over an average of the same weights."""
+        _copy({name: tensors[name] for name in self.weights if name in tensors}, self.weights)
 
 
-def make_optimisers(name: str, parameters: Sequence[nn.Parameter], learning_rate: float) -> list[torch.optim.Optimizer]:
+def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """The tensors of one network into those of the same names."""
+    for name, tensor in source.items():
+        target[name].copy_(tensor)
+
+
+def make_optimisers(
+    name: str, parameters: Sequence[nn.Parameter], learning_rate: float
+) -> list[torch.optim.Optimizer]:
     """The optimisers that share some parameters among them, none of them without any."""
-    matrices = [p for p in parameters if name == "muon" and _is_matrix(p)]
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for p in parameters:
+        wide = p.ndim >= 2 and min(len(p), p[0].numel()) >= SHORTEST
+        (matrices if name == "muon" and wide else rest).append(p)
     if name == "muon" and not matrices:
-        raise UsageError(
-            f"the optimiser muon is for matrices with at least {SHORTEST} rows and columns, and this network has none: "
-            "use adam, or a wider network"
-        )
-    ours = {id(p) for p in matrices}
-    rest = [p for p in parameters if id(p) not in ours]
-    made: list[torch.optim.Optimizer] = []
-    if rest:
-        fused = all(p.device.type in ("cpu", "cuda") for p in rest)
-        made.append(torch.optim.Adam(rest, lr=learning_rate, fused=fused))
-    return [*made, Muon(matrices, learning_rate)] if matrices else made
-
-
-def _is_matrix(p: Tensor) -> bool:
-    return p.ndim >= 2 and min(len(p), p[0].numel()) >= SHORTEST
+        need = f"matrices with at least {SHORTEST} rows and columns"
+        raise UsageError(f"muon needs {need}, and this network has none: use adam or a wider one")
+    fused = all(p.device.type in ("cpu", "cuda") for p in rest)
+    adam = [torch.optim.Adam(rest, lr=learning_rate, fused=fused)] if rest else []
+    return [*adam, Muon(matrices, learning_rate)] if matrices else [*adam]
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with Nesterov's step, made orthogonal by Newton and Schulz's iteration in a few products.
+    """Momentum with Nesterov's step, made orthogonal by Newton and Schulz's iteration.
 
-    torch's own takes one matrix after the other: a U-Net has sixty, and a GPU would wait for the launches. Here those
-    of one shape go together.
+    torch's own takes one matrix after the other, and a U-Net has sixty: here those of one shape go
+    together, so that a GPU does not wait for the launches.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = MOMENTUM) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = MOMENTUM
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
@@ -248,7 +242,7 @@ class Muon(torch.optim.Optimizer):
         averages = [self.state[p]["momentum"] for p in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         ahead = torch._foreach_lerp(gradients, averages, momentum)
-        # The channels go last, which is their place in memory where convolutions are fast: nothing is moved then.
+        # Channels go last, their place in memory where convolutions are fast: nothing is moved.
         updates = orthogonal(torch.stack([update.movedim(1, -1).flatten(1) for update in ahead]))
         size = ADAMS_SIZE * max(updates.shape[1:]) ** 0.5
         shaped = [
@@ -259,14 +253,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Near the orthogonal matrix nearest to each of (n, a, b): singular values become about 1 (0.7 to 1.2).
+    """Near the orthogonal matrix nearest to each of (n, a, b): singular values of 0.7 to 1.2.
 
-    Newton and Schulz's iteration with a polynomial of degree 5 (Jordan et al., 2024), in bf16 on a GPU.
+    Newton and Schulz's iteration of degree 5 (Jordan et al., 2024), in bf16 on a GPU.
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = torch.bmm(x, x.mT)
@@ -275,15 +269,18 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def optimiser_tensors(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Their state as named tensors: "3.exp_avg" is of parameter 3 of the first, "1:3.momentum" of the second."""
-    found: dict[str, Tensor] = {}
-    for number, optimiser in enumerate(optimisers):
-        state = optimiser.state_dict()["state"]
-        found |= {_name(number, i, key): value for i, values in state.items() for key, value in values.items()}
-    return found
+    """Their state by name: "3.exp_avg" of the first's parameter 3, "1:3.momentum" of the second."""
+    return {
+        f"{f'{number}:' if number else ''}{index}.{key}": value
+        for number, optimiser in enumerate(optimisers)
+        for index, values in optimiser.state_dict()["state"].items()
+        for key, value in values.items()
+    }
 
 
-def load_optimisers(optimisers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
+def load_optimisers(
+    optimisers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor]
+) -> None:
     """Put a state of `optimiser_tensors` into them."""
     for number, optimiser in enumerate(optimisers):
         parameters = [p for group in optimiser.param_groups for p in group["params"]]
@@ -294,11 +291,7 @@ def load_optimisers(optimisers: Sequence[torch.optim.Optimizer], tensors: dict[s
                 continue
             index, key = rest.split(".", 1)
             parameter = parameters[int(index)]
-            if value.shape == parameter.shape:  # in its layout: they go through the memory of both side by side
+            if value.shape == parameter.shape:  # in its layout, so both are walked side by side
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             state.setdefault(int(index), {})[key] = value
         optimiser.load_state_dict(optimiser.state_dict() | {"state": state})
-
-
-def _name(number: int, index: int, key: str) -> str:
-    return f"{index}.{key}" if number == 0 else f"{number}:{index}.{key}"

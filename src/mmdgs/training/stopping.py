@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: the step is finished, a checkpoint is written, and then the run ends."""
+"""Ctrl-C and SIGTERM during training: the step ends, a checkpoint is written, then the run ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAME_REQUEST = 2.0
-"""Seconds within which a second signal is the same request: launchers pass on a Ctrl-C that every process has had."""
-ANNOUNCEMENT = b"\nstopping after this step; a checkpoint will be written (Ctrl-C again stops at once, without one)\n"
+"""Seconds within which a second signal is the same request: launchers pass a Ctrl-C on."""
+ANNOUNCEMENT = (
+    b"\nstopping after this step; a checkpoint will be written "
+    b"(Ctrl-C again stops at once, without one)\n"
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,13 +23,12 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:
         super().__init__(f"training stopped at step {step:,}; its checkpoint is written")
-        self.step = step
-        self.signal = number
+        self.step, self.signal = step, number
 
 
 @contextlib.contextmanager
-def stop_requests(*, announce: bool) -> Iterator[list[int]]:
-    """The signals that came inside this block, which no longer interrupt it; a later second one does.
+def stop_requests(*, on: bool, announce: bool) -> Iterator[list[int]]:
+    """The signals that came inside this block, which only a later second one interrupts, if `on`.
 
     Signals reach the main thread alone, and one that the process ignores stays ignored (`nohup`).
     """
@@ -44,14 +45,15 @@ def stop_requests(*, announce: bool) -> Iterator[list[int]]:
         elif time.monotonic() - first > SAME_REQUEST:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    if not on or threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN}
-    for one in before:
-        signal.signal(one, note)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield asked
     finally:
-        for one, handler in before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,4 +1,4 @@
-"""The untrained model of a recipe: a denoiser, a classifier, or a head for a denoiser that stays as it is."""
+"""The untrained model of a recipe: a denoiser, a classifier, or a head for a fixed denoiser."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mmdgs.denoisers import takes_level
 from mmdgs.errors import UsageError
 from mmdgs.models import CLASSES, COVARIANCE, VARIANCE_RATIO, Model, ModelConfig
 from mmdgs.moments import FLOOR
+from mmdgs.moments.fitted import fitted_spectrum
 from mmdgs.moments.ocm import RatioScale
-from mmdgs.moments.spectral import fitted_spectrum
 from mmdgs.networks.registry import conditional_options, preset
 from mmdgs.networks.spectrum_head import SpectrumHead
 from mmdgs.noise import NoiseLevel
@@ -26,7 +26,7 @@ from mmdgs.training.recipe import Recipe
 HEADS = {VARIANCE_RATIO: ("unet", "mlp"), COVARIANCE: ("spectrum-head",)}
 """Networks that a head can be."""
 SCALE_EXAMPLES = {"cuda": 128, "cpu": 32}
-"""Examples on which the scale of a head's ratios is measured: off by some percent, which the head makes good."""
+"""Examples to measure the scale of a head's ratios on, to some percent; the head corrects it."""
 
 
 def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
@@ -35,32 +35,30 @@ def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] =
     if recipe.sigma is not None:
         levels = [NoiseLevel(alpha=recipe.alpha, sigma=recipe.sigma)]
     if (len(shape) == 3) == (preset(recipe.model)[0] == "mlp"):
-        raise UsageError(
-            f"the model {recipe.model!r} does not fit data of shape {shape}: use an mlp for points, a unet for images"
-        )
+        advice = "use an mlp for points, a unet for images"
+        raise UsageError(f"the model {recipe.model!r} does not fit data of shape {shape}: {advice}")
     model = _model(recipe, shape, levels, classes=classes if recipe.param == CLASSES else ())
     if len(levels) > 1 and not takes_level(model.network):
-        raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one, with sigma")
+        raise UsageError(f"the model {recipe.model!r} takes no noise level: train it at one sigma")
     return model
 
 
 def new_head(recipe: Recipe, sets: Sets, denoiser: Model) -> Model:
-    """The untrained head of a recipe, which says the mean variance of each level; its scale is measured on examples."""
+    """The untrained head of a recipe: the mean variance of each level, measured on examples."""
     shape = sets.shape
     if shape != denoiser.shape:
         raise UsageError(
-            f"the examples of {recipe.data} have shape {shape}, and the denoiser {denoiser.source} takes "
-            f"{denoiser.shape}: use the data it was trained on, with --size where that helps"
+            f"the examples of {recipe.data} have shape {shape}, and the denoiser {denoiser.source} "
+            f"takes {denoiser.shape}: use the data it was trained on, or --size"
         )
     network, _ = preset(recipe.model)
     if network not in HEADS[recipe.param] or (len(shape) == 3) == (network == "mlp"):
-        wanted = "a spectrum-head for images" if recipe.param == COVARIANCE else "an mlp for points, a unet for images"
-        raise UsageError(f"the model {recipe.model!r} is no head for data of shape {shape}: use {wanted}")
-    levels = denoiser.levels
-    if recipe.levels is not None:
-        if len(levels) == 1:
-            raise UsageError(f"{denoiser.source} was trained at {levels[0]} alone: leave levels out")
-        levels = parse_levels(recipe.levels)
+        use = "an mlp for points, a unet for images, a spectrum-head for the loss covariance"
+        raise UsageError(f"{recipe.model!r} is no head for data of shape {shape}: use {use}")
+    levels = denoiser.levels if recipe.levels is None else parse_levels(recipe.levels)
+    if recipe.levels is not None and len(denoiser.levels) == 1:
+        only = f"{denoiser.source} was trained at {denoiser.levels[0]} alone"
+        raise UsageError(f"{only}: leave levels out")
     seed = child_seed(recipe.training.seed, "scale")
     x = denoiser.scaled(some(sets.train, SCALE_EXAMPLES, seed))
     if recipe.param == COVARIANCE:
@@ -73,11 +71,12 @@ def new_head(recipe: Recipe, sets: Sets, denoiser: Model) -> Model:
 def _covariance_head(
     recipe: Recipe, denoiser: Model, levels: Sequence[NoiseLevel], x: torch.Tensor, seed: int
 ) -> Model:
-    """The untrained head of a covariance: the spectrum of the denoiser's errors on x, the same at every place."""
+    """The untrained head of a covariance: the same spectrum of errors on x at every place."""
     ratios = [level.ratio for level in levels]
     options = {"size": list(denoiser.shape[1:]), "ends": [min(ratios), max(ratios)]}
     options |= {"knots": 1} if min(ratios) == max(ratios) else {}
-    recipe = dataclasses.replace(recipe, network=options | {"conditional": len(levels) > 1} | recipe.network)
+    options |= {"conditional": len(levels) > 1} | recipe.network
+    recipe = dataclasses.replace(recipe, network=options)
     head = {"denoiser": denoiser.digest, "data_std": max(x.double().std().item(), FLOOR)}
     model = _model(recipe, denoiser.shape, levels, interval=denoiser.interval, head=head)
     network = model.network
@@ -86,22 +85,24 @@ def _covariance_head(
     for ratio in network.ratios:
         nearest = min(levels, key=lambda level: abs(math.log(level.ratio / ratio)))
         streams = Streams(seed, len(x), purpose="spectrum")
-        found = fitted_spectrum(denoiser, x, nearest, generator=streams)
-        table.append(0.9 * found + 0.1 * found.mean())  # of few examples: no frequency is believed to be certain
+        spectrum = fitted_spectrum(denoiser, x, nearest, generator=streams)
+        table.append(0.9 * spectrum + 0.1 * spectrum.mean())  # few examples: no zero frequency
     network.log_variances.data.copy_(torch.stack(table).log())
     return model
 
 
-def _model(recipe: Recipe, shape: tuple[int, ...], levels: Sequence[NoiseLevel], **more: Any) -> Model:
-    """The untrained model of a recipe at some levels; many are told to the network."""
+def _model(
+    recipe: Recipe, shape: tuple[int, ...], levels: Sequence[NoiseLevel], **more: Any
+) -> Model:
+    """The untrained model of a recipe at some levels; of many, the network takes the level."""
     network, options = preset(recipe.model)
     if len(levels) > 1:
         options |= conditional_options(network)
         alphas = tuple(level.alpha for level in levels)
-        more |= {"sigmas": tuple(level.sigma for level in levels), "alphas": () if set(alphas) == {1.0} else alphas}
+        more["sigmas"] = tuple(level.sigma for level in levels)
+        more["alphas"] = () if set(alphas) == {1.0} else alphas
     elif levels:
         more |= {"sigma": levels[0].sigma, "alpha": levels[0].alpha}
-    options |= recipe.network
-    told = recipe.published().data
-    config = ModelConfig(network, recipe.param, shape, options=options, trained_on=told, **more)
+    more |= {"options": options | recipe.network, "trained_on": recipe.published().data}
+    config = ModelConfig(network, recipe.param, shape, **more)
     return Model.build(config, seed=recipe.training.seed)

@@ -1,15 +1,15 @@
-"""Watching a model as it trains: samples by a cheap sampler, a picture of some, and their distance from the data.
+"""Watching a model as it trains: samples by a cheap sampler, a picture of some, and their quality.
 
     many levels     Heun's method along EDM's levels: 35 evaluations an image
-    one level       Gibbs sweeps with one variance for all pixels, which is fitted at each look; the last gives the mean
+    one level       Gibbs sweeps with one fitted variance for all pixels; the last gives the mean
     mean and std    Gibbs sweeps with the learned posterior
 
 Every look starts from the same noise, so that pictures can be compared. What it measures:
 
-    fid             the Frechet distance of the samples from all training images, where an Inception file is found.
-                    It is biased upwards by their small number: it compares with looks of as many, and nothing else
-    diversity       the mean distance of a sample to its nearest other, over that of as many training images: 1 is as it
-                    should be, and near 0 they are all alike
+    fid             the Frechet distance of the samples from all training images, where an
+                    Inception file is found; biased upwards: compare looks of as many samples only
+    diversity       the mean distance of a sample to its nearest other, over that of as many
+                    training images: 1 is ideal, and near 0 they are all alike
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +28,7 @@ from torch import Tensor
 from mmdgs.data import ImageSet, midpoints, spread, to_uint8
 from mmdgs.data.pictures import save_grid
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.generation import Method, generate
-from mmdgs.metrics.features import cached_features, image_features
+from mmdgs.metrics.features import image_features
 from mmdgs.metrics.frechet import FeatureMoments, frechet_distance
 from mmdgs.metrics.inception_file import ENVIRONMENT, Inception, load_inception
 from mmdgs.metrics.neighbours import diversity
@@ -37,6 +37,8 @@ from mmdgs.models.fits import FIT_IMAGES
 from mmdgs.moments import IsotropicMoments
 from mmdgs.randomness import Streams, child_seed
 from mmdgs.samplers import Plan, single_level_plan
+from mmdgs.sampling import SamplerSettings, generate
+from mmdgs.training.examples import by_device
 from mmdgs.training.recipe import TrainingSettings
 
 logger = logging.getLogger("mmdgs")
@@ -54,16 +56,15 @@ def sample_watcher(
     folder: Path,
     report: Callable[[str], None] | None = None,
 ) -> SampleWatcher:
-    """What watches `settings.watch` samples of a model while it trains; pictures of them go into `folder`.
+    """What watches `settings.watch` samples of a model while it trains; pictures go to `folder`.
 
-    The Inception network is the file that MMDGS_INCEPTION names, or one that is found (none is downloaded).
+    The Inception network is the file that MMDGS_INCEPTION names, or one that is found.
     """
     single = len(model.levels) == 1
-    if model.config.param not in DENOISERS and not (model.config.param == MEAN_STD and single):
-        raise UsageError(
-            f"a model with parametrisation {model.config.param!r} at {len(model.levels)} levels draws no samples "
-            "to watch: leave watch out"
-        )
+    param = model.config.param
+    if param not in DENOISERS and not (param == MEAN_STD and single):
+        which = f"{param!r} at {len(model.levels)} levels"
+        raise UsageError(f"a model of {which} draws no samples to watch: leave watch out")
     return SampleWatcher(model, images, settings, _inception(), folder, report)
 
 
@@ -74,16 +75,13 @@ def _inception() -> Inception | None:
     try:
         return load_inception(download=False)
     except UsageError:
-        logger.warning(
-            "watching the diversity of samples alone, and no FID: no Inception network was found; "
-            "%s can name its file (docs/evaluation.md)",
-            ENVIRONMENT,
-        )
+        why = f"no Inception network was found; {ENVIRONMENT} can name its file"
+        logger.warning("watching the diversity of samples and no FID: %s", why)
         return None
 
 
 def one_variance(model: Model, x: Tensor, seed: int) -> IsotropicMoments:
-    """The posterior of a model of one level with one variance for all pixels, fitted to clean data x."""
+    """The moments of a model of one level with one variance for all pixels, fitted to clean x."""
     streams = Streams(seed, len(x), purpose="fit")
     return IsotropicMoments.fit(model, x, model.level, generator=streams)
 
@@ -108,11 +106,6 @@ class SampleWatcher:
         assert self.settings.watch is not None, "it was asked to watch"
         return self.settings.watch
 
-    @property
-    def seed(self) -> int:
-        """That of the samples' noise, which is the same at every look."""
-        return child_seed(self.settings.seed, "watch")
-
     def look(self, step: int, /) -> dict[str, float]:
         """Draw samples, write a picture of some, and measure them all."""
         try:
@@ -125,34 +118,35 @@ class SampleWatcher:
             self.folder.mkdir(exist_ok=True)
             save_grid(self.folder / f"{step:07}.png", x[:SHOWN], scale=SCALE)
         if self.report:
-            self.report(f"step {step:,}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.report(f"step {step:,}: {numbers}")
         return values
 
     def _samples(self) -> Tensor:
         """Samples in [0, 1], (count, channels, height, width)."""
-        model = self.model
-        single = len(model.levels) == 1
-        found = generate(
-            model,
-            self._chain() if single else Method("heun", steps=LEVELS),
+        seed = child_seed(self.settings.seed, "watch")  # the same noise at every look
+        many = len(self.model.levels) > 1
+        samples = generate(
+            self.model,
+            SamplerSettings("heun", steps=LEVELS) if many else self._chain(seed),
             self.count,
-            seed=self.seed,
+            seed=seed,
             batch_size=self.settings.batch_size,
             precision=self.settings.precision,
             fast=False,  # compiling takes longer than a look
             progress=None,
         )
-        assert found.x is not None, "nothing was written"
-        return found.x
+        assert samples.x is not None, "nothing was written"
+        return samples.x
 
-    def _chain(self) -> Plan:
-        """Gibbs sweeps at the model's one level, the last of which gives the mean in place of a draw."""
+    def _chain(self, seed: int) -> Plan:
+        """Gibbs sweeps at the model's one level, the last of which gives the mean."""
         model, level = self.model, self.model.level
         if model.config.param == MEAN_STD:
             return single_level_plan(model.posterior(), level, steps=SWEEPS)
         device = next(model.network.parameters()).device
-        chosen = self.images.take(spread(len(self.images), FIT_IMAGES.get(device.type, FIT_IMAGES["cpu"])))
-        moments = one_variance(model, midpoints(chosen.images.to(device)), self.seed)
+        fitted = self.images.take(spread(len(self.images), by_device(FIT_IMAGES, device)))
+        moments = one_variance(model, midpoints(fitted.images.to(device)), seed)
         return single_level_plan(moments, level, steps=SWEEPS, mean=True)
 
     def _measured(self, samples: Tensor) -> dict[str, float]:
@@ -167,14 +161,13 @@ class SampleWatcher:
     @cached_property
     def _diversity_of_data(self) -> float:
         """Of as many training images as there are samples."""
-        chosen = self.images.take(spread(len(self.images), self.count)).images
-        return max(diversity(chosen).distance, torch.finfo(torch.float32).tiny)
+        images = self.images.take(spread(len(self.images), self.count)).images
+        return max(diversity(images).distance, torch.finfo(torch.float32).tiny)
 
     @cached_property
     def _data_moments(self) -> FeatureMoments:
         """Of the features of all training images: computed once, and kept in the cache folder."""
         assert self.inception is not None
-        device = self.images.images.device
-        return cached_features(
-            self.images, self.inception, device=device, progress="watching: features of the data"
-        ).moments
+        label, device = "watching: features of the data", self.images.images.device
+        how: dict[str, Any] = {"cache": True, "device": device, "progress": label}
+        return image_features(self.images, self.inception, **how).moments

@@ -1,0 +1,380 @@
+"""Real images restored with a network: are draws near the truth, and is their spread their error?
+
+Held-out images of a pretrained model are measured with noise (`TASKS`), and every row draws from
+p(x | y) for each. The rivals are the code of their own library where it is installed (rivals.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from experiments import rivals
+from experiments.drawing import image_rows, line_style, plain_logs
+from experiments.experiment import Context
+from experiments.grid import Cell, Grid, Measure, Results, axis
+from experiments.held_out import stored_images
+from experiments.sampler_cells import COST
+from mmdgs.covariances import named
+from mmdgs.data import ImageSet, image_set, spread, to_uint8
+from mmdgs.errors import UsageError
+from mmdgs.metrics import frechet_distance, load_inception, psnr
+from mmdgs.metrics.features import ImageFeatures, image_features
+from mmdgs.metrics.inception_file import Inception
+from mmdgs.models import COVARIANCE, Model, load
+from mmdgs.models.estimators import head_beside
+from mmdgs.operators import Operator
+from mmdgs.operators.named import parse_operator
+from mmdgs.report.drawing import GREY, labelled, new_figure
+from mmdgs.report.page import Claim, Figure, Outcome, Section
+from mmdgs.restoration.draws import restore
+from mmdgs.restoration.folder import as_image, scores_of, simulated
+from mmdgs.restoration.settings import BRIDGE, MIRRORED, MULTISTEP
+from mmdgs.workspace import Part
+
+NOISE = 0.02
+"""Of values in [0, 1]."""
+TASKS = {
+    "super-resolution x4": "sr:4",
+    "box": "box:{half}",
+    "80% missing": "random:0.8",
+    "blur": "blur:1.5",
+}
+PSNR = Measure("psnr_draw", "PSNR of draws, dB", 2, "more")
+SHARED = Measure("psnr_shared", "PSNR of draws where rivals ran, dB", 2, "more")
+MANY = Measure("psnr_many", "PSNR of the mean of many draws where rivals ran, dB", 2, "more")
+PSNR_MEAN = Measure("psnr_mean", "PSNR of the draws' mean, dB", 2, "more")
+SSIM = Measure("ssim_draw", "SSIM of draws", 3, "more")
+CALIBRATION = Measure("calibration", "spread over error", 3)
+COVERAGE = Measure("coverage_90", "coverage of 90% intervals", 1, percent=True)
+FID = Measure("fid", "FID of draws", 1, "less")
+EVALUATIONS = Measure("evaluations", "evaluations a draw", 0)
+MILLISECONDS = Measure("milliseconds", "ms a draw", 1)
+MEASURES = (
+    *(PSNR, SHARED, MANY, PSNR_MEAN, SSIM, CALIBRATION, COVERAGE, FID, EVALUATIONS, MILLISECONDS),
+)
+WITHIN = 2.0  # decibels below the nearest mean that the figure of costs shows
+MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (0.87, 0.93), 0.3
+"""What a row of ours must reach on every task, so near the best rival of any cost in dB."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """`mmdgs.restore`, by the name of the covariance and what is set of it, and the chains."""
+
+    name: str
+    steps: int
+    given: Mapping[str, Any] = field(default_factory=dict)
+    chains: str = BRIDGE
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A method of another library, by its name in rivals.py."""
+
+    name: str
+    steps: int
+
+
+ROWS: dict[str, Ours | Rival] = {
+    "spectral, 25 steps": Ours("spectral", 25),
+    "spectral, mirrored, 25 steps": Ours("spectral", 25, chains=MIRRORED),
+    "spectral, multistep, 12 steps": Ours("spectral", 12, chains=MULTISTEP),
+    "spectral, multistep, 25 steps": Ours("spectral", 25, chains=MULTISTEP),
+    "spectral, multistep, 50 steps": Ours("spectral", 50, chains=MULTISTEP),
+    "modulated, multistep, 25 steps": Ours("modulated", 25, chains=MULTISTEP),
+    "low rank, 1 one-sided product, 16 steps": Ours(
+        "low-rank", 16, {"products": 1, "symmetric": True}
+    ),
+    "low rank, 1 one-sided product, multistep, 16 steps": Ours(
+        "low-rank", 16, {"products": 1, "symmetric": True}, MULTISTEP
+    ),
+    "isotropic, 50 steps": Ours("isotropic", 50),
+    "MMPS (azula), 25 steps": Rival("MMPS", 25),
+    "PiGDM (azula), 50 steps": Rival("PiGDM", 50),
+    "DPS (azula), 100 steps": Rival("DPS", 100),
+}
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Images in all and draws of each; intervals are over `seeds` parts of the images.
+
+    Rivals cost more: they restore one image of `rival_every`, with the setting of the least CRPS on
+    other images (`rivals.tuned`).
+    """
+
+    images: int = 192
+    draws: int = 8
+    rival_every: int = 4
+    rival_draws: int = 4
+    batch_size: int = 800
+    tuned_on: int = 12
+    seeds: int = 3
+    precision: str = "bf16"
+    rows: tuple[str, ...] = axis(tuple(ROWS))
+    tasks: tuple[str, ...] = axis(tuple(TASKS))
+    shown: int = 4
+
+
+FULL = NetworkSettings()
+QUICK = NetworkSettings(
+    images=4, draws=3, seeds=2, precision="float32", tasks=("box",),
+    rows=("spectral, 25 steps", "isotropic, 50 steps"),
+)  # fmt: skip
+
+
+def run(context: Context) -> Outcome:
+    """Restore held-out images of the context's model by every row on every task."""
+    settings = context.sized(FULL, QUICK)
+    model = load(context.model or "cifar10", device=context.device)
+    rows = {row: ROWS[row] for row in settings.rows}
+    if head_beside(model, COVARIANCE) is None:
+        rows = {row: what for row, what in rows.items() if what.name != "modulated"}
+    if not rivals.installed():
+        rows = {row: what for row, what in rows.items() if isinstance(what, Ours)}
+    work = _Work(context, model, settings, None if context.quick else _inception())
+    cells = {(row, task): what for row, what in rows.items() for task in settings.tasks}
+    known = work.inception and work.inception.sha256
+    depends = {"model": model, "settings": settings, "inception": known, "tried": rivals.TRIED}
+    results = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
+    named = asdict(settings) | {"model": model.source, "noise": NOISE}
+    section = _section(results, settings, model.source, work)
+    records = {"settings": named, "networks": results.records()}
+    return Outcome(records, [section], left=results.open())
+
+
+def _inception() -> Inception | None:
+    try:
+        return load_inception(download=False)
+    except UsageError:
+        return None
+
+
+def of_many(draw: float, mean: float, draws: int) -> float:
+    """The PSNR of the mean of endlessly many draws, from that of one and that of the mean of some.
+
+    The mean of n has the squared error m + v / n, with the spread v: of one draw it is m + v.
+    """
+    share = (1 - 10 ** ((draw - mean) / 10)) / (1 - 1 / draws)  # v / (m + v)
+    return draw - 10 * math.log10(1 - share)
+
+
+def operator_of(task: str, model: Model) -> Operator:
+    """A task's operator on the model's images; the box is half as wide as they are."""
+    return parse_operator(TASKS[task].format(half=model.shape[-1] // 2), model.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Measures cells: part `seed` of the images, restored and scored."""
+
+    context: Context
+    model: Model
+    settings: NetworkSettings
+    inception: Inception | None
+
+    @cached_property
+    def held_out(self) -> ImageSet:
+        return stored_images(self.context, self.model, "test")
+
+    @cached_property
+    def reference(self) -> ImageFeatures:
+        assert self.inception is not None
+        device = self.context.device
+        return image_features(self.held_out, self.inception, device=device, progress=None)
+
+    @property
+    def shared(self) -> slice:
+        """The images of a part that rivals restore too."""
+        return slice(None, None, self.settings.rival_every)
+
+    def truth(self, part: int) -> Tensor:
+        """The images of a part, in [0, 1]; the parts share none."""
+        stored = self.held_out.images
+        chosen = spread(len(stored), self.settings.images)[part :: self.settings.seeds]
+        return (stored[chosen].float() / 255).to(self.context.device)
+
+    def measured(self, task: str, part: int) -> tuple[Operator, Tensor, Tensor]:
+        """A task's operator, the images of a part, and their measurements."""
+        operator, truth = operator_of(task, self.model), self.truth(part)
+        return operator, truth, simulated(truth, operator, NOISE, seed=part)
+
+    def __call__(self, cell: Cell) -> Part:
+        scores: dict[str, list[float]] = {}
+        every, evaluations, seconds = [], 0.0, 0.0
+        theirs = isinstance(cell.what, Rival)
+        search = self._tuned(cell) if theirs else {"setting": None}
+        shared = slice(None) if theirs else self.shared
+        for part in range(self.settings.seeds):
+            operator, truth, y = self.measured(cell.column, part)
+            if theirs:
+                truth, y = truth[self.shared], y[self.shared]
+            own = (cell.what, y, operator, cell.seed + part, search["setting"])
+            draws, evaluations, taken = self._restored(*own)
+            seconds += taken
+            every.append(draws)
+            values = scores_of(draws, truth.cpu())
+            near, known = draws[:, shared], truth[shared].cpu()
+            draw, mean = psnr(near, known).mean().item(), psnr(near.mean(0), known).mean().item()
+            values |= {"psnr_shared": draw, "psnr_many": of_many(draw, mean, len(near))}
+            for name, value in values.items():
+                scores.setdefault(name, []).append(value)
+        whole = torch.cat(every, 1)
+        numbers: dict[str, Any] = {**scores, "evaluations": evaluations}
+        numbers |= {"finite": bool(whole.isfinite().all()), **search}
+        numbers["milliseconds"] = 1_000 * seconds / (whole.shape[0] * whole.shape[1])
+        if self.inception is not None and numbers["finite"] and not theirs:
+            images = image_set(to_uint8(whole.flatten(0, 1)), cell.name)
+            device = self.context.device
+            features = image_features(images, self.inception, device=device, progress=None)
+            numbers["fid"] = frechet_distance(features.moments, self.reference.moments)
+        first = every[0][:, shared][:, : self.settings.shown].nan_to_num(0.5)
+        return Part(numbers, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
+
+    def _tuned(self, cell: Cell) -> dict[str, Any]:
+        """The setting of a rival with the least CRPS on images that no row is scored on."""
+        stored, count, rival = self.held_out.images, self.settings.images, cell.what
+        some = spread(len(stored), count)[:: max(1, count // self.settings.tuned_on)]
+        truth = (stored[(some + 1) % len(stored)].float() / 255).to(self.context.device)
+        operator, draws = operator_of(cell.column, self.model), self.settings.rival_draws
+        y = simulated(truth, operator, NOISE, seed=self.settings.seeds)
+        problem = (rival.name, self.model, y, operator, NOISE, rival.steps, draws)
+
+        def score(setting: float) -> tuple[Tensor, Tensor]:
+            return rivals.restore(*problem, setting=setting)[0].cpu(), truth.cpu()
+
+        return rivals.tuned(rival.name, score)
+
+    def _restored(
+        self, what: Ours | Rival, y: Tensor, operator: Operator, seed: int, setting: float | None
+    ) -> tuple[Tensor, float, float]:
+        """Draws (draws, B, ...) on the CPU, the evaluations of each, and seconds."""
+        known, started = self.settings, time.perf_counter()
+        if isinstance(what, Rival):
+            problem = (what.name, self.model, y, operator, NOISE)
+            search = (what.steps, known.rival_draws, seed)
+            draws, cost = rivals.restore(*problem, *search, setting=setting)
+            return draws.cpu(), cost, time.perf_counter() - started
+        moments = self.model.posterior(named(what.name, what.given))
+        restored = restore(
+            self.model, y, operator, noise=NOISE, covariance=moments, chains=what.chains,
+            steps=what.steps, draws=known.draws, seed=seed, precision=known.precision,
+            batch_size=known.batch_size, progress=None,
+        )  # fmt: skip
+        return restored.draws, restored.cost.evaluations, restored.seconds
+
+
+def _section(results: Results, settings: NetworkSettings, source: str, work: _Work) -> Section:
+    text = [
+        f"{settings.images} held-out images of {source}, measured with noise {NOISE:g} (of values "
+        "in [0, 1]): averages of 4 x 4 pixels, a missing box half as wide as the image, 80% of the "
+        f"pixels missing, a Gaussian blur of 1.5 pixels. {settings.draws} draws of each. {COST}",
+        "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB "
+        "below that of the mean: draws that spread too little have a higher one.",
+        *rivals.left_out(),
+        *rivals.settings_said(results.records()),
+    ]
+    note = (
+        f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in "
+        f"float32, on one image of {settings.rival_every} with {settings.rival_draws} draws."
+    )
+    tables, figures = [], []
+    for task in results.columns:
+        title, name = task[0].upper() + task[1:], f"restored_{task.split()[0].strip('%')}"
+        columns = {task: ""}
+        tables.append(results.table(title, MEASURES, head="method", columns=columns, note=note))
+        figures.append(
+            Figure(name, f"{task}: one draw of each method.", _draw(results, work, task))
+        )
+    words = (
+        "The mean of the draws, and their spread, against evaluations: a curve for each covariance "
+        f"and its chains, dark for methods of others. Means {WITHIN:g} dB below the best are left "
+        "out; the band is the aim of the spread."
+    )
+    figures.append(Figure("restored_costs", words, _draw_costs(results)))
+    ours = [row for row in results.rows if isinstance(ROWS[row], Ours)]
+    claims = [_goal(results, row) for row in ours]
+    return Section(f"Restoration with {source}", text, tables, figures, claims)
+
+
+def _draw(results: Results, work: _Work, task: str) -> Canvas:
+    """A strip for the measurements, the truth, and one draw of each row."""
+    operator, truth, y = work.measured(task, 0)
+    truth, y = (x[work.shared][: work.settings.shown].cpu() for x in (truth, y))
+    strips = {
+        "measurement": to_uint8(as_image(operator.known(y), truth.shape[1:])),
+        "truth": to_uint8(truth),
+    }
+    strips |= {
+        row: results.parts[row, task].tensors["draw"]
+        for row in results.rows
+        if results.has(row, task)
+    }
+    return image_rows(strips, tile=0.9)
+
+
+def _draw_costs(results: Results) -> Canvas:
+    """A column for each task, a curve for each covariance and its chains, and for each rival."""
+    families: dict[str, list[str]] = {}
+    for row in results.rows:
+        what = ROWS[row]
+        name = what.name if isinstance(what, Rival) else f"{what.name}, {what.chains}"
+        families.setdefault(name, []).append(row)
+    tasks = results.columns
+    canvas, axes = new_figure(2, len(tasks), inches=(1.0 + 2.2 * len(tasks), 4.8))
+    for place, task in enumerate(tasks):
+        for measure, panels in zip((MANY, CALIBRATION), axes, strict=True):
+            panel = panels[place]
+            for family, rows in families.items():
+                both = ([results.number(r, task, m).value for m in (EVALUATIONS, measure)]
+                        for r in rows if results.has(r, task))  # fmt: skip
+                if points := sorted(both):
+                    panel.plot(*zip(*points, strict=True), **line_style(family))
+            panel.set_xscale("log")
+            plain_logs(panel)
+            upper = measure is MANY
+            words = "PSNR of the mean, dB" if upper else measure.title
+            title, across = (task, "") if upper else ("", EVALUATIONS.title)
+            labelled(panel, title, across, words if place == 0 else "")
+        low, high = axes[0][place].get_ylim()
+        axes[0][place].set_ylim(max(low, high - WITHIN), high)
+        axes[1][place].axhspan(*GOAL_CALIBRATION, color=GREY, alpha=0.15, linewidth=0)
+    handles = [Line2D([], [], label=family, **line_style(family)) for family in families]
+    canvas.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    return canvas
+
+
+def _goal(results: Results, row: str) -> Claim:
+    """Whether a row of ours reaches what it must on every task; open where no rival ran on one."""
+    verdicts: list[bool | None] = []
+    said, (low, high), (least, most) = [], GOAL_CALIBRATION, GOAL_COVERAGE
+    others = [other for other in results.rows if isinstance(ROWS[other], Rival)]
+    for task in (task for task in results.columns if results.has(row, task)):
+        measures = (CALIBRATION, COVERAGE, SHARED, EVALUATIONS)
+        ratio, covered, own, cost = (results.number(row, task, m).value for m in measures)
+        theirs = [
+            results.number(other, task, SHARED).value
+            for other in others
+            if results.has(other, task)
+        ]
+        best = max(filter(math.isfinite, theirs), default=None)
+        fine = low <= ratio <= high and least <= covered <= most and cost <= MOST_EVALUATIONS
+        near = None if best is None else own >= best - GOAL_PSNR
+        verdicts.append(near if fine else False)
+        beside = "no rival ran" if best is None else f"best rival {best:.2f}"
+        said.append(f"{task}: {ratio:.3f}, {100 * covered:.1f}%, {own:.2f} dB ({beside})")
+    text = (
+        f"{row}: at most {MOST_EVALUATIONS} evaluations, spread over error {low:g} to {high:g}, "
+        f"coverage {100 * least:g} to {100 * most:g}%, PSNR within {GOAL_PSNR:g} dB of the rivals"
+    )
+    return Claim.of_all(text, verdicts, said)

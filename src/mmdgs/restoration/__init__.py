@@ -1,0 +1,1 @@
+"""Draws of p(x | y) for measurements y = A x + noise."""

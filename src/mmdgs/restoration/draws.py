@@ -1,0 +1,314 @@
+"""Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser.
+
+Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
+
+    multistep   samplers/deterministic.py: its means, by the SDE with fresh noise at every level; at
+                the last a draw
+    bridge      samplers/ancestral.py: draws of it, level by level
+    mirrored    samplers/ancestral.py: draws nearer to the truth, which spread too little
+    particles   samplers/particles.py: bridges with weights, and the evidence of y
+
+Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either.
+(Arithmetic in a batch of another size rounds differently, and draws then differ by some 1e-5.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs import samplers
+from mmdgs.cost import Cost
+from mmdgs.covariances import Covariance, Krylov
+from mmdgs.denoisers import Denoiser
+from mmdgs.errors import UsageError
+from mmdgs.memory import Batches, evenly
+from mmdgs.models import Model
+from mmdgs.models.model import as_model
+from mmdgs.moments import GivenMoments, Moments
+from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
+from mmdgs.moments.given import GivenDenoiser
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import (
+    ESTIMATE,
+    Operator,
+    as_operator,
+    estimated_noise,
+    measured,
+    noise_variances,
+)
+from mmdgs.operators.measurements import unit_noise
+from mmdgs.randomness import Generator, Streams, child_seed
+from mmdgs.restoration.settings import MIRRORED, MULTISTEP, RestorationSettings
+from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
+from mmdgs.samplers import Info, Plan, Run, State
+from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
+from mmdgs.sampling.named import edm_levels
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Draws of p(x | y) in [0, 1] units, not clipped: (draws, B, ...).
+
+    `cost` is that of one draw, `noise` the standard deviation that was assumed, (1 or B, ...).
+    `info` has averages over the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where
+    systems were solved by iterations. With particles it has "log_evidence", and "effective" (draws,
+    B, steps), the effective share of the particles.
+    """
+
+    draws: Float[Tensor, "draws batch ..."]
+    cost: Cost
+    seconds: float
+    noise: Tensor
+    info: dict[str, Float[Tensor, "draws batch"]]
+
+    @property
+    def mean(self) -> Float[Tensor, "batch ..."]:
+        """The mean of the draws: the restoration with the least square error."""
+        return self.draws.mean(0)
+
+    @property
+    def std(self) -> Float[Tensor, "batch ..."]:
+        """The standard deviation of the draws (two or more): how uncertain each pixel is."""
+        return self.draws.std(0)
+
+    def log_evidence(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """log p(y), by the runs of particles of all draws, and its standard error."""
+        if "log_evidence" not in self.info:
+            raise UsageError("the evidence is known of draws by several particles: particles=8")
+        runs = self.info["log_evidence"]
+        total = runs.logsumexp(0) - math.log(len(runs))
+        error = (runs - total).exp().std(0) / math.sqrt(len(runs))
+        return total, error
+
+
+def restore(
+    model: Model | Denoiser | Moments,
+    y: Float[Tensor, "batch ..."],
+    operator: Any,
+    *,
+    noise: float | Tensor | str,
+    levels: Sequence[NoiseLevel] | None = None,
+    shape: Sequence[int] | None = None,
+    interval: tuple[float, float] | None = None,
+    first: int = 0,
+    callback: Watch | None = None,
+    progress: str | None = "restoring",
+    **settings: Any,
+) -> Restored:
+    """Draw images x in [0, 1] given measurements y = A x + noise e: from p(x | y), nearly.
+
+    Chains take p(x | x_t, y) for a Gaussian. Where p(x | y) is one, draws by "bridge" are exact;
+    where it has modes, y moves their weights too little, with any number of levels
+    (docs/use/restore.md, "Limits"). y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a
+    LinearPhysics of deepinv, or what `as_operator` takes. `noise`, `levels` and the other settings
+    (covariance, chains, steps, draws, particles, seed, precision, batch_size) are those of
+    `RestorationSettings`. `first` is the number of the first measurement, for parts of a larger
+    set. `callback(step, state, info, number)` is called after each step of a batch, whose first
+    draw has this number; states are in the model's units.
+
+    `model` may also be a denoiser, such as `mmdgs.noise_denoiser(net)`. It needs the `levels` that
+    chains go along, the noisiest first; the `shape` of its images, where the operator does not know
+    it; and the `interval` of its values, [0, 1] unless given. Its covariance is "krylov" unless
+    given, which needs no fit. Or `model` may be an estimator of a model or of a denoiser, fitted
+    (`SpectralMoments.fit`), calibrated (`mmdgs.calibrate`) or not: it is then the covariance.
+    """
+    moments, source = estimator_and_denoiser(model)
+    covariance = settings.pop("covariance", None)
+    if moments is not None and covariance is not None:
+        raise UsageError(f"give an estimator, {type(moments).__name__}, or a covariance, not both")
+    if not isinstance(source, Model):
+        if levels is None:
+            raise UsageError(
+                "a denoiser that is no Model needs levels=, such as "
+                "mmdgs.schedules.edm(25, 80., 0.002)"
+            )
+        shape = getattr(operator, "shape", None) if shape is None else shape
+        covariance = covariance or Krylov()
+    network = as_model(source, levels=levels, shape=shape, interval=interval)
+    covariance = with_denoiser(moments, network) if moments is not None else covariance
+    settings |= {} if covariance is None else {"covariance": covariance}
+    settings_object = RestorationSettings(noise, levels=levels, **settings)
+    restoration = Restoration.of(settings_object, network, y, operator, first)
+    return restoration.draws(callback=callback, progress=progress)
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """Measurements and all that their draws need, checked and resolved once by `of`.
+
+    `y` (B, *out_shape) and the standard deviation of its `noise` (1 or B, ...) are for x in [0, 1];
+    `moments` and `levels` are in the model's units. The first measurement has the number `first`.
+    """
+
+    settings: RestorationSettings
+    model: Model
+    y: Tensor
+    operator: Operator
+    noise: Tensor
+    moments: Moments
+    levels: Sequence[NoiseLevel]
+    first: int
+
+    @classmethod
+    def of(
+        cls, settings: RestorationSettings, model: Model, y: Tensor, operator: Any, first: int = 0
+    ) -> Restoration:
+        """Of one of this package's operators, or what `as_operator` takes."""
+        check_model(model)
+        operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
+        y = measured(y.detach(), operator).to(model.device, torch.float32)
+        noise, moments, levels = settings.noise, settings.covariance, settings.levels
+        noise = noise_of(noise, y, operator)
+        if isinstance(moments, Covariance | str):
+            moments = model.posterior(moments)
+        levels = edm_levels(model, settings.steps) if levels is None else tuple(levels)
+        return cls(settings, model, y, operator, noise, moments, levels, first)
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """x = low + width u for u in [0, 1]: A x = low A 1 + width A u, whatever A does to 1."""
+        low = torch.full((1, *self.model.shape), self.model.interval[0], device=self.model.device)
+        return self.operator(low)
+
+    @property
+    def width(self) -> float:
+        low, high = self.model.interval
+        return high - low
+
+    def draws(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        callback: Watch | None = None,
+        progress: str | None = "restoring",
+    ) -> Restored:
+        """Draws for the measurements from start to stop."""
+        size, began = self.settings.draws, time.perf_counter()
+        stop = len(self.y) if stop is None else stop
+        total = (stop - start) * size
+        most = max(1, chains_at_once(self.model) // self.settings.particles)
+        rows = self.settings.batch_size or evenly(total, most)
+        with progress_bar(total * len(self.levels), progress, unit="chain-step") as bar:
+            runs = list(
+                Batches(rows, "draws", ADVICE).over(
+                    stop * size,
+                    lambda first, last: self._run(first, last, bar.update, callback),
+                    start * size,
+                )
+            )
+
+        def by_draw(values: list[Tensor]) -> Tensor:
+            joined = torch.cat([part.cpu() for part in values])
+            return joined.unflatten(0, (stop - start, size)).transpose(0, 1)
+
+        info = {name: by_draw([run.info[name] for run in runs]) for name in runs[0].info}
+        draws = (by_draw([run.x for run in runs]) - self.model.interval[0]) / self.width
+        seconds = time.perf_counter() - began
+        if "log_evidence" in info:  # of measurements for x in [0, 1]
+            measurements = self.operator.known(torch.ones_like(self.y[:1])).sum().item()
+            info["log_evidence"] += measurements * math.log(self.width)
+        cost = runs[0].cost.times(self.settings.particles)
+        return Restored(draws, cost, seconds, self.noise.cpu(), info)
+
+    def _run(
+        self, start: int, stop: int, tick: Callable[[int], object], callback: Watch | None
+    ) -> Run:
+        """The chains of the draws from start to stop, numbered by measurement, then draw."""
+        settings, model, particles = self.settings, self.model, self.settings.particles
+        numbers = torch.arange(start, stop).repeat_interleave(particles)
+        rows = (numbers // settings.draws).to(self.y.device)
+        names = [
+            f"restore {self.first + number // settings.draws} draw {number % settings.draws}"
+            + (f" particle {i % particles}" if particles > 1 else "")
+            for i, number in enumerate(numbers.tolist())
+        ]
+        seeds = [child_seed(settings.seed, name) for name in names]
+        noise = self.noise if len(self.noise) == 1 else self.noise[rows]
+        y = self.width * self.y[rows] + self.offset
+        given = GivenMoments(self.moments, y, self.operator, self.width * noise)
+        plan = restoration_plan(given, self.levels, settings.chains, particles)
+        streams = Streams(seeds, len(seeds), purpose="start")
+        centre = sum(model.interval) / 2
+        x0 = plan.noise(model.shape, len(seeds), generator=streams, centre=centre).to(model.device)
+        with (
+            ticks_of(tick) as ticked,
+            matmul_precision(settings.precision),
+            autocast(settings.precision, model.device),
+        ):
+
+            def note(step: int, state: State, info: Info) -> None:
+                if callback is not None:
+                    callback(step, state, info, start)
+                ticked(stop - start)
+
+            chains = samplers.run(plan, x0, seed=seeds, callback=note, progress=None)
+        # Every row is a draw by weight: the first of each run.
+        first = {name: values[::particles] for name, values in chains.info.items()}
+        return replace(chains, state=State(chains.x[::particles]), info=first)
+
+
+def restoration_plan(
+    given: GivenMoments, levels: Sequence[NoiseLevel], chains: str, particles: int = 1
+) -> Plan:
+    """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
+    if particles > 1:
+        return Plan.down(samplers.TwistedParticles(given, particles), levels)
+    bridge = samplers.ancestral_plan(given, levels, mean_last=False)
+    if chains == MULTISTEP:
+        *above, last = bridge.steps
+        kernel = _ByMeans(given.denoiser)
+        return replace(bridge, steps=(*(step._replace(kernel=kernel) for step in above), last))
+    return Plan.down(samplers.Mirrored(given), levels) if chains == MIRRORED else bridge
+
+
+@dataclass(frozen=True)
+class _ByMeans:
+    """`Multistep` with noise along conditioned means, with new probes; tells of systems solved."""
+
+    denoiser: GivenDenoiser
+
+    def step(
+        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+    ) -> tuple[State, Info]:
+        solved: dict[str, Tensor] = {}
+
+        def mean(x_t: Tensor, level: NoiseLevel) -> Tensor:
+            x, info = self.denoiser.with_info(x_t, level, generator=generator)
+            solved.update(info)
+            return x
+
+        kernel = samplers.Multistep(mean, eta=1.0, midpoint=True)
+        return kernel.step(state, level, following, generator=generator)[0], solved
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model of one level."""
+    model.require_denoiser()
+    if len(model.levels) < 2:
+        raise UsageError(
+            f"restoration goes down many noise levels, and this model was trained at "
+            f"{model.levels[0]} alone; use a model of many levels, such as cifar10 or celeba"
+        )
+
+
+def noise_of(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tensor:
+    """The standard deviation of the noise, of as many dimensions as y, for values in [0, 1]."""
+    if not isinstance(noise, str):
+        return unit_noise(noise, operator, y)
+    if noise != ESTIMATE:
+        raise UsageError(
+            "the noise must be a standard deviation (a number, one a row, or one a measurement, in "
+            f"y's shape) or {ESTIMATE!r}, got {noise!r}; for Poisson noise, y = counts / peak, "
+            "give one a measurement: noise=(y.clamp(min=1 / peak) / peak).sqrt()"
+        )
+    return noise_variances(estimated_noise(y, operator), operator, y).sqrt()

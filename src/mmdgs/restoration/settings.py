@@ -1,0 +1,82 @@
+"""The settings of restoration, options of `mmdgs restore`; importing them needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmdgs.covariances import Covariance, Spectral
+from mmdgs.errors import UsageError, unknown_name
+from mmdgs.options import check_counts, option
+from mmdgs.runtime import check_precision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdgs.moments import Moments
+    from mmdgs.noise import NoiseLevel
+
+MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
+
+
+@dataclass(frozen=True)
+class RestorationSettings:
+    """How measurements are restored: what runs, and what the record of a run says.
+
+    `noise` is a standard deviation for values in [0, 1]: a number, one a row (B,), one a
+    measurement, or "estimate", which takes it from y (`operators.estimated_noise`). `covariance` is
+    one of `mmdgs.covariances`, its name, or an estimator in the units of the model. `chains` are
+    "multistep", which follows the conditioned means; "bridge", which draws at every level (with the
+    exact covariance of Gaussian data it is exact in any number of steps); or "mirrored" for the
+    nearest draws, whose spread is too small to be their uncertainty. Each draw takes `steps`
+    evaluations of the model (and the products of its covariance), along EDM's levels within the
+    model's range unless `levels` are given. With several `particles` ("bridge" alone) each draw is
+    one of a run of so many by its weight (samplers/particles.py), for so many times the
+    evaluations. `batch_size` is how many draws run at a time, and
+    changes numbers by rounding alone.
+    """
+
+    noise: float | Tensor | str
+    covariance: Covariance | str | Moments = option(
+        Spectral(), "spectral, low-rank, isotropic, diagonal, krylov ...", kind=str
+    )
+    chains: str = option(
+        MULTISTEP,
+        "multistep; bridge; or mirrored: nearer to the truth, but draws differ too little.",
+    )
+    steps: int = option(
+        25, "Noise levels: evaluations of the model for each draw, but for products.", min=2
+    )
+    draws: int = option(16, "Draws of each image.", min=1)
+    particles: int = option(
+        1, "Of --chains bridge: weighted particles for each draw, so many times the work.", min=1
+    )
+    seed: int = option(0, "Seed of everything random.", min=0, max=2**63 - 1)
+    levels: Sequence[NoiseLevel] | None = None
+    precision: str = option("float32", "The network's: float32, tf32 or bf16.")
+    batch_size: int | None = option(None, "Draws at a time.", min=1, show_default="by device")
+
+    def __post_init__(self) -> None:
+        from mmdgs.randomness import checked_seed
+
+        if self.chains not in CHAINS:
+            raise unknown_name("chains", self.chains, CHAINS)
+        check_counts(self)
+        if self.particles > 1 and self.chains != BRIDGE:
+            raise UsageError(
+                f"{self.particles} particles are weighted draws of chains {BRIDGE!r}, got "
+                f"{self.chains!r}"
+            )
+        check_precision(self.precision)
+        checked_seed(self.seed)
+
+    def record(self) -> dict[str, Any]:
+        """What draws depend on, for records; `mmdgs.identity` describes tensors and estimators."""
+        from mmdgs.identity import input_record
+
+        values = {name: value for name, value in vars(self).items() if name != "batch_size"}
+        if isinstance(self.covariance, Covariance):
+            del values["covariance"]
+            return input_record(**values) | {"covariance": self.covariance.to_json()}
+        return input_record(**values)

@@ -1,0 +1,367 @@
+"""What p(x | noisy x) says about an image: mean, uncertainty, draws and principal components.
+
+    mean, std, intervals   the diagonal covariance by 10 probes, with the calibration kept with the
+                           model
+    draws                  the full covariance by Krylov spaces, never formed
+    components             its largest eigenvalues by block Lanczos, with skewness and excess
+                           kurtosis along each
+
+All values are in [0, 1] units, whatever interval the model has. Images of other sizes than the
+network's: tiles.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmdgs.cost import Cost, counting
+from mmdgs.data.single import NamedImage
+from mmdgs.denoisers import Denoiser
+from mmdgs.errors import UsageError
+from mmdgs.files import write_atomically
+from mmdgs.linalg.components import checked_region
+from mmdgs.linalg.operators import Diagonal
+from mmdgs.metrics import psnr
+from mmdgs.models import Model
+from mmdgs.models.model import as_model
+from mmdgs.moments import Moments, higher_moments
+from mmdgs.moments.calibrated import calibration_record
+from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
+from mmdgs.noise import NoiseLevel
+from mmdgs.operators import ESTIMATE, Mask, estimated_noise
+from mmdgs.operators.measurements import check_unit_noise
+from mmdgs.posterior import Gaussian
+from mmdgs.randomness import Streams, child_seed, randn_like
+from mmdgs.uncertainty.settings import PosteriorSettings, Region
+from mmdgs.uncertainty.tiles import TiledDenoiser, fitted_denoiser
+
+if TYPE_CHECKING:
+    from mmdgs.uncertainty.conformal import Conformal
+
+COVERED = 0.9
+ARRAYS = (
+    "noisy", "mean", "std", "low", "high", "draws", "directions", "variances", "residuals",
+    "skewness", "excess_kurtosis", "grid", "density", "reach",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImagePosterior:
+    """The posterior of one image (C, H, W), in [0, 1] units and not clipped; arrays on the CPU.
+
+    `low` and `high` are the ends of 90% intervals; k components have unit `directions` (k, C, H,
+    W), and `reach` (k,) is how far their 90% intervals reach on either side. `density` (k, n) over
+    `grid` (n,), in standard deviations, is the marginal along each.
+    """
+
+    name: str
+    sigma: float
+    noisy: Tensor
+    mean: Tensor
+    std: Tensor
+    low: Tensor
+    high: Tensor
+    draws: Tensor
+    directions: Tensor
+    variances: Tensor
+    residuals: Tensor
+    skewness: Tensor
+    excess_kurtosis: Tensor
+    grid: Tensor
+    density: Tensor
+    reach: Tensor
+    truth: Tensor | None
+    region: Region | None
+    tiles: int
+    cost: Cost
+    seconds: float
+    scores: dict[str, float] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    model: str = ""
+
+    @property
+    def stds(self) -> Tensor:
+        """Standard deviations along the components, (k,)."""
+        return self.variances.clamp(min=0).sqrt()
+
+    def walk(self, steps: tuple[float, ...] = (-2, -1, 0, 1, 2)) -> Tensor:
+        """mean + step * std * direction for each component and step, (k, steps, C, H, W)."""
+        moves = torch.tensor(steps)[None] * self.stds[:, None]
+        return self.mean + moves[..., None, None, None] * self.directions[:, None]
+
+    def arrays(self) -> dict[str, Any]:
+        """All arrays by name, as `arrays.npz` has them."""
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        arrays |= {"sigma": torch.tensor(self.sigma)}
+        arrays |= {} if self.truth is None else {"truth": self.truth}
+        return {name: value.float().numpy() for name, value in arrays.items()}
+
+    def save_page(self, path: Path | str) -> Path:
+        """Write the page that `mmdgs posterior` writes: one HTML file, with all pictures inside."""
+        from mmdgs.uncertainty.page import page  # which imports this module
+
+        write_atomically(Path(path), page(self).encode())
+        return Path(path)
+
+
+def level_of(model: Model, sigma: float) -> NoiseLevel:
+    """The level of noise of this standard deviation for values in [0, 1], if the model knows it."""
+    check_unit_noise(sigma)
+    width = model.interval[1] - model.interval[0]
+    own = sorted(level.ratio / width for level in model.levels)
+    if own and not 0.99 * own[0] <= sigma <= 1.01 * own[-1]:
+        known = f"{own[0]:.3g} alone" if len(own) == 1 else f"from {own[0]:.3g} to {own[-1]:.3g}"
+        raise UsageError(
+            f"the model knows sigma {known}, for values in [0, 1], and sigma is {sigma:.3g}"
+        )
+    return NoiseLevel(sigma=sigma * width)
+
+
+@dataclass(frozen=True)
+class Estimators:
+    """The two posteriors of images of one size: the calibrated diagonal, and the full covariance.
+
+    An estimator that was given is the first, and the second too where it has correlations.
+    """
+
+    denoiser: Denoiser
+    diagonal: Moments
+    full: Moments
+    given: bool
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        shape: Sequence[int],
+        settings: PosteriorSettings,
+        given: Moments | None = None,
+    ) -> Estimators:
+        """Those of a model for images of a shape (C, H, W)."""
+        denoiser = fitted_denoiser(model, *shape[-2:])
+        both = given or model.posterior(settings.diagonal), model.posterior(settings.krylov)
+        diagonal, full = (with_denoiser(moments, denoiser) for moments in both)
+        return cls(denoiser, diagonal, full, given is not None)
+
+    def calibrations(self, levels: Sequence[NoiseLevel]) -> dict[str, Any]:
+        """The calibration of each of the two, for records."""
+        both = {"diagonal": self.diagonal, "krylov": self.full}
+        return {name: calibration_record(moments, levels) for name, moments in both.items()}
+
+
+@dataclass(frozen=True)
+class PosteriorWork:
+    """The images of a run, checked before anything is written, and what is done with each.
+
+    `given` is an estimator in place of the model's, `held_out` are clean images (n, C, H, W) of the
+    model's size for conformal intervals (conformal.py), which need one sigma for all.
+    """
+
+    model: Model
+    images: Sequence[NamedImage]
+    settings: PosteriorSettings
+    given: Moments | None = None
+    held_out: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape, settings = self.model.shape, self.settings
+        if len(shape) != 3:
+            raise UsageError(f"posteriors are of images, and this model's data have shape {shape}")
+        self.model.require_denoiser()
+        if not self.images:
+            raise UsageError("there are no images")
+        if settings.sigma == ESTIMATE and self.held_out is not None:
+            raise UsageError(f"a calibration needs sigma as a number, not {ESTIMATE}")
+        for named in self.images:
+            image, _ = named.in_channels(shape[0], clean=settings.simulate)
+            checked_region(settings.region, image.shape)
+            fitted_denoiser(self.model, *image.shape[1:])
+        _ = self.levels
+
+    @cached_property
+    def sigmas(self) -> list[float]:
+        """The noise of each image, for values in [0, 1]."""
+        if not isinstance(self.settings.sigma, str):
+            return [self.settings.sigma] * len(self.images)
+        images = [named.image[None] for named in self.images]
+        return [estimated_noise(x, Mask(torch.ones_like(x[0]))).item() for x in images]
+
+    @cached_property
+    def levels(self) -> list[NoiseLevel]:
+        """The level of each image's noise, which the model knows."""
+        levels = []
+        for named, sigma in zip(self.images, self.sigmas, strict=True):
+            try:
+                levels.append(level_of(self.model, sigma))
+            except ValueError as error:
+                if self.settings.sigma != ESTIMATE:
+                    raise
+                estimate = f"the noise of {named.name} was estimated: {error}"
+                raise UsageError(f"{estimate}; give sigma as a number") from error
+        return levels
+
+    def posterior(
+        self,
+        i: int,
+        conformal: Conformal | None = None,
+        tick: Callable[[int], Any] = lambda count: None,
+    ) -> ImagePosterior:
+        """That of image i; what is random in it depends on (seed, i) alone.
+
+        `tick` is called after each of `settings.parts` parts.
+        """
+        model, settings, started = self.model, self.settings, time.perf_counter()
+        noisy, truth, remarks = self._noisy(i)
+        estimators = Estimators.of(model, noisy.shape, settings, self.given)
+        x_t = model.scaled(noisy[None].float()).to(model.device)
+        with counting() as cost:
+            q, arrays = _computed(estimators, x_t, self.levels[i], settings, i, tick)
+        low, width = model.interval[0], model.interval[1] - model.interval[0]
+        arrays |= {key: (arrays[key] - low) / width for key in ("mean", "draws")}
+        arrays |= {"std": arrays["std"] / width, "variances": arrays["variances"] / width**2}
+        mean, std = arrays["mean"], arrays["std"]
+        pixel = component = q.deviations(COVERED)
+        if conformal is not None:
+            pixel, component = conformal.pixel, conformal.component
+            remarks = (*remarks, conformal.words)
+        denoiser = estimators.denoiser
+        posterior = ImagePosterior(
+            name=self.images[i].name,
+            sigma=float(self.sigmas[i]),
+            noisy=noisy.cpu().float(),
+            low=mean - pixel * std,
+            high=mean + pixel * std,
+            reach=component * arrays["variances"].clamp(min=0).sqrt(),
+            truth=None if truth is None else truth.cpu().float(),
+            region=settings.region,
+            tiles=denoiser.tiles if isinstance(denoiser, TiledDenoiser) else 1,
+            cost=cost,
+            seconds=time.perf_counter() - started,
+            remarks=remarks,
+            model=model.source,
+            **arrays,  # type: ignore[arg-type]
+        )
+        return replace(posterior, scores=scores_of(posterior))
+
+    def _noisy(self, i: int) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
+        """Image i in the model's channels with its noise, the truth if simulated, and remarks."""
+        settings, sigma = self.settings, self.sigmas[i]
+        image, remarks = self.images[i].in_channels(self.model.shape[0], clean=settings.simulate)
+        if settings.simulate:
+            streams = Streams([child_seed(settings.seed, f"simulate {i}")], 1)
+            return image + sigma * randn_like(image[None], streams)[0], image, remarks
+        if settings.sigma == ESTIMATE:
+            remarks = (*remarks, f"The noise was estimated from the image: {sigma:.3g}.")
+        return image, None, remarks
+
+
+def image_posterior(
+    model: Model | Denoiser | Moments,
+    noisy: Float[Tensor, "c h w"],
+    settings: PosteriorSettings | float,
+    *,
+    levels: Sequence[NoiseLevel] | None = None,
+    shape: Sequence[int] | None = None,
+    interval: tuple[float, float] | None = None,
+) -> ImagePosterior:
+    """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
+
+    `settings` are `PosteriorSettings`, or a sigma alone. `model` may also be a denoiser, such as
+    `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at (without them any sigma is
+    asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
+    larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or
+    `model` may be an estimator of a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not:
+    mean, standard deviations and intervals are then its own, and so are draws and components where
+    its covariance has correlations.
+    """
+    if not isinstance(settings, PosteriorSettings):
+        settings = PosteriorSettings(settings)
+    given, source = estimator_and_denoiser(model)
+    if levels is not None and isinstance(source, Model):
+        raise UsageError(f"levels are for a denoiser that is no Model: {source!r} has its own")
+    own_shape = shape if shape is not None or isinstance(source, Model) else tuple(noisy.shape)
+    network = as_model(source, levels=levels, shape=own_shape, interval=interval)
+    if noisy.ndim != 3 or noisy.shape[0] != network.shape[0]:
+        raise UsageError(
+            f"the model takes images ({network.shape[0]}, height, width), got {tuple(noisy.shape)}"
+        )
+    return PosteriorWork(network, [NamedImage("image", noisy)], settings, given).posterior(0)
+
+
+def _computed(
+    estimators: Estimators,
+    x_t: Tensor,
+    level: NoiseLevel,
+    settings: PosteriorSettings,
+    number: int,
+    tick: Callable[[int], Any],
+) -> tuple[Gaussian, dict[str, Tensor]]:
+    """The diagonal posterior of x_t (1, C, H, W), and the arrays of it, in the model's units."""
+
+    def streams(purpose: str) -> Streams:
+        return Streams([child_seed(settings.seed, f"posterior {number} {purpose}")], 1)
+
+    q = estimators.diagonal(x_t, level, generator=streams("probes"))
+    arrays = {"mean": q.mean, "std": q.cov.diagonal().sqrt()}
+    tick(1)
+    whole = estimators.given and not isinstance(q.cov, Diagonal)
+    full = q if whole else estimators.full(x_t, level, generator=streams("signs"))
+    draws = []
+    for j in range(settings.draws):
+        draws.append(full.sample(generator=streams(f"draw {j}")))
+        tick(1)
+    none, empty = x_t.new_zeros(1, 0, *x_t.shape[1:]), x_t.new_zeros(1, 0)
+    arrays["draws"] = torch.stack(draws, 1) if draws else none
+    if settings.components:
+        components = full.components(
+            settings.components, settings.region, tolerance=settings.tolerance
+        )
+        tick(1)
+        higher = higher_moments(estimators.denoiser, x_t, level, components.directions)
+        marginal = higher.marginal()
+        grid = marginal.grid[None]
+        arrays |= {"directions": components.directions, "variances": components.variances}
+        arrays |= {"residuals": components.residuals, "skewness": higher.skewness}
+        arrays |= {"excess_kurtosis": higher.excess_kurtosis, "density": marginal.density}
+    else:
+        grid = empty
+        names = ("variances", "residuals", "skewness", "excess_kurtosis", "density")
+        arrays |= {"directions": none, **dict.fromkeys(names, empty)}
+    tick(1 if settings.components else 2)
+    arrays["grid"] = grid
+    return q, {name: value.detach().cpu()[0] for name, value in arrays.items()}
+
+
+def scores_of(posterior: ImagePosterior) -> dict[str, float]:
+    """How near the truth is, where it is known.
+
+    PSNR of the noisy image and of the mean in dB; the mean square of z = (x - mean) / std (right:
+    1); the share of pixels in their 90% intervals, and of components; the share of the squared
+    error that the components explain.
+    """
+    truth = posterior.truth
+    if truth is None:
+        return {}
+    error = truth - posterior.mean
+    inside = (truth >= posterior.low) & (truth <= posterior.high)
+    scores = {
+        "psnr_noisy": psnr(posterior.noisy[None], truth[None]).item(),
+        "psnr_mean": psnr(posterior.mean[None], truth[None]).item(),
+        "z_variance": (error / posterior.std).square().mean().item(),
+        "coverage_90": inside.float().mean().item(),
+    }
+    if len(posterior.directions):
+        along = posterior.directions.flatten(1) @ error.flatten()
+        scores["component_coverage_90"] = (along.abs() <= posterior.reach).float().mean().item()
+        if posterior.region is None:
+            scores["explained"] = (along.square().sum() / error.square().sum()).item()
+    return scores
