@@ -1,16 +1,15 @@
 # make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
 # make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (a quarter of an hour)
-# make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/reliability.md).
-# make kill: runs that are killed at every file operation and at random moments, and go on (docs/reliability.md).
+# make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/use/reliability.md).
+# make kill: runs that are killed at every file operation and at random moments, and go on (docs/use/reliability.md).
 # make docs: the documentation site, into build/site; any warning fails it.
-# make test-studio: the studio in a real browser (a Chromium of the system: apt-get install chromium), in six minutes.
-# make load-studio: 20 users of the studio for ten minutes (docs/studio.md).
+# make test-studio: the studio in a real browser (a Chromium of the system: apt-get install chromium), in two minutes.
 # make test-gpu: the tests that need CUDA, with the packages of $(PYTHON) (.venv has a torch for CPUs).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-studio load-studio test-gpu docs mutants fuzz kill coverage lint clean
+.PHONY: demo test test-all test-studio test-gpu docs mutants fuzz kill coverage lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/mmdgs demo --out demo --overwrite
@@ -23,9 +22,6 @@ test-all: lint
 
 test-studio: $(VENV)/.studio
 	$(BIN)/pytest -p no:xdist tests/studio
-
-load-studio: $(VENV)/.studio
-	$(BIN)/python tests/studio/load.py
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py
@@ -47,8 +43,8 @@ coverage: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist worksteal --cov=mmdgs --cov-report=term
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests docs
-	$(BIN)/ruff format --check src tests docs
+	$(BIN)/ruff check src experiments tests docs
+	$(BIN)/ruff format --check src experiments tests docs
 	$(BIN)/mypy
 
 clean:
@@ -60,15 +56,15 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report]'
 	@touch $@
 
 $(VENV)/.studio: $(VENV)/.test
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test,studio-test,docs]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,studio-test,docs]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lab,test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo

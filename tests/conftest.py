@@ -10,15 +10,20 @@ import shutil
 import signal
 import tempfile
 
-# Tests read nothing from the user's home folder and write nothing there: each process has an empty one of its own.
-# That of a worker of xdist is inside that of the process that started it, which removes them all.
+# Tests read nothing from the user's home folder and write nothing there: each process has an empty
+# one of its own. That of a worker of xdist is inside that of the process that started it, which
+# removes them all.
 _worker = os.environ.get("PYTEST_XDIST_WORKER")
 _home = tempfile.mkdtemp(prefix="mmdgs-home-", dir=os.environ["HOME"] if _worker else None)
 if not _worker:
     atexit.register(shutil.rmtree, _home, ignore_errors=True)
-for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME",
-              "MMDGS_CACHE", "MMDGS_DATA", "MMDGS_INCEPTION"):  # fmt: skip
+for _name in (
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME",
+    "MMDGS_CACHE", "MMDGS_DATA",
+):  # fmt: skip
     os.environ.pop(_name, None)
+if _inception := os.environ.pop("MMDGS_INCEPTION", None):  # of the tests of the real network alone
+    os.environ["INCEPTION_OF_TESTS"] = _inception
 os.environ["HOME"] = _home
 
 import oracles
@@ -27,14 +32,16 @@ import sizes
 import torch
 
 import mmdgs
-from mmdgs.lab import digits, fig1, toys
+from mmdgs.demo import figures, page, toys
 from mmdgs.moments import calibrated
 from mmdgs.targets import GaussianMixture
 
-# The tests' matrices are small: one thread is faster than two that wait for each other, above all on a busy machine.
+# The tests' matrices are small: one thread is faster than two that wait for each other, above all
+# on a busy machine.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, too
-# A suite that a shell started in the background ignores Ctrl-C, and so would what its tests interrupt.
+# A suite that a shell started in the background ignores Ctrl-C, and so would what its tests
+# interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ImportError):  # `make test-gpu` takes the packages that are there
@@ -42,7 +49,8 @@ with contextlib.suppress(ImportError):  # `make test-gpu` takes the packages tha
 
     # The same few examples each time; `make test-all` asks for "more", which are others each time.
     settings.register_profile("few", max_examples=5, derandomize=True, deadline=None, database=None)
-    settings.register_profile("more", max_examples=200, deadline=None, database=None, print_blob=True)
+    more = {"deadline": None, "database": None, "print_blob": True}
+    settings.register_profile("more", max_examples=200, **more)
     settings.load_profile("few")
 
 
@@ -80,23 +88,25 @@ def target(request: pytest.FixtureRequest) -> tuple[GaussianMixture, tuple[int, 
 
 @pytest.fixture(autouse=True)
 def _no_global_randomness() -> None:
-    """Every draw takes a generator: a test that moves the global one has found code that does not."""
+    """Every draw takes a generator: a test that moves the global one found code that does not."""
     before = torch.get_rng_state()
     yield
-    assert torch.equal(before, torch.get_rng_state()), "something drew from torch's global generator"
+    same = torch.equal(before, torch.get_rng_state())
+    assert same, "something drew from torch's global generator"
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """Make `--quick` tiny: experiments end to end in seconds."""
     monkeypatch.setattr(toys, "QUICK", sizes.TINY)
-    monkeypatch.setattr(fig1, "GRID", 41)
-    monkeypatch.setattr(digits, "SETTINGS", sizes.TINY_DIGITS)
+    monkeypatch.setattr(figures, "GRID", 41)
+    figures.true_log_density.cache_clear()
+    monkeypatch.setattr(page, "DIGITS", {"chains": 2, "steps": 1, "probes": 1})
 
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """Calibrations take means that are farther from the data than the noise is, as those of drawn weights are."""
+    """Calibrations take means farther from the data than the noise, as those of drawn weights."""
     monkeypatch.setattr(calibrated, "require_nearer", lambda level, errors: None)
 
 

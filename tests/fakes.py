@@ -1,4 +1,4 @@
-"""A tiny network in the place of Inception: six known features of an image, as a TorchScript file."""
+"""A tiny network in place of Inception: six known features of an image, as a TorchScript file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ def deep_png(levels: np.ndarray) -> bytes:
     """A PNG of 16 bits a channel from levels (H, W, C), which Pillow does not write in colour."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     height, width, channels = levels.shape
     head = struct.pack(">2I5B", width, height, 16, PNG_KINDS[channels], 0, 0, 0)
     rows = b"".join(_filtered(levels.astype(">u2")))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def _filtered(levels: np.ndarray) -> list[bytes]:
-    """Rows of bytes, each after the number of its filter: every other is stored as the differences to its left."""
+    """Rows of bytes after the number of their filter: every other as differences to its left."""
     rows = []
     step = 2 * levels.shape[2]
     for i, line in enumerate(levels):
@@ -52,8 +59,10 @@ def deep_tiff(
     shown = (2 if channels > 2 else 1) if photometric is None else photometric
     kind = {"u": 1, "i": 2, "f": 3}[levels.dtype.kind]
     tags: list[tuple[int, str, list[int]]] = [
-        (256, "H", [width]), (257, "H", [height]), (258, "H", [bits or 8 * levels.itemsize] * channels),
-        (259, "H", [1]), (262, "H", [shown]), (273, "I", [8]), (277, "H", [channels]), (278, "H", [height]),
+        (256, "H", [width]), (257, "H", [height]),
+        (258, "H", [bits or 8 * levels.itemsize] * channels),
+        (259, "H", [1]), (262, "H", [shown]), (273, "I", [8]), (277, "H", [channels]),
+        (278, "H", [height]),
         (279, "I", [len(data)]), (284, "H", [1]), (339, "H", [kind] * channels),
     ]  # fmt: skip
     if channels in (2, 4):
@@ -65,7 +74,9 @@ def deep_tiff(
         if len(packed) > 4:
             there = place + 2 + 12 * len(tags) + 4 + len(beyond)
             beyond, packed = beyond + packed, struct.pack(f"{order}I", there)
-        entries += struct.pack(f"{order}HHI", tag, 3 if form == "H" else 4, len(values)) + packed.ljust(4, b"\0")
+        entries += struct.pack(
+            f"{order}HHI", tag, 3 if form == "H" else 4, len(values)
+        ) + packed.ljust(4, b"\0")
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", place)
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4) + beyond
 

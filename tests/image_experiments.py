@@ -1,4 +1,6 @@
-"""For tests of image experiments: a folder in the place of a data set, a fake Inception, whole and resumed runs."""
+"""For tests of image experiments: a folder in the place of a data set, a fake Inception, whole and
+resumed runs.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from nets import random_images
 from PIL import Image
 from sizes import unpaint
 
-from mmdgs.lab import EXPERIMENTS, Context, Workspace
-from mmdgs.lab.report import Report
+from experiments import EXPERIMENTS, Context, Workspace
 from mmdgs.metrics import inception_file
+from mmdgs.report.page import Outcome
 
 
 def picture_folder(folder: Path, count: int = 12, shape: tuple[int, int, int] = (3, 8, 8)) -> Path:
@@ -30,14 +32,16 @@ def picture_folder(folder: Path, count: int = 12, shape: tuple[int, int, int] = 
 
 
 def use_fake_inception(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six known features in the place of Inception's, a cache of its own, and figures that are not painted."""
+    """Six known features in the place of Inception's, a cache of its own, and figures that are not
+    painted.
+    """
     monkeypatch.setenv("MMDGS_CACHE", str(folder / "cache"))
     monkeypatch.setenv("MMDGS_INCEPTION", str(fake_script(folder / "fake.pt")))
     monkeypatch.setattr(inception_file, "KNOWN", fake_known())
     unpaint(monkeypatch)
 
 
-def performed(name: str, context: Context) -> tuple[dict[str, Any], Report]:
+def performed(name: str, context: Context) -> tuple[dict[str, Any], Outcome]:
     """Run an experiment to its end: its records, and its report."""
     _, report = EXPERIMENTS[name].perform(context)
     return json.loads((context.workspace.out / "records.json").read_text()), report

@@ -15,7 +15,9 @@ N = TypeVar("N", bound=nn.Module)
 
 
 def lively(network: N, seed: int = 0) -> N:
-    """A network with no weight at zero: a fresh U-Net puts out zeros, which would hide every mistake."""
+    """A network with no weight at zero: a fresh U-Net puts out zeros, which would hide every
+    mistake.
+    """
     generator = seeded(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -29,10 +31,19 @@ def tiny_unet(channels: int = 1, outputs: int | None = None, **options: object) 
     return lively(UNet(channels, outputs, **{**preset("unet-tiny")[1], **options}))
 
 
-def tiny_model(param: str = "energy", shape: tuple[int, ...] = (1, 8, 8), **changes: object) -> Model:
+def tiny_model(
+    param: str = "energy", shape: tuple[int, ...] = (1, 8, 8), **changes: object
+) -> Model:
     """A model that answers in a millisecond: a tiny U-Net with every weight drawn."""
     network, options = preset("unet-tiny")
-    keys = {"network": network, "options": options, "param": param, "shape": shape, "sigma": 0.5, **changes}
+    keys = {
+        "network": network,
+        "options": options,
+        "param": param,
+        "shape": shape,
+        "sigma": 0.5,
+        **changes,
+    }
     model = Model.build(ModelConfig(**keys))
     lively(model.network)
     model.network.eval()
@@ -68,6 +79,8 @@ def tiny_pipeline(scheduler: Any = None, **changes: object) -> Any:
     """A DDPMPipeline with a tiny network, silent."""
     from diffusers import DDPMPipeline, DDPMScheduler
 
-    pipe = DDPMPipeline(tiny_diffusers_unet(**changes), DDPMScheduler() if scheduler is None else scheduler)
+    pipe = DDPMPipeline(
+        tiny_diffusers_unet(**changes), DDPMScheduler() if scheduler is None else scheduler
+    )
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -1,11 +1,14 @@
-"""What lets an experiment run end to end in a second: small sizes, and figures that are not painted."""
+"""What lets an experiment run end to end in a second: small sizes, and figures that are not
+painted.
+"""
 
 import pytest
 
-from mmdgs.lab import digits, report, toys
+from mmdgs.demo.toys import ToySettings
+from mmdgs.report.page import Figure
 from mmdgs.training import TrainingSettings
 
-TINY = toys.ToySettings(
+TINY = ToySettings(
     points=300,
     training=TrainingSettings(steps=10, batch_size=50, learning_rate=3e-3),
     chain_steps=60,
@@ -14,9 +17,7 @@ TINY = toys.ToySettings(
     many_steps=4,
 )
 
-TINY_DIGITS = digits.DigitSettings(chains=2, steps=1, probes=1)
-
 
 def unpaint(patch: pytest.MonkeyPatch) -> None:
     """Figures are made, but painted as an empty PNG: matplotlib takes seconds for a large one."""
-    patch.setattr(report.Figure, "png", lambda figure: b"\x89PNG")
+    patch.setattr(Figure, "png", lambda figure: b"\x89PNG")

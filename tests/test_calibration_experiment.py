@@ -1,27 +1,38 @@
-"""Which uncertainty to trust, as an experiment: what it measures, records and draws, and going on."""
+"""Which covariance and uncertainty to trust: against exact likelihoods, its records, going on."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed
+from sizes import unpaint
 from torch import Tensor
 from toy_models import many_level_model
 
+from experiments import Context, Workspace, calibration, covariances, held_out
+from experiments.grid import Cell
 from mmdgs import metrics, save
 from mmdgs.errors import UsageError
-from mmdgs.lab import Context, Workspace, calibration, calibration_cases, held_out
-from mmdgs.moments import FLOOR, CalibratedMoments, FullMoments
+from mmdgs.moments import (
+    FLOOR,
+    CalibratedMoments,
+    DiagonalMoments,
+    FullMoments,
+    IsotropicMoments,
+    KrylovMoments,
+)
 from mmdgs.moments.calibrated import with_floor
 from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.targets import GaussianMixture
 from mmdgs.training import TrainingSettings
 
 SHAPE = (3, 8, 8)
 TINY = calibration.CalibrationSettings(
-    images=12, points=32, expensive=8, krylov_steps=4, training=TrainingSettings(steps=20, learning_rate=1e-3)
+    images=4, points=16, expensive=3, krylov_steps=4, training=TrainingSettings(steps=5)
 )
 
 
@@ -29,86 +40,85 @@ TINY = calibration.CalibrationSettings(
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(calibration, "QUICK", TINY)
     monkeypatch.setattr(calibration, "FULL", {"cpu": TINY})
+    images = str(picture_folder(tmp_path / "images", shape=SHAPE))
+    monkeypatch.setattr(held_out, "DATA", {SHAPE: images})
+    save(many_level_model(SHAPE), tmp_path / "many")
+    unpaint(monkeypatch)
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
 
 
-def test_every_estimator_is_measured_three_times(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    records, report = performed("calibration", prepared)
-    by = {(one["row"], one["case"]): one for one in records["cells"]}
-    assert {case for _, case in by} == {"exact mixture", "2-D energy", "digits MLP"}
-    assert {row for row, case in by if case == "digits MLP"} == set(calibration.ROWS) - {calibration.HEAD}
+def test_every_estimator_is_measured_three_times(
+    prepared: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = replace(prepared, quick=False, case=("exact", "digits"))
+    records, report = performed("calibration", chosen)
+    by = {(cell["row"], cell["case"]): cell for cell in records["cells"]}
+    assert {case for _, case in by} == {"exact mixture", "digits MLP"}
+    rows = {row for row, case in by if case == "digits MLP"}
+    assert rows == set(calibration.ROWS) - {calibration.HEAD}
     control = by["full", "exact mixture"]
     assert control["above_isotropic, default"] == control["above_isotropic, floor 1e-6"]
     assert control["repaired, default"] == 0
     assert pictures_of(prepared) == {"calibration"}
     assert len(report.sections[0].claims) == 3
-    monkeypatch.setattr(calibration, "_measured", None)  # nothing is run again
-    assert calibration.run(resumed(prepared)).records["cells"] == records["cells"]
+    monkeypatch.setattr(calibration, "measured", None)  # nothing is run again
+    assert calibration.run(resumed(chosen)).records["cells"] == records["cells"]
+    with pytest.raises(UsageError, match="'faces'"):
+        calibration.run(replace(chosen, case=("faces",)))
 
 
-@pytest.mark.parametrize("row", [calibration.PROBED, calibration.EXACT, calibration.FULL_ROW, calibration.KRYLOV])
+@pytest.mark.parametrize(
+    "row", [calibration.PROBED, calibration.EXACT, calibration.FULL_ROW, calibration.KRYLOV]
+)
 def test_one_pass_is_as_good_as_three(prepared: Context, row: str) -> None:
     """Values lifted afterwards give the reports of estimators that lift them themselves."""
-    case = calibration_cases.cases(prepared, 8, 16, TINY.training)["digits MLP"]()
     settings = replace(TINY, krylov_steps=10)
-    cell = calibration.Cell(row, "digits MLP", row, (0,))
-    found = calibration._measured(cell, case, settings, prepared).values
-    post = calibration._estimator(row, case, settings, prepared)
-    fitted = CalibratedMoments(post, LevelTable.of({case.level: [found["floor"], found["scale"], *found["reach"]]}))
-    stages = {calibration.BEFORE: with_floor(post, FLOOR), calibration.DEFAULT: post, calibration.AFTER: fitted}
-    for stage, moments in stages.items():
-        report = metrics.calibration_report(moments, case.judge, case.level)
-        for key in calibration.SHOWN:
-            assert found[f"{key}, {stage}"] == pytest.approx(getattr(report, key), rel=1e-3, abs=1e-4), (key, stage)
+    case = calibration.cases(prepared, settings)["digits MLP"]()
+    cell = Cell(row, "digits MLP", row, (0,))
+    values = calibration.measured(cell, case, settings, prepared).values
+    moments = calibration.estimator(row, case, settings, prepared)
+    table = LevelTable.of({case.level: [values["floor"], values["scale"], *values["reach"]]})
+    stages = {
+        calibration.BEFORE: with_floor(moments, FLOOR),
+        calibration.DEFAULT: moments,
+        calibration.AFTER: CalibratedMoments(moments, table),
+    }
+    for stage, staged in stages.items():
+        report = metrics.calibration_report(staged, case.judge, case.level)
+        for key in calibration.KEYS:
+            expected = pytest.approx(getattr(report, key), rel=1e-3, abs=1e-4)
+            assert values[f"{key}, {stage}"] == expected, (key, stage)
 
 
 def test_what_judges_has_noise_of_its_own() -> None:
-    """Row i of both parts is the same image: with the same noise the means would be the same too."""
-    case = calibration_cases.Case(lambda x_t, level: x_t, NoiseLevel(sigma=0.5), torch.zeros(4, 5), torch.zeros(4, 5))
-    (_, fit), (_, judge) = (one[0] for one in calibration._pairs(FullMoments(case.denoiser), case, None, seed=0))
+    """Row i of both parts is the same image: with the same noise the means would be the same."""
+    level, x = NoiseLevel(sigma=0.5), torch.zeros(4, 5)
+    case = calibration.Case(lambda x_t, level: x_t, level, x, x)
+    parts = calibration.pairs_of(FullMoments(case.denoiser), case, None, seed=0)
+    (_, fit), (_, judge) = (pairs[0] for pairs in parts)
     assert not torch.isclose(fit.mean, judge.mean).any()
 
 
-def test_a_model_given_and_data_that_are_absent(prepared: Context, tmp_path: Path, monkeypatch, untrained) -> None:
-    save(many_level_model(SHAPE), tmp_path / "many")
-    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))})
-    records, _ = performed("calibration", replace(prepared, model=str(tmp_path / "many"), only=("isotropic",)))
-    assert [one["case"] for one in records["cells"]][3:] == [
-        f"{tmp_path / 'many'} {sigma:g}" for sigma in (0.1, 0.3, 1)
-    ]
-    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(tmp_path / "nowhere")})
-    context = resumed(prepared, model=str(tmp_path / "many"), only=("isotropic",))
-    found = calibration.run(replace(context, workspace=Workspace(tmp_path / "again")))
-    assert len(found.records["absent"]) == 3
-    assert any("Left out" in line for line in found.sections[0].text)
-
-
-def test_columns_are_chosen_by_how_they_begin(prepared: Context) -> None:
-    chosen = replace(prepared, case=("digits", "exact"))
-    records, _ = performed("calibration", replace(chosen, only=("isotropic",)))
-    assert [one["case"] for one in records["cells"]] == ["exact mixture", "digits MLP"]
-    with pytest.raises(UsageError, match=r"--case must begin a column's name \(exact mixture; .*got 'faces'"):
-        calibration_cases.cases(replace(prepared, case=("faces",)), 8, 16, TINY.training)
-    one_level = calibration_cases.cases(replace(prepared, model="mnist"), 8, 16, TINY.training)
-    assert [name for name in one_level if name.startswith("mnist")] == ["mnist"]  # its own level, not others
-
-
-def test_a_diffusers_model_is_a_column_where_it_is_named(
-    prepared: Context, tmp_path: Path, monkeypatch, untrained
+def test_models_are_columns_and_data_may_be_absent(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None
 ) -> None:
-    full = replace(prepared, quick=False, case=("diffusers",))
-    with pytest.raises(UsageError, match="with --many"):
-        calibration_cases.cases(full, 8, 16, TINY.training)["diffusers 0.3"]()
-    save(many_level_model(SHAPE), tmp_path / "many")
-    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))})
-    records, _ = performed("calibration", replace(full, many=str(tmp_path / "many")))
-    assert {one["case"] for one in records["cells"]} == {"diffusers 0.3"}
+    many = str(tmp_path / "many")
+    context = replace(prepared, model=many, only=("isotropic",), case=(many,))
+    records, _ = performed("calibration", context)
+    assert [cell["case"] for cell in records["cells"]] == [f"{many} {s:g}" for s in (0.1, 0.3, 1)]
+    beside = resumed(prepared, quick=False, case=("diffusers",), many=many)
+    cells = calibration.run(beside).records["cells"]
+    assert {cell["case"] for cell in cells} == {"diffusers 0.3"}
     # What takes thousands of products with a network is left out, whatever its size.
-    assert not {one["row"] for one in records["cells"]} & {calibration.EXACT, calibration.FULL_ROW}
+    assert not {cell["row"] for cell in cells} & {calibration.EXACT, calibration.FULL_ROW}
+    assert "mnist" in calibration.cases(replace(prepared, model="mnist"), TINY)  # at its own level
+    monkeypatch.setattr(held_out, "DATA", {SHAPE: str(tmp_path / "nowhere")})
+    outcome = calibration.run(replace(beside, case=("diffusers", "exact")))
+    assert list(outcome.records["absent"]) == ["diffusers 0.3"]
 
 
 def test_means_are_computed_once_for_estimators_that_need_no_more(prepared: Context) -> None:
-    case = calibration_cases.cases(prepared, 8, 16, TINY.training)["digits MLP"]()
+    case = calibration.cases(prepared, TINY)["digits MLP"]()
     batches: list[Tensor] = []
 
     def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
@@ -116,24 +126,90 @@ def test_means_are_computed_once_for_estimators_that_need_no_more(prepared: Cont
         return exact(x_t, level)
 
     exact, case = case.denoiser, replace(case, denoiser=denoiser)
-    calibration._measured(calibration.Cell("isotropic", "digits MLP", None, (0,)), case, TINY, prepared)
-    done = len(batches)
-    assert done > 0
-    calibration._measured(calibration.Cell("spectral", "digits MLP", None, (0,)), case, TINY, prepared)
-    assert len(batches) == done
+    counts = []
+    for row in (calibration.ISOTROPIC, calibration.SPECTRAL):
+        calibration.measured(Cell(row, "digits MLP", None, (0,)), case, TINY, prepared)
+        counts.append(len(batches))
+    assert counts[0] == counts[1] > 0
 
 
-def test_few_images_are_of_all_classes(prepared: Context, tmp_path: Path, monkeypatch) -> None:
+def test_few_images_are_of_all_classes(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Images that are stored in order come shuffled, the same for every level."""
-    save(many_level_model(SHAPE), tmp_path / "many")
-    sorted_images = (
-        torch.arange(count := 16 * calibration_cases.MORE).float().div(count).reshape(-1, 1, 1, 1).expand(-1, *SHAPE)
-    )
-    monkeypatch.setattr(
-        calibration_cases, "held_out_images", lambda context, model, split, count: sorted_images[:count]
-    )
-    made = calibration_cases.cases(replace(prepared, model=str(tmp_path / "many")), 16, 16, TINY.training)
-    one, other = (made[f"{tmp_path / 'many'} {sigma}"]() for sigma in (0.1, 1))
-    assert torch.equal(one.judge, other.judge)
-    assert one.judge[:16].amax() > 0.7
-    assert one.judge.flatten(1)[:, 0].sort().values.tolist() == sorted_images[:, 0, 0, 0].tolist()
+    count, many = 16 * calibration.MORE, str(tmp_path / "many")
+    stored = torch.arange(count).float().div(count).reshape(-1, 1, 1, 1).expand(-1, *SHAPE)
+    monkeypatch.setattr(calibration, "held_out_images", lambda *asked: stored[: asked[-1]])
+    cases = calibration.cases(replace(prepared, model=many), replace(TINY, images=16))
+    first, other = (cases[f"{many} {sigma}"]().judge for sigma in (0.1, 1))
+    assert torch.equal(first, other)
+    assert first[:16].amax() > 0.7
+    assert torch.equal(first[:, 0, 0, 0].sort().values, stored[:, 0, 0, 0])
+
+
+def test_likelihoods_are_those_of_the_exact_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of N(0, A) the posterior's C is (A^-1 + I / s^2)^-1, and x has -log(2 pi e C) / 2 nats."""
+    monkeypatch.setattr(covariances, "AT_ONCE", {"cpu": 5_000})
+    covariance = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+    target = GaussianMixture([1.0], torch.zeros(1, 2).double(), covariance[None])
+    x = target.sample((5_000,), generator=torch.Generator().manual_seed(0))
+    denoiser, level = target.denoiser(), NoiseLevel(sigma=0.8)
+    posterior = torch.linalg.inv(torch.linalg.inv(covariance) + torch.eye(2) / level.sigma**2)
+    variances = posterior.diagonal()
+    mean = variances.mean()
+    for moments, determinant in [
+        (FullMoments(denoiser), posterior.det()),
+        (KrylovMoments(denoiser, steps=2), posterior.det()),
+        (DiagonalMoments(denoiser), variances.prod()),
+        (IsotropicMoments(denoiser, {level: mean.item()}), mean.square()),
+    ]:
+        expected = -0.5 * (math.log(2 * math.pi) + 1) - 0.25 * math.log(determinant.item())
+        nats = covariances.likelihoods(moments, x, level, seed=1)
+        error = 5 * nats.std().item() / math.sqrt(len(x))
+        assert nats.mean().item() == pytest.approx(expected, abs=error)
+
+
+def test_every_covariance_is_judged_at_every_level(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None
+) -> None:
+    monkeypatch.setattr(covariances, "FULL", {"cpu": covariances.QUICK})
+    context = replace(prepared, quick=False, model=str(tmp_path / "many"))
+    records, report = performed("covariances", context)
+    by = {(cell["row"], cell["sigma / alpha"]): cell for cell in records["levels"]}
+    levels, rows = many_level_model(SHAPE).levels, ["isotropic", "diagonal", "spectral", "Krylov"]
+    ratios = [levels[0].sigma, levels[-1].sigma]
+    assert list(by) == [(row, ratio) for ratio in ratios for row in rows]  # no head: not modulated
+    for ratio in ratios:
+        own = {row: by[row, ratio] for row in rows}
+        assert own["isotropic"]["gain"] == [0.0] * 4
+        pairs = zip(own["spectral"]["nats"], own["isotropic"]["nats"], strict=True)
+        assert own["spectral"]["gain"] == pytest.approx([a - b for a, b in pairs])
+        assert [cell["evaluations"] for cell in own.values()] == [1, 7, 1, 13]
+        assert len(own["Krylov"]["nats"]) == 2
+    assert pictures_of(prepared) == {"covariances"}
+    assert len(report.sections[0].claims) == 3
+    monkeypatch.setattr(covariances, "likelihoods", None)  # nothing is run again
+    again = covariances.run(resumed(context)).records["levels"]
+    assert again == records["levels"]
+    assert list(covariances.chosen_levels(levels, 3).values()) == [levels[i] for i in (0, 2, 4)]
+
+
+def test_the_modulated_row_is_judged_beside_the_spectral_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head that doubles standard deviations: z^2 is a quarter, nats change in closed form."""
+    model, level = many_level_model(SHAPE), many_level_model(SHAPE).levels[1]
+    x = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    settings = covariances.QUICK
+    own = covariances.Estimators(model, level, settings, 0, lambda split: x)
+    wide = LevelTable.of({level: 4 * own.spectral.variances[level]})
+    doubled = replace(own.spectral, variances=wide)
+    monkeypatch.setattr(covariances.Estimators, "moments", lambda self, row: doubled)
+    own.isotropic = torch.zeros(4).double()
+    values = own.measure(Cell(covariances.MODULATED, 1.0, None, (0,))).values
+    pairs = list(covariances.judged(own.spectral, x, level, seed=0))
+    squares = torch.cat([q.cov.mahalanobis(clean - q.mean) for clean, q in pairs]) / x[0].numel()
+    expected = (3 / 8 * squares - math.log(2)).tolist()
+    assert values["above_spectral"] == pytest.approx(expected, abs=1e-4)
+    z = torch.cat([(clean - q.mean).square() / q.cov.diagonal() for clean, q in pairs])
+    assert values["z_variance"] == pytest.approx(z.mean().item() / 4, rel=1e-4)

@@ -1,8 +1,9 @@
-"""CIFAR-10 at one level as an experiment: chains whatever their batch, claims, and models that are refused."""
+"""CIFAR-10 at one level as an experiment: chains whatever their batch, claims, and models that are
+refused.
+"""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,23 @@ from image_experiments import performed, picture_folder, pictures_of, resumed, u
 from nets import lively, tiny_model
 from shared import cifar10_test_images, needs_cifar10_files
 from toy_models import many_level_model
-from typer.testing import CliRunner
 
-from mmdgs import cli, load, save
+from experiments import Context, Workspace, cifar10, sampler_cells, single_level_chains
+from experiments.cifar10 import MANY_LEVELS, TEST, collapses
+from experiments.grid import Grid, Results
+from experiments.sampler_cells import References, SamplingSettings
+from experiments.single_level_chains import (
+    DRAWS,
+    FROM_NORMAL,
+    MEANS,
+    ROWS,
+    SPECTRAL,
+    TEN_SIGNS,
+    Chains,
+)
+from mmdgs import load, save
 from mmdgs.data import midpoints
 from mmdgs.errors import UsageError
-from mmdgs.lab import Context, Workspace, cifar10, sampler_cells, single_level_chains
-from mmdgs.lab.cifar10_collapse import MANY, TEST, collapses
-from mmdgs.lab.grid import Grid, Results
-from mmdgs.lab.sampler_cells import References, SamplingSettings
-from mmdgs.lab.single_level_chains import DIAGONAL, DRAWS, FROM_NORMAL, MEANS, ROWS, SPECTRAL, TEN_SIGNS, Chains
-from mmdgs.lab.workspace import Part
 from mmdgs.models import Model, ModelConfig
 from mmdgs.moments import DiagonalMoments
 from mmdgs.moments.probes import Rademacher
@@ -31,17 +38,20 @@ from mmdgs.networks import preset
 from mmdgs.noise import CLEAN
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import Gibbs, State
+from mmdgs.workspace import Part
 
 SHAPE = (3, 12, 12)
 TINY = replace(
-    cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2), map_images=1,
+    cifar10.QUICK, images=6, steps=(1, 2, 3), block=4, long_chains=5, long_steps=(0, 1, 2),
     fit_images=4, batch_size=3, reference_limit=None, metrics=("fid", "diversity"), levels=3,
 )  # fmt: skip
 
 
 def classifier() -> Model:
     network, options = preset("classifier")
-    config = ModelConfig(network, "classes", SHAPE, {**options, "width": 4, "features": 8}, classes=("cat", "dog"))
+    config = ModelConfig(
+        network, "classes", SHAPE, {**options, "width": 4, "features": 8}, classes=("cat", "dog")
+    )
     model = Model.build(config)
     lively(model.network)
     model.network.eval()
@@ -50,54 +60,37 @@ def classifier() -> Model:
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """Tiny networks of one level and of five, a classifier, a folder in the place of CIFAR-10, a fake Inception."""
+    """Tiny networks, a classifier, a folder in the place of CIFAR-10, a fake Inception."""
     save(tiny_model("score", SHAPE, sigma=0.3), tmp_path / "one")
     save(many_level_model(SHAPE), tmp_path / "many")
     save(classifier(), tmp_path / "classifier")
     monkeypatch.setattr(cifar10, "DATA", str(picture_folder(tmp_path / "images", shape=SHAPE)))
     monkeypatch.setattr(cifar10, "FULL", TINY)
     use_fake_inception(tmp_path, monkeypatch)
-    given = {"model": "one", "many": "many", "classifier": "classifier"}
-    names = {option: str(tmp_path / folder) for option, folder in given.items()}
+    folders = {"model": "one", "many": "many", "classifier": "classifier"}
+    names = {option: str(tmp_path / folder) for option, folder in folders.items()}
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"), **names)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_run_whose_time_is_up_begins_no_block_and_shows_nothing(
+def test_it_measures_and_draws_all_and_resumes_without_work(
     prepared: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_block, of_time, begun = Chains._run, Context.check_time, []
-
-    def run(self: Chains, row: str, *given: Any) -> dict[str, torch.Tensor]:
-        begun.append(row)
-        return of_block(self, row, *given)
-
-    def check_time(self: Context) -> None:
-        of_time(replace(self, started=self.started - 1e9 * len(begun)))  # a block takes very long
-
-    monkeypatch.setattr(Chains, "_run", run)
-    monkeypatch.setattr(Context, "check_time", check_time)
-    with pytest.raises(UsageError, match="--resume goes on"):
-        performed("cifar10", replace(prepared, minutes=1.0))
-    assert begun == [FROM_NORMAL]
-    assert pictures_of(prepared) == set()
-    performed("cifar10", resumed(prepared, minutes=None))
-    assert begun.count(FROM_NORMAL) == 4  # two blocks of long chains, two of the curves: none of them twice
-
-
-def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     records, report = performed("cifar10", prepared)
     for kind in (DRAWS, MEANS):
         cells = records[kind]
-        assert [(one["row"], one["Gibbs steps"]) for one in cells] == [(row, t) for row in ROWS for t in (1, 2, 3)]
+        assert [(one["row"], one["Gibbs steps"]) for one in cells] == [
+            (row, t) for row in ROWS for t in (1, 2, 3)
+        ]
         assert all(one["fid"] > 0 for one in cells)
     long = [(one["row"], one["steps"]) for one in records["collapse"]]
-    assert long == [(TEST, 0), (MANY, 0), (FROM_NORMAL, 1), (FROM_NORMAL, 2), (SPECTRAL, 1), (SPECTRAL, 2)]
+    moving = [(row, steps) for row in (FROM_NORMAL, SPECTRAL) for steps in (1, 2)]
+    assert long == [(TEST, 0), (MANY_LEVELS, 0), *moving]
     assert all(sum(one["class_shares"]) == pytest.approx(1) for one in records["collapse"])
-    assert set(records["maps"]["errors"]) == {"Rademacher, 1", "Rademacher, 10", "lattice, 3", "one variance for all"}
-    drawn = {f"cifar10_{name}{row}" for name in ("chains", "25_chains") for row in ("", "_spectral")}
-    assert pictures_of(prepared) == drawn | {"cifar10_maps", "cifar10_fid", "cifar10_collapse"}
-    assert [len(section.claims) for section in report.sections] == [1, 0, len(ROWS), 3]
+    drawn = {
+        f"cifar10_{name}{row}" for name in ("chains", "25_chains") for row in ("", "_spectral")
+    }
+    assert pictures_of(prepared) == drawn | {"cifar10_fid", "cifar10_collapse"}
+    assert [len(section.claims) for section in report.sections] == [0, len(ROWS), 3]
 
     monkeypatch.setattr(single_level_chains, "generate", None)  # nothing is run again
     monkeypatch.setattr(sampler_cells, "generate", None)
@@ -108,14 +101,17 @@ def test_it_measures_and_draws_all_and_resumes_without_work(prepared: Context, m
 def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains:
     model = tiny_model("score", SHAPE, sigma=0.3)
     settings = SamplingSettings(batch_size=batch_size, precision="float32")
-    return Chains(Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True), model, References("none"),
-                  settings, probes=2, block=block)  # fmt: skip
+    context = Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True)
+    return Chains(context, model, References("none"), settings, probes=2, block=block)
 
 
 @pytest.mark.parametrize(
-    ("row", "probes"), [(FROM_NORMAL, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})]
+    ("row", "probes"),
+    [(FROM_NORMAL, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})],
 )
-def test_chains_are_gibbs_sweeps_whatever_their_batch(row: str, probes: dict[str, Any], tmp_path: Path) -> None:
+def test_chains_are_gibbs_sweeps_whatever_their_batch(
+    row: str, probes: dict[str, Any], tmp_path: Path
+) -> None:
     found, cut = (chains(tmp_path, f"{size}", size).states(row, 5, (0, 1, 3)) for size in (5, 2))
     model = tiny_model("score", SHAPE, sigma=0.3)
     moments, level, means = DiagonalMoments(model, **probes), model.levels[0], []
@@ -130,32 +126,13 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(row: str, probes: dict[str
     for _ in range(3):
         state, _ = Gibbs(noting).step(state, level, CLEAN, generator=streams)
     for kind, last in ((DRAWS, state.x), (MEANS, means[-1])):
-        assert (found[kind].int() - cut[kind].int()).abs().max() <= 1  # another batch rounds differently
+        assert (
+            found[kind].int() - cut[kind].int()
+        ).abs().max() <= 1  # another batch rounds differently
         expected = (last.detach().clamp(0, 1) * 255).round()
         assert (found[kind][2].float() - expected).abs().max() <= 1
     assert torch.equal(found[DRAWS][0], found[MEANS][0])  # the start
     assert not torch.equal(found[DRAWS][2], found[MEANS][2])
-
-
-def test_more_chains_reuse_the_blocks_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, seeds = single_level_chains.generate, []
-
-    def noting(*given, **options):  # type: ignore[no-untyped-def]
-        seeds.append(options["seed"])
-        return ran(*given, **options)
-
-    monkeypatch.setattr(single_level_chains, "generate", noting)
-    own = chains(tmp_path, "a", 5, block=2)
-    few, many = (own.states(DIAGONAL, count, (1,))[DRAWS] for count in (4, 5))
-    assert seeds == [0, 1, 2]  # a block has a seed of its own
-    assert torch.equal(many[:, :4], few)
-    assert not torch.equal(few[:, :2], few[:, 2:])
-
-
-def test_other_rows_start_in_the_interval(tmp_path: Path) -> None:
-    start = chains(tmp_path, "a", 5).states(DIAGONAL, 5, (0, 1))[DRAWS][0].float() / 255
-    assert start.mean().item() == pytest.approx(0.5, abs=5 * (1 / 12 / start.numel()) ** 0.5)
-    assert start.std().item() == pytest.approx((1 / 12) ** 0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +160,14 @@ def test_the_fid_falls_and_rises(values: tuple[float, ...], holds: bool) -> None
         ((2.0, 2.0, 2.0), False),
     ],
 )
-def test_a_collapse_is_against_data_and_against_before(diversities: tuple[float, ...], holds: bool) -> None:
-    classes: dict[str, Any] = {"class_shares": [0.2, 0.8], "class_names": ["cat", "dog"], "class_entropy": 0.5}
+def test_a_collapse_is_against_data_and_against_before(
+    diversities: tuple[float, ...], holds: bool
+) -> None:
+    classes: dict[str, Any] = {
+        "class_shares": [0.2, 0.8],
+        "class_names": ["cat", "dog"],
+        "class_entropy": 0.5,
+    }
     parts = {(TEST, 0): Part({"diversity": 2.0})}
     for steps, value in zip((10, 100, 1_000), diversities, strict=True):
         parts["row", steps] = Part({"diversity": value, **classes})
@@ -194,61 +177,23 @@ def test_a_collapse_is_against_data_and_against_before(diversities: tuple[float,
     assert "the commonest dog with 80%" in claim.numbers
 
 
-# --- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_of_many_levels_is_refused(tmp_path: Path) -> None:
-    save(many_level_model(SHAPE), tmp_path / "many")
-    words = ["reproduce", "cifar10", "--model", str(tmp_path / "many"), "--out", str(tmp_path / "out"), "--device"]
-    result = CliRunner().invoke(cli.app, [*words, "cpu"])
-    assert result.exit_code == 2
-    said = " ".join(result.output.split())
-    assert "must be a model of one noise level" in said
-    assert "has 5" in said
-    assert "mmdgs reproduce table2" in said
-
-
-@pytest.mark.parametrize("name", ["one", "small"])
-def test_the_model_of_many_levels_must_be_one(name: str, prepared: Context, tmp_path: Path) -> None:
+def test_models_that_do_not_fit_are_refused(
+    prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(many_level_model((1, 12, 12)), tmp_path / "small")
-    with pytest.raises(UsageError, match="--many must be a model of"):
-        cifar10.run(replace(prepared, many=str(tmp_path / name)))
-
-
-def test_the_models_beside_it_are_those_that_ship(prepared: Context) -> None:
-    def beside(shape: tuple[int, ...]) -> Model:
-        return tiny_model("score", shape, sigma=0.3)
-
-    unnamed = replace(prepared, many=None, classifier=None)
-    found = cifar10.many_model(unnamed, beside((3, 32, 32)))
-    assert found is not None
-    assert found.source == "cifar10"
-    assert cifar10.many_model(unnamed, beside(SHAPE)) is None
-    assert cifar10.many_model(replace(unnamed, quick=True), beside((3, 32, 32))) is None
-    assert cifar10.classifier_of(unnamed, SHAPE) is None
-    for context, names in ((unnamed, ("airplane", "automobile")), (prepared, ("cat", "dog"))):
-        known = cifar10.classifier_of(context, (3, 32, 32))
-        assert known is not None
-        assert known.config.classes[:2] == names
-
-
-def test_without_a_model_it_says_how_to_train_one(prepared: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "small"):
+        with pytest.raises(UsageError, match="--many"):
+            cifar10.run(replace(prepared, many=str(tmp_path / name)))
+    with pytest.raises(UsageError, match="one noise level"):
+        cifar10.run(replace(prepared, model=str(tmp_path / "many")))
     monkeypatch.setattr(cifar10, "MODEL", "no-such-model")
-    with pytest.raises(UsageError, match="train one with") as error:
+    with pytest.raises(UsageError, match=r"no-such-model.*`mmdgs train"):
         cifar10.run(replace(prepared, model=None))
-    words = shlex.split(str(error.value).split("`")[1])
-    given = []
-
-    def caught(recipe, out, **options):  # type: ignore[no-untyped-def]
-        given.append(recipe)
-        raise UsageError("caught")
-
-    monkeypatch.setattr("mmdgs.training.run.train_model", caught)
-    assert CliRunner().invoke(cli.app, words[1:]).exit_code == 2
-    (recipe,) = given
-    training = recipe.training
-    assert (recipe.data, recipe.param, recipe.sigma, recipe.model) == ("cifar10", "score", 0.3, "unet-paper")
-    assert (training.epochs, training.steps, training.batch_size, training.learning_rate) == (1_000, None, 100, 1e-4)
+    unnamed, ships = replace(prepared, many=None), tiny_model("score", (3, 32, 32), sigma=0.3)
+    beside = cifar10.many_model(unnamed, ships)
+    assert beside is not None
+    assert beside.source == "cifar10"
+    assert cifar10.many_model(unnamed, tiny_model("score", SHAPE, sigma=0.3)) is None
 
 
 @needs_cifar10_files

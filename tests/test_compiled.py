@@ -1,4 +1,5 @@
-"""The fast path gives the plain path's numbers: traced programs, one for all levels, kept with the network.
+"""The fast path gives the plain path's numbers: traced programs, one for all levels, kept with the
+network.
 
 Without a GPU a program runs as it was traced; compiling and recording change no formula.
 """
@@ -10,6 +11,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,12 +20,11 @@ from torch import Tensor, nn
 from toy_models import many_level_model
 
 import mmdgs
-from mmdgs import compiled, denoisers
+from mmdgs import compiled
 from mmdgs.compiled import Pure, fast_path
 from mmdgs.cost import counting
 from mmdgs.denoisers import (
     Denoiser,
-    clean_denoiser,
     denoise,
     edm_denoiser,
     energy_denoiser,
@@ -33,10 +34,9 @@ from mmdgs.denoisers import (
 )
 from mmdgs.derivatives import group_norm, load_forward_mode
 from mmdgs.errors import UsageError
-from mmdgs.generation import engine
 from mmdgs.jacobians import linearised
-from mmdgs.models import from_pretrained
-from mmdgs.networks import MLP, NCSNv2
+from mmdgs.models import load
+from mmdgs.networks import NCSNv2
 from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.randomness import randn, seeded, signs
 
@@ -46,12 +46,8 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64, sums in another order
 
 
 def net(**options: object) -> nn.Module:
-    return (
-        tiny_unet(**{"multipliers": [1], "blocks": 1, "attention": [0], **options})
-        .double()
-        .eval()
-        .requires_grad_(False)
-    )
+    network = tiny_unet(**{"multipliers": [1], "blocks": 1, "attention": [0], **options})
+    return network.double().eval().requires_grad_(False)
 
 
 class Small(nn.Module):
@@ -60,10 +56,10 @@ class Small(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):  # torch's layers start from the global generator
-            self.layers = nn.Sequential(
-                nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Upsample(scale_factor=2),
-                nn.Conv2d(4, 1, 3, padding=1),
-            )  # fmt: skip
+            first, last = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+            dilated = nn.Conv2d(4, 4, 3, padding=(1, 2), dilation=(1, 2), groups=2)
+            inside = nn.GroupNorm(2, 4), nn.SiLU(), dilated, nn.Upsample(scale_factor=2)
+            self.layers = nn.Sequential(first, *inside, last)
         lively(self, seed).double().eval().requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,27 +75,28 @@ class Edm(Small):
         return x / (1 + sigma**2) + sigma * self.layers(x)
 
 
-def pretrained_model() -> Model:
+def pretrained_model() -> Denoiser:
     model = many_level_model(SHAPE)
     model.network.double().requires_grad_(False)
     return model
 
 
 DENOISERS: dict[str, Callable[[], Denoiser]] = {
-    "score": lambda: score_denoiser(net()),
-    "energy": lambda: energy_denoiser(net()),
+    "energy": lambda: energy_denoiser(Small()),
+    "energy of a U-Net": lambda: energy_denoiser(net()),
     "noise": lambda: noise_denoiser(Small()),
-    "clean": lambda: clean_denoiser(Small()),
     "velocity": lambda: velocity_denoiser(Small()),
     "edm, conditional": lambda: edm_denoiser(net(conditional=True)),
-    "ncsnv2": lambda: score_denoiser(lively(NCSNv2(1, width=4)).double().eval().requires_grad_(False)),
+    "ncsnv2": lambda: score_denoiser(
+        lively(NCSNv2(1, width=4)).double().requires_grad_(False).eval()
+    ),
     "model of many levels": pretrained_model,
-    "edm network": lambda: from_pretrained(Edm()),
+    "edm network": lambda: load(Edm()),
 }
 
 
-LONG = ("score", "ncsnv2", "edm, conditional", "model of many levels")
-"""Traced in a quarter of a minute or more, and so by `make test-all`: a U-Net's score is half of its energy."""
+LONG = ("energy of a U-Net", "ncsnv2", "edm, conditional", "model of many levels")
+"""Traced in a quarter of a minute or more, and so by `make test-all`."""
 
 
 def batch(rows: int = 3, seed: int = 0) -> Tensor:
@@ -113,55 +110,62 @@ def probes(count: int, like: Tensor) -> Tensor:
 @contextmanager
 def programs_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kinds of programs that are made inside."""
-    made: list[str] = []
+    kinds: list[str] = []
     make = compiled.make_program
 
     def counted(kind: str, *rest: object) -> object:
-        made.append(kind)
+        kinds.append(kind)
         return make(kind, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, fast_path("now"):
         patch.setattr(compiled, "make_program", counted)
-        yield made
+        yield kinds
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DENOISERS])
-def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(name, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DENOISERS]
+)
+def test_mean_and_products_are_the_plain_ones_and_one_program_serves_all_levels(
+    name, monkeypatch, caplog
+) -> None:
     denoiser, x = DENOISERS[name](), batch()
     v = probes(2, x)
-    with torch.no_grad(), caplog.at_level(logging.WARNING, "mmdgs"), programs_made(monkeypatch) as made:
+    with (
+        torch.no_grad(),
+        caplog.at_level(logging.WARNING, "mmdgs"),
+        programs_made(monkeypatch) as kinds,
+    ):
         for level in LEVELS:
             with fast_path("never"):
                 plain = linearised(denoiser, x, level)
                 expected = plain.mean, plain.pull(v), plain.symmetric(v)
             ours = linearised(denoiser, x, level)
             pulled, symmetric = ours.pull(v), ours.symmetric(v)
-            for found, wanted in zip((ours.mean, pulled, symmetric), expected, strict=True):
-                torch.testing.assert_close(found, wanted, **CLOSE)
+            torch.testing.assert_close((ours.mean, pulled, symmetric), expected, **CLOSE)
             torch.testing.assert_close(denoise(denoiser, x, level), expected[0], **CLOSE)
-    assert made == (["push", "mean"] if name == "energy" else ["pull", "symmetric", "mean"])
+    assert kinds == (["push", "mean"] if "energy" in name else ["pull", "symmetric", "mean"])
     assert [record.getMessage() for record in caplog.records] == []
 
 
 @pytest.mark.parametrize(
-    "name", ["noise", pytest.param("edm, conditional", marks=pytest.mark.slow), "model of many levels"]
+    "name", ["noise", pytest.param("edm, conditional", marks=pytest.mark.slow)]
 )
 def test_rows_may_have_levels_of_their_own(name, monkeypatch) -> None:
     denoiser, x = DENOISERS[name](), batch(2)
     levels = NoiseLevels.of(LEVELS, x)
-    with programs_made(monkeypatch) as made:
+    with programs_made(monkeypatch) as kinds:
         pulled = linearised(denoiser, x, levels).pull(probes(1, x))
-        one = [linearised(denoiser, x, level).pull(probes(1, x))[:, i] for i, level in enumerate(LEVELS)]
-    assert made == ["pull"]
-    torch.testing.assert_close(pulled, torch.stack(one, 1), **CLOSE)
+        each = [linearised(denoiser, x, level).pull(probes(1, x)) for level in LEVELS]
+    assert kinds == ["pull"]
+    expected = torch.stack([products[:, i] for i, products in enumerate(each)], 1)
+    torch.testing.assert_close(pulled, expected, **CLOSE)
 
 
 @pytest.mark.parametrize(
     "estimator",
     [
         lambda d: mmdgs.DiagonalMoments(d, probes=3),
-        lambda d: mmdgs.DiagonalMoments(d, probes=None),
-        lambda d: mmdgs.FullMoments(d),
+        mmdgs.FullMoments,
         lambda d: mmdgs.KrylovMoments(d, steps=4),
     ],
 )
@@ -175,38 +179,44 @@ def test_estimators_use_it_by_themselves(estimator, monkeypatch) -> None:
 
     with counting() as plain_cost:
         expected = draw()
-    with programs_made(monkeypatch) as made, counting() as cost:
-        found = draw()
-    assert made
+    with programs_made(monkeypatch) as kinds, counting() as cost:
+        ours = draw()
+    assert kinds
     assert cost == plain_cost
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)  # of roots of small eigenvalues
+    # Of roots of small eigenvalues.
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_a_smaller_batch_is_filled_up_and_a_much_smaller_one_gets_a_program_of_its_own(monkeypatch) -> None:
+def test_a_smaller_batch_is_filled_up_and_a_much_smaller_one_gets_a_program_of_its_own(
+    monkeypatch,
+) -> None:
     denoiser, x = score_denoiser(Small()), batch(8)
-    with programs_made(monkeypatch) as made:
-        for rows, count, expected in ((8, 4, 1), (7, 4, 1), (5, 3, 1), (1, 1, 2), (8, 4, 2), (8, 5, 3)):
+    with programs_made(monkeypatch) as kinds:
+        for rows, count, expected in ((8, 4, 1), (5, 3, 1), (1, 1, 2), (8, 5, 3)):
             v = probes(count, x[:rows])
             pulled = linearised(denoiser, x[:rows], LEVELS[0]).pull(v)
             with fast_path("never"):
-                torch.testing.assert_close(pulled, linearised(denoiser, x[:rows], LEVELS[0]).pull(v), **CLOSE)
-            assert len(made) == expected
+                torch.testing.assert_close(
+                    pulled, linearised(denoiser, x[:rows], LEVELS[0]).pull(v), **CLOSE
+                )
+            assert len(kinds) == expected
 
 
 def test_weights_that_change_are_seen(monkeypatch) -> None:
     network, x = Small(), batch()
     denoiser = score_denoiser(network)
-    with torch.no_grad(), programs_made(monkeypatch) as made:
+    with torch.no_grad(), programs_made(monkeypatch) as kinds:
         before = denoise(denoiser, x, LEVELS[0])
         for weight in network.parameters():
             weight.mul_(1.5)
         changed = denoise(denoiser, x, LEVELS[0])
-        assert len(made) == 1
-        network.layers[0].weight = nn.Parameter(torch.zeros_like(network.layers[0].weight), requires_grad=False)
+        assert len(kinds) == 1
+        network.layers[0].weight = nn.Parameter(
+            torch.zeros_like(network.layers[0].weight), requires_grad=False
+        )
         replaced = denoise(denoiser, x, LEVELS[0])
-        assert len(made) == 2
-        for found in (before, changed, replaced):
-            assert sum(torch.equal(found, other) for other in (before, changed, replaced)) == 1
+        assert len(kinds) == 2
+        assert not torch.equal(before, changed)
         with fast_path("never"):
             torch.testing.assert_close(replaced, denoise(denoiser, x, LEVELS[0]), **CLOSE)
 
@@ -221,16 +231,17 @@ class Noisy(Small):
         return self.layers(x) + torch.rand(1, dtype=x.dtype).item()
 
 
-@pytest.mark.parametrize(("network", "reason"), [(Branching, "no fast path for Branching"), (Noisy, "no fast path")])
-def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network, reason, caplog) -> None:
-    denoiser, x, found = score_denoiser(network()), batch(), []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), caplog.at_level(logging.WARNING, "mmdgs"):
+@pytest.mark.parametrize("network", [Branching, Noisy])
+def test_what_cannot_be_traced_goes_on_plainly_and_the_log_says_so_once(network, caplog) -> None:
+    denoiser, x, means = score_denoiser(network()), batch(), []
+    caplog.set_level(logging.WARNING)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for mode in ("now", "now", "never"):
             torch.manual_seed(0)
             with fast_path(mode):
-                found.append(denoise(denoiser, x, LEVELS[0]))
-    torch.testing.assert_close(found[1], found[2], **CLOSE)
-    assert [reason in record.getMessage() for record in caplog.records] == [True]
+                means.append(denoise(denoiser, x, LEVELS[0]))
+    torch.testing.assert_close(means[1], means[2], **CLOSE)
+    assert ["no fast path" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> None:
@@ -238,80 +249,63 @@ def test_a_program_that_gives_other_numbers_is_refused(monkeypatch, caplog) -> N
     traced = compiled.traced
 
     def wrong(kind: str, pure: Pure, *rest: object) -> object:
-        twice = Pure(lambda x, *n: 2 * pure.function(x, *n), pure.alpha, pure.numbers, pure.network, pure.key)
+        twice = replace(pure, function=lambda x, *numbers: 2 * pure.function(x, *numbers))
         return traced(kind, twice, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(compiled, "traced", wrong)
     with fast_path("now"), caplog.at_level(logging.WARNING, "mmdgs"):
         pulled = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
-    torch.testing.assert_close(pulled, linearised(denoiser, x, LEVELS[0]).pull(probes(1, x)), **CLOSE)
-    assert "differ from the plain path's by" in caplog.text
+    plain = linearised(denoiser, x, LEVELS[0]).pull(probes(1, x))
+    torch.testing.assert_close(pulled, plain, **CLOSE)
+    assert "differ" in caplog.text
 
 
-@pytest.mark.parametrize("off", ["training", "gradients", "vectors", "a function", "a CPU", "never"])
+@pytest.mark.parametrize("off", ["training", "gradients", "a CPU", "never"])
 def test_where_it_does_not_apply_nothing_is_compiled(off, monkeypatch) -> None:
-    network, x = Small(), batch()
-    denoiser, mode = score_denoiser(network), "now"
-    if off == "training":
-        network.train()
-    elif off == "vectors":
-        x, denoiser = batch().flatten(1), score_denoiser(MLP(36, 36).double().eval())
-    elif off == "a function":
-        denoiser = score_denoiser(lambda x: network(x))
-    elif off in ("a CPU", "never"):
-        mode = {"a CPU": "auto", "never": "never"}[off]
-    with programs_made(monkeypatch) as made, fast_path(mode), torch.set_grad_enabled(off == "gradients"):
-        denoise(denoiser, x, LEVELS[0])
-    assert not made
-
-
-def test_by_itself_it_waits_until_it_pays(monkeypatch) -> None:
-    denoiser, x = score_denoiser(Small()), batch()
-    monkeypatch.setattr(compiled, "PATIENCE", 3)
-    monkeypatch.setattr(denoisers, "applies", lambda x_t: True)  # as on a GPU
-    with torch.no_grad(), programs_made(monkeypatch) as made, fast_path("auto"):
-        counts = []
-        for _ in range(5):
-            denoise(denoiser, x, LEVELS[0])
-            counts.append(len(made))
-    assert counts == [0, 0, 0, 1, 1]
+    network = Small().train(off == "training")
+    mode = {"a CPU": "auto", "never": "never"}.get(off, "now")
+    grad = torch.set_grad_enabled(off == "gradients")
+    with programs_made(monkeypatch) as kinds, fast_path(mode), grad:
+        denoise(score_denoiser(network), batch(), LEVELS[0])
+    assert not kinds
 
 
 def test_a_network_with_programs_is_copied_and_saved_as_before(monkeypatch) -> None:
     network, x = Small(), batch()
-    with torch.no_grad(), programs_made(monkeypatch) as made:
+    with torch.no_grad(), programs_made(monkeypatch) as kinds:
         denoise(score_denoiser(network), x, LEVELS[0])
+        expected = denoise(score_denoiser(network), x, LEVELS[0])
         for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-            found = denoise(score_denoiser(other), x, LEVELS[0])
-            torch.testing.assert_close(found, denoise(score_denoiser(network), x, LEVELS[0]), **CLOSE)
-    assert len(made) == 3
+            torch.testing.assert_close(
+                denoise(score_denoiser(other), x, LEVELS[0]), expected, **CLOSE
+            )
+    assert len(kinds) == 3
     assert set(network.state_dict()) == set(Small().state_dict())
 
 
 def test_mixed_precision_has_programs_of_its_own(monkeypatch) -> None:
     network, x = Small().float(), batch().float()
     denoiser = score_denoiser(network)
-    with torch.no_grad(), programs_made(monkeypatch) as made:
+    with torch.no_grad(), programs_made(monkeypatch) as kinds:
         full = denoise(denoiser, x, LEVELS[0])
         with torch.autocast("cpu", torch.bfloat16):
             low = denoise(denoiser, x, LEVELS[0])
             with fast_path("never"):
                 plain = denoise(denoiser, x, LEVELS[0])
-    assert made == ["mean", "mean"]
+    assert kinds == ["mean", "mean"]
     torch.testing.assert_close(low, plain, rtol=2e-2, atol=2e-2)
     assert not torch.equal(low, full)
 
 
 def test_unknown_modes_are_named(monkeypatch) -> None:
-    with pytest.raises(UsageError, match="one of auto, now, never, got 'sometimes'"), fast_path("sometimes"):
+    with pytest.raises(UsageError, match="'sometimes'"), fast_path("sometimes"):
         pass
     monkeypatch.setenv("MMDGS_FAST", "quick")
-    with pytest.raises(UsageError, match="got 'quick'"):
+    with pytest.raises(UsageError, match="'quick'"):
         compiled.applies(batch())
-    monkeypatch.setenv("MMDGS_FAST", "now")
-    assert compiled.applies(batch())
-    monkeypatch.setenv("MMDGS_FAST", "never")
-    assert not compiled.applies(batch())
+    for mode in ("now", "never"):
+        monkeypatch.setenv("MMDGS_FAST", mode)
+        assert compiled.applies(batch()) is (mode == "now")
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 5)])
@@ -333,7 +327,9 @@ def test_group_norm_and_its_derivatives_are_torchs(shape, affine) -> None:
     torch.testing.assert_close(ours(x), theirs(x), **CLOSE)
     torch.testing.assert_close(slope(ours)(x), slope(theirs)(x), **CLOSE)
     torch.testing.assert_close(
-        torch.func.jvp(slope(ours), (x,), (v,))[1], torch.func.vjp(slope(theirs), x)[1](v)[0], **CLOSE
+        torch.func.jvp(slope(ours), (x,), (v,))[1],
+        torch.func.vjp(slope(theirs), x)[1](v)[0],
+        **CLOSE,
     )
 
 
@@ -342,35 +338,5 @@ def test_group_norm_keeps_its_digits_far_from_zero(first_line: float) -> None:
     x = 1000 + randn((2, 4, 8, 8), torch.empty(0), seeded(0))
     x[:, :, 0] += first_line  # sums are of distances from it
     exact = nn.functional.group_norm(x.double(), 2)
-    assert (group_norm(x, 2) - exact).abs().max() < 1e-3  # float32 holds 1000 to 6e-5; squares would lose all
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("dilation", [1, 2])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_the_backward_pass_of_a_convolution_written_as_a_convolution(stride, dilation, groups) -> None:
-    x = randn((2, 4, 9, 8), torch.empty(0, dtype=torch.float64), seeded(0))
-    weight = randn((6, 4 // groups, 3, 3), x, seeded(1))
-    options = [stride] * 2, [1, 2], [dilation] * 2
-    y, pullback = torch.func.vjp(lambda x: torch.conv2d(x, weight, None, *options, groups), x)
-    u = randn(tuple(y.shape), x, seeded(2))
-    found = compiled._convolution_backward(u, x, weight, None, *options, False, [0, 0], groups, [True, False, False])[0]
-    torch.testing.assert_close(found, pullback(u)[0], **CLOSE)
-    assert compiled._convolution_backward(u, x, weight, None, *options, False, [0], groups, [True, True, False]) is (
-        NotImplemented
-    )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "steps", "device", "mode"),
-    [
-        (None, 100, "cuda", "never"),
-        (None, 1_000_000, "cuda", "now"),
-        (True, 1, "cuda", "now"),
-        (False, 1_000_000, "cuda", "never"),
-        (None, 1_000_000, "cpu", None),
-        (True, 1, "cpu", None),
-    ],
-)
-def test_long_runs_on_a_gpu_compile_from_their_first_step_and_short_ones_never(wanted, steps, device, mode) -> None:
-    assert engine._path(wanted, steps, torch.device(device)) == mode
+    # float32 holds 1000 to 6e-5; squares would lose all.
+    assert (group_norm(x, 2) - exact).abs().max() < 1e-3

@@ -1,11 +1,13 @@
-"""Networks of diffusers as denoisers: parity with their own schedulers, any level, folders, and what is refused."""
+"""Networks of diffusers as denoisers: parity with their own schedulers, any level, folders, and
+what is refused.
+"""
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,11 +53,13 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# --- parity -----------------------------------------------------------------------------------------------------
+# --- parity
 
 
 def ddim(found: mmdgs.Model, x: Tensor, timesteps: list[int]) -> Tensor:
-    """DDIM with eta = 0 (Song et al., 2021) on the means of a denoiser, which are clipped to the data's interval."""
+    """DDIM with eta = 0 (Song et al., 2021) on the means of a denoiser, which are clipped to the
+    data's interval.
+    """
     levels = [found.levels[-1 - t] for t in timesteps]
     for level, cleaner in zip(levels, [*levels[1:], None], strict=True):
         mean = found(x, level)
@@ -68,7 +72,7 @@ def ddim(found: mmdgs.Model, x: Tensor, timesteps: list[int]) -> Tensor:
 @needs_cifar10_ddpm
 @torch.no_grad()
 def test_ddim_parity_on_a_trained_model() -> None:
-    found = mmdgs.from_pretrained(CIFAR10_DDPM)
+    found = mmdgs.load(CIFAR10_DDPM)
     assert (found.shape, found.interval, len(found.levels)) == ((3, 32, 32), (-1.0, 1.0), 1000)
     assert {p.dtype for p in found.network.parameters()} == {torch.float32}  # stored in bfloat16
     unet = diffusers.UNet2DModel.from_pretrained(CIFAR10_DDPM, subfolder="unet").float().eval()
@@ -80,15 +84,6 @@ def test_ddim_parity_on_a_trained_model() -> None:
     ours = ddim(found, start, scheduler.timesteps.tolist())
     assert (ours - x).abs().max() < 1e-4
     assert x.std() > 0.1
-
-
-@needs_cifar10_ddpm
-def test_moments_of_a_trained_model() -> None:
-    found = mmdgs.from_pretrained(CIFAR10_DDPM)
-    x = images(1, 3, 32, 32)
-    q = mmdgs.DiagonalMoments(found, probes=1)(x, found.levels[500], generator=seeded(0))
-    torch.testing.assert_close(q.mean, found(x, found.levels[500]), rtol=1e-4, atol=1e-4)
-    assert (q.cov.diagonal() > 0).all()
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -106,22 +101,24 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def test_the_mean_is_the_schedulers(prediction: str, schedule: dict[str, Any]) -> None:
     scheduler = diffusers.DDPMScheduler(prediction_type=prediction, clip_sample=False, **schedule)
     pipe = tiny_pipeline(scheduler)
-    found, x = mmdgs.from_pretrained(pipe), images()
+    found, x = mmdgs.load(pipe), images()
     last = len(found.levels) - 1
     assert last + 1 == scheduler.config.num_train_timesteps
     # Without signal at the end the mean is divided by nothing where the noise is predicted.
     for t in (0, 1, last // 2, last - 1 if schedule.get("rescale_betas_zero_snr") else last):
         level = found.levels[-1 - t]
         assert level.alpha**2 == pytest.approx(scheduler.alphas_cumprod[t].item(), rel=1e-12)
-        expected = scheduler.step(pipe.unet(x, t).sample, t, x, generator=seeded(0)).pred_original_sample
+        expected = scheduler.step(
+            pipe.unet(x, t).sample, t, x, generator=seeded(0)
+        ).pred_original_sample
         torch.testing.assert_close(found(x, level), expected, rtol=1e-5, atol=1e-5 / level.alpha)
 
 
 @torch.no_grad()
 def test_attention_written_out_is_the_same_and_can_be_differentiated_twice(saved: Path) -> None:
-    pipe, found, x = tiny_pipeline(), mmdgs.from_pretrained(saved), images()
+    pipe, found, x = tiny_pipeline(), mmdgs.load(saved), images()
     level = found.levels[300]
-    torch.testing.assert_close(found(x, level), mmdgs.from_pretrained(pipe)(x, level), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found(x, level), mmdgs.load(pipe)(x, level), rtol=1e-4, atol=1e-5)
     with torch.enable_grad():
         x.requires_grad_(True)
         mean = found(x, level)
@@ -133,11 +130,13 @@ def test_attention_written_out_is_the_same_and_can_be_differentiated_twice(saved
     assert second.abs().max() > 0
 
 
-# --- any level --------------------------------------------------------------------------------------------------
+# --- any level
 
 
 class UNet2DModel(nn.Module):
-    """In place of diffusers' network: the exact noise for N(m, s^2) data, and a note of the timesteps it was given."""
+    """In place of diffusers' network: the exact noise for N(m, s^2) data, and a note of the
+    timesteps it was given.
+    """
 
     m, s, dtype = 0.3, 0.7, torch.float64
 
@@ -145,13 +144,18 @@ class UNet2DModel(nn.Module):
         super().__init__()
         self.signal, self.asked = signal.double(), []
         self.config = diffusers.configuration_utils.FrozenDict(
-            in_channels=1, out_channels=outputs, sample_size=(8, 4), time_embedding_type="positional"
+            in_channels=1,
+            out_channels=outputs,
+            sample_size=(8, 4),
+            time_embedding_type="positional",
         )
 
     def forward(self, x: Tensor, timestep: Tensor, return_dict: bool) -> tuple[Tensor]:
         self.asked.append(timestep.tolist())
         signal = self.signal[timestep.long()].reshape(-1, 1, 1, 1)
-        noise = (1 - signal).sqrt() / (signal * self.s**2 + 1 - signal) * (x - signal.sqrt() * self.m)
+        noise = (
+            (1 - signal).sqrt() / (signal * self.s**2 + 1 - signal) * (x - signal.sqrt() * self.m)
+        )
         return (torch.cat([noise, 100 * noise], 1)[:, : self.config.out_channels],)
 
 
@@ -169,7 +173,9 @@ def exact_mean(x_t: Tensor, level: NoiseLevel | NoiseLevels) -> Tensor:
 @pytest.mark.parametrize("outputs", [1, 2], ids=["noise", "noise and variances"])
 @pytest.mark.parametrize("t", [0, 1, 499, 999])
 @pytest.mark.parametrize("alpha", [None, 1.0, 3.0])
-def test_the_moments_of_a_gaussian_are_exact_at_every_scale(t: int, alpha: float | None, outputs: int) -> None:
+def test_the_moments_of_a_gaussian_are_exact_at_every_scale(
+    t: int, alpha: float | None, outputs: int
+) -> None:
     found, network = gaussian(outputs)
     assert found.shape == (1, 8, 4)
     level = found.levels[-1 - t]
@@ -191,8 +197,12 @@ def test_rows_may_have_levels_of_their_own() -> None:
     torch.testing.assert_close(found(x_t, rows), exact_mean(x_t, rows), rtol=1e-7, atol=1e-7)
     assert network.asked == [[999, 20, 0]]
     found, _ = gaussian()
-    single = NoiseLevels.of(levels, x_t.float())  # a float32's rounding does not move it off its timestep
-    torch.testing.assert_close(found(x_t.float(), single), exact_mean(x_t, rows).float(), rtol=1e-3, atol=1e-3)
+    single = NoiseLevels.of(
+        levels, x_t.float()
+    )  # a float32's rounding does not move it off its timestep
+    torch.testing.assert_close(
+        found(x_t.float(), single), exact_mean(x_t, rows).float(), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_between_timesteps_and_beyond(caplog: pytest.LogCaptureFixture) -> None:
@@ -213,19 +223,21 @@ def test_between_timesteps_and_beyond(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_networks_precision_is_its_own() -> None:
     pipe = tiny_pipeline()
-    expected = mmdgs.from_pretrained(pipe)(images(), NoiseLevel(sigma=1.0)).detach()
-    found = mmdgs.from_pretrained(pipe, dtype=torch.bfloat16)
+    expected = mmdgs.load(pipe)(images(), NoiseLevel(sigma=1.0)).detach()
+    found = mmdgs.load(pipe, dtype=torch.bfloat16)
     out = found(images(), NoiseLevel(sigma=1.0))
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, expected, rtol=0.1, atol=0.1)
     assert not torch.equal(out, expected)
 
 
-# --- folders ----------------------------------------------------------------------------------------------------
+# --- folders
 
 
 def layouts(folder: Path) -> dict[str, tuple[Path, dict[str, str]]]:
-    """The ways a pipeline lies on disk: whole, its network alone, and all in one folder (as Google's DDPM)."""
+    """The ways a pipeline lies on disk: whole, its network alone, and all in one folder (as
+    Google's DDPM).
+    """
     flat = folder.parent / "flat"
     shutil.copytree(folder / "unet", flat)
     shutil.copy(folder / "scheduler" / "scheduler_config.json", flat)
@@ -241,7 +253,7 @@ def test_every_layout_of_a_folder(folder: Path) -> None:
     edit(folder / "scheduler" / "scheduler_config.json", beta_end=0.05)
     expected, x = None, images()
     for name, (path, options) in layouts(folder).items():
-        found = mmdgs.from_pretrained(path, **options)
+        found = mmdgs.load(path, **options)
         expected = found(x, found.levels[500]) if expected is None else expected
         assert torch.equal(found(x, found.levels[500]), expected), name
         assert found.levels[0].alpha < 1e-5, name  # the schedule is the one with larger betas
@@ -254,10 +266,8 @@ def test_a_network_without_a_schedule_gets_ddpms_and_the_log_says_so(
 ) -> None:
     caplog.set_level(logging.WARNING, "mmdgs")
     alone = Path(shutil.copytree(folder / "unet", folder.parent / "alone"))
-    assert mmdgs.from_pretrained(alone).levels == mmdgs.from_pretrained(folder).levels
-    assert [r.message for r in caplog.records] == [
-        f"{alone} comes without a scheduler: taking DDPM's schedule and that it predicts the noise"
-    ]
+    assert mmdgs.load(alone).levels == mmdgs.load(folder).levels
+    assert ["without a scheduler" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -269,101 +279,91 @@ def test_a_pipeline_on_the_hub(flat: bool, folder: Path, monkeypatch: pytest.Mon
         return str(folder / "unet" if flat else folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert mmdgs.from_pretrained("google/tiny").source == "google/tiny"
+    assert mmdgs.load("google/tiny").source == "google/tiny"
     weights = "diffusion_pytorch_model*.safetensors"
-    assert asked == [("google/tiny", ["*.json"]), ("google/tiny", [weights if flat else f"unet/{weights}"])]
+    assert asked == [
+        ("google/tiny", ["*.json"]),
+        ("google/tiny", [weights if flat else f"unet/{weights}"]),
+    ]
 
 
-def test_a_pipeline_saved_with_our_scheduler(tmp_path: Path) -> None:
-    pipe = tiny_pipeline()
-    pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
-    pipe.save_pretrained(tmp_path)
-    assert mmdgs.from_pretrained(tmp_path).levels == mmdgs.from_pretrained(tiny_pipeline()).levels
-
-
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused
 
 UNET, SCHEDULE = "unet/config.json", "scheduler/scheduler_config.json"
-MISTAKES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
-    "another class": (UNET, {"_class_name": "UNet2DConditionModel"}, ("UNet2DConditionModel", "only UNet2DModel")),
-    "labels": (UNET, {"num_class_embeds": 10}, ("conditional on class labels",)),
-    "sigma for a timestep": (UNET, {"time_embedding_type": "fourier"}, ("takes sigma, not a timestep",)),
-    "channels": (UNET, {"in_channels": 3}, ("3 input and 1 output channels",)),
-    "another width": (UNET, {"block_out_channels": [8, 24]}, ("cannot load", "shape")),
-    "another middle": (UNET, {"add_attention": False}, ("another architecture", "unexpected keys such as mid_block")),
-    "unknown block": (UNET, {"down_block_types": ["Down", "Up"]}, ("cannot load", "Down")),
-    "another scheduler": (SCHEDULE, {"_class_name": "ScoreSdeVeScheduler"}, ("no alphas_cumprod",)),
-    "no scheduler": (SCHEDULE, {"_class_name": "UNet2DModel"}, ("'UNet2DModel', which is no scheduler",)),
-    "unknown scheduler": (SCHEDULE, {"_class_name": "Nobody"}, ("'Nobody', which is no scheduler",)),
-    "unknown prediction": (SCHEDULE, {"prediction_type": "flow"}, ("prediction_type 'flow'", "epsilon, sample")),
-    "unknown betas": (SCHEDULE, {"beta_schedule": "none"}, ("not a scheduler that diffusers can make", "none")),
-    "levels the wrong way": (SCHEDULE, {"trained_betas": [0.1, -0.1, 0.2]}, ("the schedule of", "to the cleanest")),
-}
+MISTAKES: list[tuple[str, dict[str, object], str]] = [
+    (UNET, {"_class_name": "UNet2DConditionModel"}, "only UNet2DModel"),
+    (UNET, {"num_class_embeds": 10}, "class labels"),
+    (UNET, {"time_embedding_type": "fourier"}, "takes sigma"),
+    (UNET, {"in_channels": 3}, "3 input and 1 output channels"),
+    (UNET, {"block_out_channels": [8, 24]}, "shape"),
+    (UNET, {"add_attention": False}, "unexpected keys"),
+    (UNET, {"down_block_types": ["Down", "Up"]}, "Down"),
+    (SCHEDULE, {"_class_name": "ScoreSdeVeScheduler"}, "no alphas_cumprod"),
+    (SCHEDULE, {"_class_name": "Nobody"}, "no scheduler"),
+    (SCHEDULE, {"prediction_type": "flow"}, "prediction_type 'flow'"),
+    (SCHEDULE, {"beta_schedule": "none"}, "none"),
+    (SCHEDULE, {"trained_betas": [0.1, -0.1, 0.2]}, "to the cleanest"),
+]
 
 
-@pytest.mark.parametrize("case", MISTAKES.values(), ids=MISTAKES.keys())
-def test_folders_that_are_refused(case, folder: Path) -> None:
-    file, changes, parts = case
+@pytest.mark.parametrize(("file", "changes", "named"), MISTAKES)
+def test_folders_that_are_refused(
+    file: str, changes: dict[str, object], named: str, folder: Path
+) -> None:
     edit(folder / file, **changes)
-    with torch.random.fork_rng(), refused(*parts):
-        mmdgs.from_pretrained(folder)
+    with torch.random.fork_rng(), refused(named):
+        mmdgs.load(folder)
 
 
 def test_a_pipeline_on_latents_is_refused_but_its_network_can_be_had(folder: Path) -> None:
     edit(folder / "model_index.json", vqvae=["diffusers", "VQModel"])
     with refused("denoises the latents of its vqvae", 'subfolder="unet"'):
-        mmdgs.from_pretrained(folder)
-    assert len(mmdgs.from_pretrained(folder, subfolder="unet").levels) == 1000
+        mmdgs.load(folder)
+    assert len(mmdgs.load(folder, subfolder="unet").levels) == 1000
 
 
 def test_weights_that_are_refused(folder: Path) -> None:
     path = folder / "unet" / WEIGHTS
     tensors = load_file(path)
-    save_file(tensors | {"more": torch.zeros(1)}, path)
-    with refused("another architecture", "unexpected keys such as more"):
-        mmdgs.from_pretrained(folder)
     save_file(tensors | {"conv_out.bias": torch.tensor([float("nan")])}, path)
     with refused("not finite, in conv_out.bias"):
-        mmdgs.from_pretrained(folder)
+        mmdgs.load(folder)
     path.write_bytes(path.read_bytes()[:500])
     with refused("cannot load the network", "unet"):
-        mmdgs.from_pretrained(folder)
+        mmdgs.load(folder)
     path.unlink()
-    with refused("there is no diffusion_pytorch_model.safetensors in", "whole copy"):
-        mmdgs.from_pretrained(folder)
+    with refused("there is no diffusion_pytorch_model.safetensors in"):
+        mmdgs.load(folder)
 
 
 def test_a_network_without_its_pipeline() -> None:
-    with refused("UNet2DModel does not know its schedule", "give the pipeline"):
-        mmdgs.from_pretrained(tiny_diffusers_unet())
+    with refused("UNet2DModel", "schedule"):
+        mmdgs.load(tiny_diffusers_unet())
     pipe = SimpleNamespace(unet=nn.Identity(), scheduler=diffusers.DDPMScheduler())
     pipe.unet.config = {}
     with refused("holds a network Identity"):
-        mmdgs.from_pretrained(pipe)
+        mmdgs.load(pipe)
 
 
 def test_without_diffusers(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
     with refused("not installed: pip install mmdgs[diffusers]"):
-        mmdgs.from_pretrained(saved)
+        mmdgs.load(saved)
 
 
-# --- convert ----------------------------------------------------------------------------------------------------
+# --- convert
 
 
 def test_pickled_weights_are_converted(folder: Path, tmp_path: Path) -> None:
-    expected = mmdgs.from_pretrained(folder).digest
+    expected = mmdgs.load(folder).digest
     path = folder / "unet" / WEIGHTS
     torch.save(load_file(path), path.with_suffix(".bin"))
     path.unlink()
     with refused("its weights are a pickle", "mmdgs convert"):
-        mmdgs.from_pretrained(folder)
+        mmdgs.load(folder)
     result = converted(folder, "--out", tmp_path / "new")
     assert result.exit_code == 0, result.output
-    assert mmdgs.from_pretrained(tmp_path / "new").digest == expected
+    assert mmdgs.load(tmp_path / "new").digest == expected
     names = sorted(str(p.relative_to(tmp_path / "new")) for p in (tmp_path / "new").rglob("*.*"))
     assert names == ["model_index.json", SCHEDULE, UNET, f"unet/{WEIGHTS}"]
 
@@ -374,19 +374,15 @@ def test_what_cannot_be_converted_leaves_nothing(folder: Path, tmp_path: Path) -
         assert result.exit_code == 2
         return " ".join(result.output.split())
 
-    message = said(folder, "--out", tmp_path / "new")
-    assert f"nothing needs converting: the weights in {folder} are safetensors already ({WEIGHTS})" in message
-    assert f"use the folder as it is, for example: mmdgs sample {folder}" in message
+    assert "are safetensors already" in said(folder, "--out", tmp_path / "new")
     assert "the source itself" in said(folder, "--out", folder, "--overwrite")
     (folder / "unet" / WEIGHTS).unlink()
-    assert "no diffusion_pytorch_model.bin to convert" in said(folder, "--out", tmp_path / "new")
+    assert "no diffusion_pytorch_model.bin" in said(folder, "--out", tmp_path / "new")
     for option in (["--raw"], ["--size", "8"]):
-        message = said(folder, "--out", tmp_path / "new", *option)
-        assert f"{option[0]} is for an NCSNv2 checkpoint, and {folder} is a folder of diffusers" in message
+        assert f"{option[0]} is for an NCSNv2" in said(folder, "--out", tmp_path / "new", *option)
     pickled = folder / "unet" / "diffusion_pytorch_model.bin"
-    torch.save([1], pickled)
-    assert "no dictionary of tensors" in said(folder, "--out", tmp_path / "new")
-    torch.save({"more": torch.zeros(1)}, pickled)
-    with torch.random.fork_rng():
-        assert "another architecture" in said(folder, "--out", tmp_path / "new")
+    for content, message in (([1], "no dictionary"), ({"a": torch.zeros(1)}, "architecture")):
+        torch.save(content, pickled)
+        with torch.random.fork_rng():
+            assert message in said(folder, "--out", tmp_path / "new")
     assert [p.name for p in tmp_path.iterdir()] == ["tiny"]

@@ -1,4 +1,6 @@
-"""The few-step experiment: its rows at equal cost, its numbers by a known network, resumed without work."""
+"""The few-step experiment: its rows at equal cost, its numbers by a known network, resumed without
+work.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,11 @@ import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed, use_fake_inception
 from nets import tiny_pipeline
-from typer.testing import CliRunner
 
-from mmdgs import cli
-from mmdgs.generation import make_plan
-from mmdgs.lab import Context, Workspace, few_steps, sampler_cells
-from mmdgs.models import VARIANCE_RATIO, from_pretrained
+from experiments import Context, Workspace, few_steps, sampler_cells
+from mmdgs.models import VARIANCE_RATIO, load
 from mmdgs.samplers import run
+from mmdgs.sampling import make_plan
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 pytest.importorskip("diffusers")
@@ -38,7 +38,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_every_row_is_measured_and_a_head_adds_its_own_to_a_finished_run(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records, report = performed("few-steps", prepared)
+    records, _ = performed("few-steps", prepared)
     by = {(r["row"], r["steps"]): r for r in records["samplers"]}
     assert {row for row, _ in by} == set(few_steps.ROWS) - {few_steps.LEARNED, few_steps.MODULATED}
     assert ("Krylov", 3) in by
@@ -47,16 +47,17 @@ def test_every_row_is_measured_and_a_head_adds_its_own_to_a_finished_run(
     for design in ("Rademacher", "lattice"):
         assert by[f"diagonal, {design}", 5]["products"] == 4 * 3  # none for the last mean
     assert by["diagonal, Rademacher", 5]["fid"] != by["diagonal, lattice", 5]["fid"]
-    assert by["isotropic", 5]["evaluations"] == by["DDIM", 5]["evaluations"] == by["Heun", 5]["evaluations"] == 5
+    assert (
+        by["isotropic", 5]["evaluations"]
+        == by["DDIM", 5]["evaluations"]
+        == by["Heun", 5]["evaluations"]
+        == 5
+    )
     assert pictures_of(prepared) == {"few_steps", "few_steps_images"}
-    first = report.sections[0].claims[0]
-    pairs = [(by["isotropic", n]["fid"], by["small variance", n]["fid"]) for n in (3, 5)]
-    assert first.holds == all(a < b for a, b in pairs)
-    assert all(f"{a:.2f} against {b:.2f}" in first.numbers for a, b in pairs)
-
+    short = TrainingSettings(steps=2, batch_size=4, checkpoint_every=None, validate_every=None)
     recipe = Recipe(
-        data=str(tmp_path / "images"), size=8, model="unet-tiny", param=VARIANCE_RATIO, denoiser=prepared.model,
-        training=TrainingSettings(steps=2, batch_size=4, checkpoint_every=None, validate_every=None),
+        data=str(tmp_path / "images"), size=8, model="unet-tiny", param=VARIANCE_RATIO,
+        denoiser=prepared.model, training=short,
     )  # fmt: skip
     train_model(recipe, tmp_path / "head", progress=None)
     generate, made = sampler_cells.generate, []
@@ -76,23 +77,21 @@ def test_every_row_is_measured_and_a_head_adds_its_own_to_a_finished_run(
 def test_single_cells_can_be_asked_for(prepared: Context) -> None:
     chosen = replace(prepared, only=("DDIM", "low rank, one-sided, below 2"), case=("5",), images=4)
     found = few_steps.run(chosen).records["samplers"]
-    assert [(one["row"], one["steps"]) for one in found] == [("low rank, one-sided, below 2", 5), ("DDIM", 5)]
+    assert [(one["row"], one["steps"]) for one in found] == [
+        ("low rank, one-sided, below 2", 5),
+        ("DDIM", 5),
+    ]
     assert found[1]["evaluations"] == 5 < found[0]["evaluations"] < 5 + 2 * 4
 
 
-@pytest.mark.parametrize("steps", [3, 4, 5, 10])
-def test_heun_has_as_many_evaluations_as_the_others_or_one_less(steps: int, prepared: Context) -> None:
-    model = from_pretrained(prepared.model)
+@pytest.mark.parametrize("steps", [3, 4])
+def test_heun_has_as_many_evaluations_as_the_others_or_one_less(
+    steps: int, prepared: Context
+) -> None:
+    model = load(prepared.model)
     costs = []
     for row in ("DDIM", "Heun"):
         plan = make_plan(few_steps.at(row, few_steps.ROWS[row], steps, model), model)
         costs.append(run(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
     assert costs[0] == steps
     assert steps - 1 <= costs[1] <= steps
-
-
-def test_a_model_is_refused_where_it_would_be_ignored(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["reproduce", "fig1", "--model", "mnist", "--out", str(tmp_path / "x")])
-    assert result.exit_code == 2
-    said = " ".join(result.output.split())
-    assert "--model is for inverse, few-steps, probes, ocm, covariances, components, calibration, cifar10" in said

@@ -1,4 +1,6 @@
-"""Many samples: written as they come, whatever the batches and processes; killed, refused, and gone on with."""
+"""Many samples: written as they come, whatever the batches and processes; killed, refused, and gone
+on with.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,17 +36,20 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli, samplers
+from mmdgs.covariances import Diagonal
 from mmdgs.data import load_samples, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.files import locked, output_folder
-from mmdgs.generation import Generated, Method, engine, generate, make_plan, writers
-from mmdgs.generation.identity import plan_record
-from mmdgs.generation.writers import Destination
+from mmdgs.folders import require_same
+from mmdgs.identity import plan_record
 from mmdgs.models import Model
+from mmdgs.moments.probes import Lattice
 from mmdgs.networks import MLP
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Generator, Streams, randn_like, seeded, uniforms
-from mmdgs.samplers import Plan, State
+from mmdgs.samplers import DDIM, Heun, Plan, State
+from mmdgs.sampling import Generated, SamplerSettings, engine, generate, make_plan, writers
+from mmdgs.targets import GaussianMixture
 
 run = CliRunner().invoke
 SHARED = Path(__file__).parents[2] / "shared" / "models" / "cifar10_ddpm_unet2d"
@@ -52,7 +57,7 @@ COUNT, SIZE = 11, 3
 
 
 def plan_of(model: Model, **settings: Any) -> Plan:
-    return make_plan(Method("gibbs", sweeps=1, probes=2, **settings), model)
+    return make_plan(SamplerSettings("gibbs", covariance=Diagonal(2), sweeps=1, **settings), model)
 
 
 def drawn(model: Model | None = None, count: int = COUNT, **options: Any) -> Generated:
@@ -65,9 +70,20 @@ def images_in(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("[0-9]*.png"))}
 
 
+def record_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "samples.json").read_text())
+
+
 def pixels(x: Tensor) -> np.ndarray:
     """Samples as an .npz holds them: uint8 (n, height, width, channels)."""
     return to_uint8(x).permute(0, 2, 3, 1).numpy()
+
+
+def same(out: Path, other: Path) -> bool:
+    """Whether two runs wrote the same samples, byte for byte."""
+    if out.is_dir():
+        return images_in(out) == images_in(other)
+    return out.read_bytes() == other.read_bytes()
 
 
 def hidden(folder: Path) -> list[str]:
@@ -84,7 +100,8 @@ def folder(tmp_path: Path) -> Path:
     return mmdgs.save(many_level_model(), tmp_path / "model")
 
 
-# --- what comes out ----------------------------------------------------------------------------------------------
+# --- what comes out
+# ----------------------------------------------------------------------------------------------
 
 
 def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval() -> None:
@@ -111,11 +128,11 @@ def test_samples_are_the_plan_run_from_noise_around_the_middle_of_the_interval()
 
 
 def test_a_method_stands_in_place_of_its_plan(tmp_path: Path) -> None:
-    method = Method("gibbs", sweeps=1, probes=2)
+    method = SamplerSettings("gibbs", covariance=Diagonal(2), sweeps=1)
     assert torch.equal(drawn(plan=method).x, drawn().x)
     drawn(plan=method, out=tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "samples.json").read_text())
-    assert record["settings"]["method"]["probes"] == 2
+    record = record_in(tmp_path / "out")
+    assert record["settings"]["sampler"]["covariance"]["probes"] == 2
 
 
 class Draws:
@@ -133,22 +150,26 @@ def test_seeds_and_purposes_share_no_number() -> None:
         start, *steps = 2 * states - 1  # as they were, in [-1, 1]
         numbers += [start / LEVELS[0].sigma, *steps]
     ordered = torch.stack(numbers).flatten().sort().values
-    # 720 numbers that lie within 1e-6 of another by chance: once in ten tries, so a few are allowed.
+    # 720 numbers that lie within 1e-6 of another by chance: once in ten tries, so a few are
+    # allowed.
     assert (ordered.diff() < 1e-6).sum() < 5
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 2**70])
+@pytest.mark.parametrize("seed", [-1, 2**64])
 def test_seeds_beyond_64_bits_are_refused(seed: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"from 0 to 2\\^64 - 1, got {seed}"):
+    with pytest.raises(ValueError, match=f"got {seed}"):
         drawn(seed=seed, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def one_level(shape: tuple[int, ...] = SHAPE, interval: tuple[float, float] = (-1.0, 1.0)) -> tuple[Model, Plan]:
+def one_level(
+    shape: tuple[int, ...] = SHAPE, interval: tuple[float, float] = (-1.0, 1.0)
+) -> tuple[Model, Plan]:
     """A model of one level that shrinks x_t by half, and three sweeps of it."""
     level = NoiseLevel(sigma=0.5)
     model = Model(lambda x_t, level: 0.5 * x_t, exact().network, (level,), shape, interval)
-    return model, samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=3)
+    moments = mmdgs.DiagonalMoments(model, probes=None)
+    return model, samplers.single_level_plan(moments, level, steps=3)
 
 
 def test_states_on_the_way_are_those_of_the_gibbs_sampler() -> None:
@@ -159,7 +180,9 @@ def test_states_on_the_way_are_those_of_the_gibbs_sampler() -> None:
     streams, x = Streams(4, 5, purpose="steps"), 2 * found.states[0] - 1
     for step in (1, 2, 3):
         x_t = mmdgs.add_noise(x, model.levels[0], generator=streams)
-        x = mmdgs.DiagonalMoments(model, probes=None)(x_t, model.levels[0]).sample(generator=streams)
+        x = mmdgs.DiagonalMoments(model, probes=None)(x_t, model.levels[0]).sample(
+            generator=streams
+        )
         if step != 2:
             torch.testing.assert_close(2 * found.states[min(step, 2)] - 1, x)
     part = drawn(model, 2, plan=plan, keep=[0, 1, 3], first=3)  # the last two of the five
@@ -168,7 +191,9 @@ def test_states_on_the_way_are_those_of_the_gibbs_sampler() -> None:
 
 
 def test_where_chains_start() -> None:
-    """Images of one level: uniform in the interval. Points, and models of many levels: noise of the first level."""
+    """Images of one level: uniform in the interval. Points, and models of many levels: noise of the
+    first level.
+    """
     model, plan = one_level((1, 6, 6), (2.0, 6.0))
     uniform = drawn(model, 50, plan=plan, keep=[0], batch_size=20).states[0]
     expected = uniforms((50, 1, 6, 6), torch.empty(0), Streams(4, 50, purpose="start"))
@@ -180,7 +205,7 @@ def test_where_chains_start() -> None:
     start = torch.rand(5, 1, 6, 6, generator=seeded(0))
     given = drawn(model, 5, plan=plan, keep=[0], start=model.scaled(start)).states[0]
     torch.testing.assert_close(given, start)
-    with pytest.raises(UsageError, match=re.escape("start must have shape (5, 1, 6, 6), got (4, 1, 6, 6)")):
+    with pytest.raises(UsageError, match="start must have shape"):
         drawn(model, 5, plan=plan, start=start[:4])
 
 
@@ -195,16 +220,10 @@ def test_a_callback_sees_every_step_of_every_batch() -> None:
     assert torch.equal((seen + 1) / 2, found.states)
 
 
-def test_repairs_are_counted_over_all_chains() -> None:
-    level = NoiseLevel(sigma=0.5)
-    for slope, expected in ((0.5, 0.0), (-0.5, 1.0)):  # a negative variance is lifted to the floor
-        model = Model(lambda x_t, level, a=slope: a * x_t, exact().network, (level,), SHAPE, (-1.0, 1.0))
-        plan = samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None), level, steps=2)
-        assert drawn(model, 5, plan=plan, batch_size=2).repaired == pytest.approx(expected)
-
-
 def test_repairs_are_averaged_over_steps_and_chains() -> None:
-    """Every chain counts alike, whatever the batch it is in: 2, 2 and 1 here, with another fraction in each."""
+    """Every chain counts alike, whatever the batch it is in: 2, 2 and 1 here, with another fraction
+    in each.
+    """
     level = NoiseLevel(sigma=0.5)
 
     def bent(x_t: torch.Tensor, level: NoiseLevel) -> torch.Tensor:
@@ -212,7 +231,8 @@ def test_repairs_are_averaged_over_steps_and_chains() -> None:
         return 0.5 * sign * x_t
 
     model = Model(bent, exact().network, (level,), SHAPE, (-1.0, 1.0))
-    plan = samplers.single_level_plan(mmdgs.DiagonalMoments(model, probes=None, floor=1e-6), level, steps=3)
+    moments = mmdgs.DiagonalMoments(model, probes=None, floor=1e-6)
+    plan = samplers.single_level_plan(moments, level, steps=3)
     seen = torch.zeros(3, 5)
 
     def note(step: int, state: State, info: samplers.Info, first: int) -> None:
@@ -220,7 +240,7 @@ def test_repairs_are_averaged_over_steps_and_chains() -> None:
 
     found = drawn(model, 5, plan=plan, batch_size=2, callback=note)
     by_batch = torch.stack([part.mean() for part in seen.split(2, 1)])
-    assert (by_batch.mean() - seen.mean()).abs() > 0.01, "an average of the batches' would be another"
+    assert (by_batch.mean() - seen.mean()).abs() > 0.01  # an average of the batches' is another
     assert found.repaired == pytest.approx(seen.mean().item(), abs=1e-6)
 
 
@@ -235,45 +255,37 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 
 def test_precision_is_the_networks_and_states_stay_in_float32(tmp_path: Path) -> None:
     model = many_level_model((3, 8, 8))
-    plan = make_plan(Method("ddim"), model)
+    plan = make_plan(SamplerSettings("ddim"), model)
     full, low = (drawn(model, 3, plan=plan, precision=name).x for name in ("float32", "bf16"))
-    assert full is not None
-    assert low is not None
     assert low.dtype == torch.float32
     assert not torch.equal(full, low)
     assert torch.allclose(full, low, atol=0.1 * full.std().item())
     drawn(model, 3, plan=plan, precision="bf16", out=tmp_path / "low")
-    assert json.loads((tmp_path / "low" / "samples.json").read_text())["settings"]["precision"] == "bf16"
-    with pytest.raises(UsageError, match="precision must be one of float32, tf32, bf16, got 'half'"):
+    assert record_in(tmp_path / "low")["settings"]["precision"] == "bf16"
+    with pytest.raises(UsageError, match="'half'"):
         drawn(model, 3, plan=plan, precision="half")
 
 
 def test_images_are_written_as_png_files_with_a_record(tmp_path: Path) -> None:
     out = tmp_path / "a [folder]"
-    found = drawn(out=out, settings={"method": {"sampler": "gibbs"}})
-    x = drawn().x
-    assert found.x is None
-    assert found.path == out
-    assert sorted(path.name for path in out.iterdir()) == [".lock", *images_in(out), "samples.json"]
+    written = drawn(out=out)
+    assert (written.x, written.path) == (None, out)
     assert list(images_in(out)) == [f"{i:06}.png" for i in range(COUNT)]
-    for i in range(COUNT):
+    assert sorted(path.name for path in out.iterdir()) == [".lock", *images_in(out), "samples.json"]
+    for i, expected in enumerate(pixels(drawn().x)):
         with Image.open(out / f"{i:06}.png") as image:
-            np.testing.assert_array_equal(np.asarray(image), to_uint8(x[i]).permute(1, 2, 0).numpy())
-    record = json.loads((out / "samples.json").read_text())
-    assert record["finished"] is True
-    assert record["source"] == "a test"
-    assert record["settings"]["count"] == COUNT
-    assert record["settings"]["seed"] == 4
-    assert record["settings"]["model"] == exact().digest
-    assert record["settings"]["method"] == {"sampler": "gibbs"}
-    steps = len(LEVELS) - 1
-    assert record["cost"]["forwards"] == found.cost.forwards == steps + 1
-    assert record["cost"]["products"] == found.cost.products == 2 * steps
-    assert record["cost"]["evaluations"] == steps + 1 + 2 * 2 * steps
-    assert record["cost"]["seconds"] == pytest.approx(found.seconds)
-    assert record["cost"]["seconds_a_sample"] == pytest.approx(found.seconds / COUNT)
-    assert record["device"] == "cpu"
+            np.testing.assert_array_equal(np.asarray(image), expected)
+    record, steps = record_in(out), len(LEVELS) - 1
+    assert (record["finished"], record["source"], record["device"]) == (True, "a test", "cpu")
     assert record["versions"] == {"mmdgs": mmdgs.__version__, "torch": torch.__version__}
+    known = {"count": COUNT, "seed": 4, "model": exact().digest}
+    assert record["settings"] | known == record["settings"]
+    cost = record["cost"]
+    assert cost["forwards"] == written.cost.forwards == steps + 1
+    assert cost["products"] == written.cost.products == 2 * steps
+    assert cost["evaluations"] == steps + 1 + 2 * 2 * steps
+    assert cost["seconds"] == pytest.approx(written.seconds)
+    assert cost["seconds_a_sample"] == pytest.approx(written.seconds / COUNT)
 
 
 def test_an_array_is_put_together_from_its_parts(tmp_path: Path) -> None:
@@ -286,9 +298,9 @@ def test_an_array_is_put_together_from_its_parts(tmp_path: Path) -> None:
         np.testing.assert_array_equal(archive["arr_0"], pixels(drawn().x))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x [1].npz", "x [1].samples.json"]
     drawn(out=tmp_path / "again.npz")
-    assert (tmp_path / "again.npz").read_bytes() == out.read_bytes()
-    with zipfile.ZipFile(out) as archive:
-        assert archive.getinfo("arr_0.npy").date_time == (1980, 1, 1, 0, 0, 0)  # the time would make other bytes
+    assert same(tmp_path / "again.npz", out)
+    with zipfile.ZipFile(out) as archive:  # the time would make other bytes
+        assert archive.getinfo("arr_0.npy").date_time[:2] == (1980, 1)
 
 
 def test_an_array_of_floating_point_numbers_is_not_clipped(tmp_path: Path) -> None:
@@ -300,10 +312,10 @@ def test_an_array_of_floating_point_numbers_is_not_clipped(tmp_path: Path) -> No
         assert archive.files == ["x"]
         assert archive["x"].dtype == np.float32
         np.testing.assert_array_equal(archive["x"], x)
-    with pytest.raises(UsageError, match=r"begun with other settings .*floating was True, now None"):
+    with pytest.raises(UsageError, match="floating was True, now None"):
         drawn(out=out, resume=True)
     for elsewhere in (None, tmp_path / "folder"):
-        with pytest.raises(UsageError, match=r"floating-point samples \(--float\) go into an .npz, got"):
+        with pytest.raises(UsageError, match="--float"):
             drawn(out=elsewhere, floating=True)
 
 
@@ -319,7 +331,7 @@ def test_an_array_of_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = len(os.listdir("/proc/self/fd")) + 20 if Path("/proc/self/fd").exists() else 128  # noqa: PTH208
     model = exact()
-    plan = make_plan(Method("ddim", steps=2), model)
+    plan = make_plan(SamplerSettings("ddim", steps=2), model)
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
     try:
         drawn(model, 60, plan=plan, batch_size=1, out=tmp_path / "x.npz")
@@ -329,7 +341,8 @@ def test_an_array_of_more_parts_than_files_may_be_open(tmp_path: Path) -> None:
     assert abs(off).max() <= 1
 
 
-# --- going on ----------------------------------------------------------------------------------------------------
+# --- going on
+# --------------------------------------------------------------------------------------------------
 
 
 class Stopping:
@@ -361,16 +374,11 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(name: str, tmp_path: Path) 
         drawn(Stopping(2 * CALLS + 3).pretrained, out=out)
     going_on = Stopping()
     drawn(going_on.pretrained, out=out, resume=True)
-    assert going_on.rows == (COUNT - 2 * SIZE) * CALLS  # two batches were finished, and are not made again
-    if name == "folder":
-        assert images_in(out) == images_in(whole)
-        assert hidden(out) == [".lock"]
-    else:
-        assert out.read_bytes() == whole.read_bytes()
-        assert hidden(tmp_path) == []
+    assert going_on.rows == (COUNT - 2 * SIZE) * CALLS  # two batches are not made again
+    assert same(out, whole)
+    assert hidden(out if name == "folder" else tmp_path) == [".lock"] * (name == "folder")
     # Once more: there is nothing left to do, and the record says what it cost.
-    idle = Stopping(0)
-    again = drawn(idle.pretrained, out=out, resume=True)
+    again = drawn(Stopping(0).pretrained, out=out, resume=True)
     assert again.cost == drawn().cost
     assert again.seconds > 0
 
@@ -380,47 +388,40 @@ def test_half_written_files_do_not_count(tmp_path: Path) -> None:
     drawn(out=whole)
     with pytest.raises(KeyboardInterrupt):
         drawn(Stopping(2 * CALLS).pretrained, out=out)
-    (out / "000001.png").rename(out / ".000001.png.mmdgs-tmp")  # as a kill in the middle of a batch leaves it
+    (out / "000001.png").rename(out / ".000001.png.mmdgs-tmp")  # as a kill within a batch leaves it
     (out / ".parts" / ".000003.json.mmdgs-tmp").write_bytes(b"half")
     drawn(out=out, resume=True)
-    assert images_in(out) == images_in(whole)
+    assert same(out, whole)
     assert hidden(out) == [".lock"]
 
 
-@pytest.mark.parametrize("name", ["folder", "x.npz"])
-def test_a_kill_in_the_last_clean_up_leaves_nothing_after_the_next_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / name
-    sweep = Destination._sweep
-
-    def killed(place: Destination) -> None:
-        if place.record.exists():  # at the end, and not at the start
-            raise KeyboardInterrupt
-        sweep(place)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Destination, "_sweep", killed)
-        with pytest.raises(KeyboardInterrupt):
-            drawn(out=out)
-    left = out / ".parts" if name == "folder" else tmp_path / ".x.npz.parts"
-    assert any(left.iterdir())
-    drawn(Stopping(0).pretrained, out=out, resume=True)
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("name", ["folder", "x.npz"])
-def test_a_kill_at_the_first_record_is_no_hindrance(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
-    if name == "folder":
-        work, half = out / ".parts", out / ".samples.json.mmdgs-tmp"
-    else:
-        work, half = tmp_path / ".x.npz.parts", tmp_path / ".x.samples.json.mmdgs-tmp"
-    work.mkdir(parents=True)
-    half.write_bytes(b"{")
+def test_a_deleted_image_is_made_again(tmp_path: Path) -> None:
+    """With its batch, and no other one."""
+    out = tmp_path / "out"
     drawn(out=out)
-    assert not half.exists()
-    assert not work.exists()
+    before = images_in(out)
+    (out / "000004.png").unlink()
+    going_on = Stopping()
+    drawn(going_on.pretrained, out=out, resume=True)
+    assert going_on.rows == SIZE * CALLS
+    assert images_in(out) == before
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b'{"samples": "3"}', "damaged"),
+        (b'{"samples": 3}', "not a folder of notes"),
+    ],
+)
+def test_damaged_notes_are_refused(note: bytes, message: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    next((out / ".parts").glob("*.json")).write_bytes(note)
+    with pytest.raises(UsageError, match=message):
+        drawn(out=out, resume=True)
 
 
 def test_parts_without_a_record_are_not_taken_for_ones_own(tmp_path: Path) -> None:
@@ -433,24 +434,6 @@ def test_parts_without_a_record_are_not_taken_for_ones_own(tmp_path: Path) -> No
     assert out.read_bytes() == whole.read_bytes()
 
 
-NOTES = {
-    "no JSON": (b"{", "is not JSON"),
-    "texts": (b'{"samples": "3"}', "damaged note"),
-    "nothing": (b"{}", "damaged note"),
-    "lacking": (b'{"samples": 3}', "not a folder of notes"),
-}
-
-
-@pytest.mark.parametrize("case", NOTES.values(), ids=NOTES)
-def test_damaged_notes_are_named(case: tuple[bytes, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        drawn(Stopping(2 * CALLS).pretrained, out=out)
-    next((out / ".parts").glob("*.json")).write_bytes(case[0])
-    with pytest.raises(UsageError, match=case[1]):
-        drawn(out=out, resume=True)
-
-
 def as_npz(part: Path) -> None:
     stream = io.BytesIO()
     np.savez(stream, np.load(part))
@@ -461,15 +444,11 @@ def cut(part: Path) -> None:
     part.write_bytes(part.read_bytes()[:-7])
 
 
-def of_another_size(part: Path) -> None:
-    np.save(part, np.load(part)[:, :1])
-
-
 def with_huge_number(part: Path) -> None:
     shutil.copy(part, part.with_name("000000-999999999999.npy"))
 
 
-@pytest.mark.parametrize("damage", [as_npz, cut, of_another_size, with_huge_number])
+@pytest.mark.parametrize("damage", [as_npz, cut, with_huge_number])
 def test_a_damaged_part_is_made_again(damage: Callable[[Path], None], tmp_path: Path) -> None:
     whole, out = tmp_path / "whole.npz", tmp_path / "x.npz"
     drawn(out=whole)
@@ -480,33 +459,18 @@ def test_a_damaged_part_is_made_again(damage: Callable[[Path], None], tmp_path: 
     assert out.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["folder", "x.npz"])
-def test_going_on_with_another_batch_size(name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
+def test_going_on_with_another_batch_size(tmp_path: Path) -> None:
+    out = tmp_path / "x.npz"
     with pytest.raises(KeyboardInterrupt):
         drawn(Stopping(2 * CALLS).pretrained, out=out)
     drawn(out=out, resume=True, batch_size=4)
-    whole = drawn().x
-    if name == "folder":
-        assert len(images_in(out)) == COUNT
-        for i in range(COUNT):
-            with Image.open(out / f"{i:06}.png") as image:
-                off = np.asarray(image).astype(int) - to_uint8(whole[i]).permute(1, 2, 0).numpy()
-            assert abs(off).max() <= 1
-    else:
-        assert abs(np.load(out)["arr_0"].astype(int) - pixels(whole)).max() <= 1
-
-
-def test_a_deleted_image_is_made_again(tmp_path: Path) -> None:
-    drawn(out=tmp_path / "out")
-    before = images_in(tmp_path / "out")
-    (tmp_path / "out" / "000007.png").unlink()
-    drawn(out=tmp_path / "out", resume=True)
-    assert images_in(tmp_path / "out") == before
+    assert abs(np.load(out)["arr_0"].astype(int) - pixels(drawn().x)).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["folder", "x.npz"])
-def test_a_full_disk_leaves_finished_images(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_finished_images(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, out = tmp_path / f"whole-{name}", tmp_path / name
     drawn(out=whole)
     write, written = writers.file_written_atomically, []
@@ -520,97 +484,81 @@ def test_a_full_disk_leaves_finished_images(name: str, tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr("mmdgs.files.file_written_atomically", full)
         patch.setattr(writers, "file_written_atomically", full)
-        with pytest.raises(OSError, match=r"could not be written into .* \(No space left on device\).* use --resume"):
+        with pytest.raises(OSError, match="No space left on device"):
             drawn(out=out)
     drawn(out=out, resume=True)
-    if name == "folder":
-        assert images_in(out) == images_in(whole)
-    else:
-        assert out.read_bytes() == whole.read_bytes()
+    assert same(out, whole)
 
 
 def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:
-    model = exact()
-    drawn(model, out=tmp_path / "out", settings={"method": {"probes": 2}})
-    before = images_in(tmp_path / "out")
-    other = exact()
+    model, other = exact(), exact()
     torch.nn.init.zeros_(other.network.weight)
+    method = SamplerSettings("gibbs", covariance=Diagonal(2), sweeps=1)
+    run_before = {"plan": method, "out": tmp_path / "out"}
+    drawn(model, **run_before)
+    before = images_in(tmp_path / "out")
     for changes, message in (
         ({"seed": 5}, "seed was 4, now 5"),
         ({"count": 12}, "count was 11, now 12"),
-        ({"settings": {"method": {"probes": 3}}}, "method.probes was 2, now 3"),
+        (
+            {"plan": replace(method, covariance=Diagonal(3))},
+            "sampler.covariance.probes was 2, now 3",
+        ),
         ({"plan": plan_of(model, steps=4)}, "plan.levels was"),
         ({"model": other}, "model was"),
     ):
-        with pytest.raises(UsageError, match=re.escape("begun with other settings (") + f".*{re.escape(message)}"):
-            drawn(**{"settings": {"method": {"probes": 2}}, "out": tmp_path / "out", "resume": True, **changes})
+        with pytest.raises(UsageError, match=f"other settings .*{message}"):
+            drawn(**run_before | changes, resume=True)
     assert images_in(tmp_path / "out") == before
 
 
-def fitted(model: Model, **changes: float) -> mmdgs.IsotropicMoments:
-    variances = dict.fromkeys(LEVELS, 0.1) | {LEVELS[2]: changes.get("variance", 0.2)}
-    return mmdgs.IsotropicMoments(model, variances)
+def fitted(model: Model, variance: float) -> mmdgs.IsotropicMoments:
+    return mmdgs.IsotropicMoments(model, dict.fromkeys(LEVELS, 0.1) | {LEVELS[2]: variance})
 
 
 D = mmdgs.DiagonalMoments
 OTHERS = {
-    "eta": (lambda m: samplers.ddim_plan(m, LEVELS, eta=0.0), lambda m: samplers.ddim_plan(m, LEVELS, eta=1.0)),
-    "rate": (
-        lambda m: samplers.langevin_plan(m, LEVELS, rate=0.1),
-        lambda m: samplers.langevin_plan(m, LEVELS, rate=0.2),
-    ),
-    "churn": (lambda m: samplers.heun_plan(m, LEVELS), lambda m: samplers.heun_plan(m, LEVELS, churn=0.1)),
-    "floor": (lambda m: samplers.gibbs_plan(D(m), LEVELS), lambda m: samplers.gibbs_plan(D(m, floor=0.01), LEVELS)),
-    "probes": (lambda m: samplers.gibbs_plan(D(m), LEVELS), lambda m: samplers.gibbs_plan(D(m, probes=3), LEVELS)),
-    "design": (
-        lambda m: samplers.gibbs_plan(D(m, design=mmdgs.Lattice()), LEVELS),
-        lambda m: samplers.gibbs_plan(D(m, design=mmdgs.Lattice(smooth=False)), LEVELS),
-    ),
-    "moments": (
-        lambda m: samplers.gibbs_plan(D(m), LEVELS),
-        lambda m: samplers.gibbs_plan(mmdgs.KrylovMoments(m), LEVELS),
-    ),
-    "variances": (
-        lambda m: samplers.ancestral_plan(fitted(m), LEVELS),
-        lambda m: samplers.ancestral_plan(fitted(m, variance=0.3), LEVELS),
-    ),
-    "levels": (lambda m: samplers.ddim_plan(m, LEVELS), lambda m: samplers.ddim_plan(m, LEVELS[1:])),
+    "eta": [Plan.down(DDIM(exact(), eta), LEVELS) for eta in (0.0, 1.0)],
+    "rate": [samplers.langevin_plan(exact(), LEVELS, rate=rate) for rate in (0.1, 0.2)],
+    "churn": [Plan.down(Heun(exact(), churn), LEVELS) for churn in (0.0, 0.1)],
+    "floor": [samplers.gibbs_plan(D(exact(), floor=floor), LEVELS) for floor in (None, 0.01)],
+    "probes": [samplers.gibbs_plan(D(exact(), probes=probes), LEVELS) for probes in (2, 3)],
+    "design": [
+        samplers.gibbs_plan(D(exact(), design=Lattice(smooth=smooth)), LEVELS)
+        for smooth in (True, False)
+    ],
+    "moments": [samplers.gibbs_plan(kind(exact()), LEVELS) for kind in (D, mmdgs.KrylovMoments)],
+    "variances": [samplers.ancestral_plan(fitted(exact(), v), LEVELS) for v in (0.2, 0.3)],
+    "levels": [Plan.down(DDIM(exact()), LEVELS[first:]) for first in (0, 1)],
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_plan_does_not_go_on(name: str, tmp_path: Path) -> None:
-    before, now = OTHERS[name]
-    out = tmp_path / "out"
-    drawn(count=2, plan=before(exact()), out=out)
-    first = images_in(out)
-    (out / "000001.png").unlink()
-    with pytest.raises(UsageError, match=rf"begun with other settings \(plan\..*\b{name}\b.* was .*, now "):
-        drawn(count=2, plan=now(exact()), out=out, resume=True)
-    drawn(count=2, plan=before(exact()), out=out, resume=True)
-    assert images_in(out) == first
+def test_another_plan_has_another_record(name: str) -> None:
+    before, now = (json.loads(json.dumps(plan_record(plan))) for plan in OTHERS[name])
+    with pytest.raises(UsageError, match=rf"other settings \(.*\b{name}\b.* was .*, now "):
+        require_same(Path("out"), before, now)
+    require_same(Path("out"), before, before)
 
 
-OTHER_INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "start": ({"start": torch.zeros(2, *SHAPE)}, {"start": torch.ones(2, *SHAPE)}),
-    "start by a function": (
-        {"start": lambda chains, first: torch.zeros(chains, *SHAPE)},
-        {"start": lambda chains, first: torch.ones(chains, *SHAPE)},
-    ),
-    "no start": ({"start": torch.zeros(2, *SHAPE)}, {}),
-    "function": (
-        {"model": of_levels(LEVELS, lambda x_t, level: 0.5 * x_t)},
-        {"model": of_levels(LEVELS, lambda x_t, level: 0.6 * x_t)},
-    ),
-    "levels": ({"model": exact()}, {"model": exact(LEVELS[:-1])}),
-    "interval": ({"model": of_levels(LEVELS)}, {"model": of_levels(LEVELS, interval=(0.0, 1.0))}),
+def scaled_by(scale: float) -> Any:
+    return lambda x_t, level: scale * x_t
+
+
+OTHER_INPUTS: dict[str, list[dict[str, Any]]] = {
+    "start": [{"start": torch.full((2, *SHAPE), value)} for value in (0.0, 1.0)],
+    "no start": [{"start": torch.zeros(2, *SHAPE)}, {}],
+    "function": [{"model": of_levels(LEVELS, scaled_by(scale))} for scale in (0.5, 0.6)],
+    "levels": [{"model": exact()}, {"model": exact(LEVELS[:-1])}],
+    "interval": [{"model": of_levels(LEVELS, interval=(low, 1.0))} for low in (-1.0, 0.0)],
+    "shape": [{"model": of_levels(LEVELS, shape=shape)} for shape in (SHAPE, (3, 4, 1))],
 }
 
 
 @pytest.mark.parametrize("name", OTHER_INPUTS)
 def test_other_inputs_do_not_go_on(name: str, tmp_path: Path) -> None:
     before, now = OTHER_INPUTS[name]
-    plan = samplers.ddim_plan(exact(), LEVELS)
+    plan = Plan.down(DDIM(exact()), LEVELS)
     out = tmp_path / "out"
     drawn(count=2, plan=plan, out=out, **before)
     first = images_in(out)
@@ -621,27 +569,8 @@ def test_other_inputs_do_not_go_on(name: str, tmp_path: Path) -> None:
     assert images_in(out) == first
 
 
-class Holder:
-    """An object of anybody's: what is public counts, what it found out by itself does not."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale, self._calls = scale, 0
-
-    @functools.cached_property
-    def slow(self) -> float:
-        return self.scale + 1
-
-    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-        self._calls += 1
-        return self.slow * x_t
-
-
-def scaled_by(scale: float) -> Any:
-    return lambda x_t, level: scale * x_t
-
-
 def record_of(denoiser: Any, levels: Any = LEVELS) -> str:
-    return json.dumps(plan_record(samplers.ddim_plan(denoiser, levels)))
+    return json.dumps(plan_record(Plan.down(DDIM(denoiser), levels)))
 
 
 FACTOR = torch.tensor(2.0)
@@ -651,59 +580,49 @@ def by_global(x_t: Tensor, level: NoiseLevel) -> Tensor:
     return FACTOR * x_t
 
 
-def test_a_record_covers_the_code_of_functions_and_what_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+class Holder:
+    """An object of anybody's: what is public counts, what it found out by itself does not."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self._calls = scale, 0
+
+    def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
+        self._calls += 1
+        return self.scale * x_t
+
+
+MAKERS = {
+    "closure": scaled_by,
+    "object": Holder,
+    "partial": lambda scale: functools.partial(Holder.__call__, Holder(scale)),
+    "method": lambda scale: Holder(scale).__call__,
+    "tensor": lambda scale: scaled_by(torch.tensor([1.0, scale])),
+    "mixture": lambda scale: GaussianMixture([1.0], torch.zeros(1, 2), scale).denoiser(),
+    "network": lambda scale: mmdgs.clean_denoiser(MLP(2, 2, width=4, seed=int(2 * scale))),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_a_record_covers_functions_objects_and_networks(make: Callable[[float], Any]) -> None:
+    used = make(2.0)
+    used(torch.zeros(1, 2), LEVELS[0])
+    assert record_of(used) == record_of(make(2.0))
+    assert record_of(used) != record_of(make(2.5))
+
+
+def test_a_record_covers_the_code_of_functions_and_what_they_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A denoiser of a notebook is a function that names a network."""
     half, third = (lambda x_t, level: x_t / 2), (lambda x_t, level: x_t / 3)
     half.__qualname__ = third.__qualname__ = "denoiser"
     assert record_of(half) != record_of(third)
-    kinds = []
-    for factor in (2.0, 3.0):
-
-        class Mine(Holder):
-            if factor == 2.0:
-
-                def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-                    return x_t
-            else:
-
-                def __call__(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
-                    return -x_t
-
-        kinds.append(record_of(Mine(1.0)))
-    assert kinds[0] != kinds[1]
+    network = MLP(2, 2, width=4, seed=0)
+    assert record_of(mmdgs.clean_denoiser(network)) != record_of(mmdgs.noise_denoiser(network))
     before = record_of(by_global)
     assert record_of(by_global) == before
     monkeypatch.setitem(globals(), "FACTOR", torch.tensor(3.0))
     assert record_of(by_global) != before
-
-
-def test_a_record_covers_the_layers_of_networks() -> None:
-    one, other = (torch.nn.Sequential(MLP(2, 2, width=4, seed=0), torch.nn.Dropout(p)) for p in (0.1, 0.2))
-    assert record_of(mmdgs.clean_denoiser(one)) != record_of(mmdgs.clean_denoiser(other))
-    other[1].p = 0.1
-    assert record_of(mmdgs.clean_denoiser(one)) == record_of(mmdgs.clean_denoiser(other))
-
-
-def test_a_record_covers_functions_objects_and_networks() -> None:
-    network = MLP(2, 2, width=4, seed=0)
-    makers = {
-        "closure": scaled_by,
-        "object": Holder,
-        "partial": lambda scale: functools.partial(torch.mul, scale),
-        "method": lambda scale: Holder(scale).__call__,
-        "tensor": lambda scale: scaled_by(torch.tensor([1.0, scale])),
-        "mixture": lambda scale: mmdgs.targets.GaussianMixture([1.0], torch.zeros(1, 2), scale).denoiser(),
-    }
-    for name, make in makers.items():
-        assert record_of(make(2.0)) == record_of(make(2.0)), name
-        assert record_of(make(2.0)) != record_of(make(2.5)), name
-    used = Holder(2.0)
-    used(torch.zeros(1, 2), LEVELS[0])
-    assert record_of(used) == record_of(Holder(2.0))
-    before = record_of(mmdgs.clean_denoiser(network))
-    assert record_of(mmdgs.noise_denoiser(network)) != before
-    torch.nn.init.zeros_(next(network.parameters()))
-    assert record_of(mmdgs.clean_denoiser(network)) != before
 
 
 @dataclass(frozen=True)
@@ -723,7 +642,7 @@ def test_a_record_is_the_same_in_every_process() -> None:
     half = functools.partial(torch.mul, torch.tensor(0.5))
     kernel = Fitted(frozenset(levels), dict.fromkeys(levels, 0.5), torch.tensor([0.5, 0.25]), half)
     record = plan_record(Plan.along(kernel, list(pairwise(levels))))
-    assert re.fullmatch("[0-9a-f]{16}", record["Fitted"].pop("code"))  # which is another in another version of Python
+    assert len(record["Fitted"].pop("code")) == 16  # another in another version of Python
     assert record == {
         "levels": "5a5cb2e4ded8d41a",
         "Fitted": {
@@ -737,7 +656,9 @@ def test_a_record_is_the_same_in_every_process() -> None:
     }
 
 
-def test_a_gpu_runs_as_many_chains_at_once_as_its_memory_suggests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_runs_as_many_chains_at_once_as_its_memory_suggests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = tiny_model("edm", (3, 32, 32))
     assert engine.chains_at_once(model) == 21  # on a CPU
     for gibibytes, chains in ((16, 170), (139.8, 1_482)):  # a card has less than its name says
@@ -747,39 +668,16 @@ def test_a_gpu_runs_as_many_chains_at_once_as_its_memory_suggests(monkeypatch: p
         assert engine.chains_at_once(there) == chains  # type: ignore[arg-type]
 
 
-def test_a_batch_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture) -> None:
-    model = exact()
-
+def test_a_batch_that_does_not_fit_is_halved(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Hungry:
-        def step(self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator):
-            if len(state.x) > 2:
+        def step(
+            self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
+        ):
+            if len(state.x) > 2 and level == LEVELS[1]:
                 raise torch.OutOfMemoryError("too many")
             return kernel.step(state, level, following, generator=generator)
-
-    plan = plan_of(model)
-    kernel = plan.steps[0].kernel
-    hungry = Plan(plan.start, tuple(step._replace(kernel=Hungry()) for step in plan.steps[:-1]) + plan.steps[-1:])
-    with caplog.at_level(logging.WARNING, "mmdgs"):
-        found = drawn(model, plan=hungry, batch_size=9)
-    torch.testing.assert_close(found.x, drawn(model, batch_size=9).x, rtol=1e-5, atol=1e-5)
-    lines = [record.message for record in caplog.records]
-    assert [line for line in lines if "fit in memory" in line] == [
-        "9 samples at a time do not fit in memory; going on with 4",
-        "4 samples at a time do not fit in memory; going on with 2",
-    ]
-
-
-def test_where_not_one_sample_fits_the_refusal_says_what_to_do() -> None:
-    def hungry(x_t: Tensor, level: NoiseLevel) -> Tensor:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
-
-    model = Model(hungry, exact().network, LEVELS, SHAPE, (-1.0, 1.0))
-    with pytest.raises(UsageError, match=r"not even one of the samples fits in memory; use .*--probes 1.*--device cpu"):
-        drawn(model, plan=plan_of(model), batch_size=4)
-
-
-def test_steps_that_did_not_fit_are_not_counted_as_progress() -> None:
-    model, steps = exact(), []
 
     class Bar(list):
         def __enter__(self) -> Bar:
@@ -789,37 +687,41 @@ def test_steps_that_did_not_fit_are_not_counted_as_progress() -> None:
 
         update = list.append
 
-    class Hungry:
-        def __init__(self) -> None:
-            self.calls = 0
-
-        def step(self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator):
-            self.calls += 1
-            if len(state.x) > 2 and self.calls == 2:
-                raise torch.OutOfMemoryError("too many")
-            return kernel.step(state, level, following, generator=generator)
-
+    model, bar = exact(), Bar()
     plan = plan_of(model)
-    kernel, bar, hungry = plan.steps[0].kernel, Bar(steps), Hungry()
-    plan = Plan(plan.start, tuple(step._replace(kernel=hungry) for step in plan.steps[:-1]) + plan.steps[-1:])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmdgs.generation.engine.progress_bar", lambda *_, **__: bar)
-        drawn(model, 4, plan=plan, batch_size=4)
-    assert min(bar) == -4
-    assert sum(bar) == 4 * len(plan.steps)
+    kernel = plan.steps[0].kernel
+    steps = [step._replace(kernel=Hungry()) for step in plan.steps[:-1]]
+    monkeypatch.setattr("mmdgs.runtime.progress_bar", lambda *_, **__: bar)
+    with caplog.at_level(logging.WARNING, "mmdgs"):
+        halved = drawn(model, 9, plan=Plan(plan.start, (*steps, plan.steps[-1])), batch_size=9)
+    # Steps that were made in vain are taken back from the progress.
+    assert min(bar) < 0
+    assert sum(bar) == 9 * len(plan.steps)
+    torch.testing.assert_close(halved.x, drawn(model, 9).x, rtol=1e-5, atol=1e-5)
+    lines = [record.message for record in caplog.records if "fit in memory" in record.message]
+    assert ["going on with 4" in line for line in lines] == [True, False]
+    assert "going on with 2" in lines[1]
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------
+def test_where_not_one_sample_fits_the_refusal_says_what_to_do() -> None:
+    def hungry(x_t: Tensor, level: NoiseLevel) -> Tensor:
+        raise torch.OutOfMemoryError("too many")
+
+    model = Model(hungry, exact().network, LEVELS, SHAPE, (-1.0, 1.0))
+    with pytest.raises(UsageError, match=r"--probes 1.*--device cpu"):
+        drawn(model, plan=plan_of(model), batch_size=4)
+
+
+# --- refusals
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
     for name in ("folder", "x.npz"):
         out = tmp_path / name
         drawn(out=out)
-        with pytest.raises(UsageError, match=r"exists; use --overwrite to start anew, --resume to go on, or another"):
+        with pytest.raises(UsageError, match=r"--overwrite .*, --resume"):
             drawn(out=out)
-        with pytest.raises(UsageError, match="choose one of --resume"):
-            drawn(out=out, resume=True, overwrite=True)
         drawn(out=out, overwrite=True, seed=9, count=2)
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     drawn(out=tmp_path / "folder", overwrite=True)
@@ -828,7 +730,7 @@ def test_what_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(UsageError, match=r"foreign exists; use --overwrite to start anew, or another name"):
+        with pytest.raises(UsageError, match=r"foreign is not empty.*use --overwrite"):
             drawn(out=foreign, resume=resume)
 
 
@@ -842,14 +744,12 @@ def test_two_runs_into_one_place(tmp_path: Path) -> None:
     drawn(out=tmp_path / "x.npz")
 
 
-def test_a_refused_run_leaves_an_empty_folder_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_folders_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(UsageError, match="choose one of --resume"):
-        drawn(out=tmp_path / "mine", resume=True, overwrite=True)
-    assert (tmp_path / "mine").is_dir()
-    with pytest.raises(UsageError, match="choose one of --resume"):
-        drawn(out=tmp_path / "new", resume=True, overwrite=True)
-    assert not (tmp_path / "new").exists()
+    for name in ("mine", "new"):
+        with pytest.raises(UsageError, match="choose one of --resume"):
+            drawn(out=tmp_path / name, resume=True, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_requests_that_cannot_be(tmp_path: Path) -> None:
@@ -858,7 +758,7 @@ def test_requests_that_cannot_be(tmp_path: Path) -> None:
     for options, message in (
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"keep": [1], "out": tmp_path / "kept"}, "keep, first and callback are for samples that are returned"),
+        ({"keep": [1], "out": tmp_path / "kept"}, "cannot be combined with out"),
         ({"out": tmp_path / "file"}, "is a file; give a folder, or a name that ends in .npz"),
         ({"out": tmp_path / "no" / "x.npz"}, "there is no folder"),
         ({"out": tmp_path / "points", "model": points}, "points of shape (12,), not images"),
@@ -869,12 +769,13 @@ def test_requests_that_cannot_be(tmp_path: Path) -> None:
     assert drawn(points, out=tmp_path / "points.npz").count == COUNT
 
 
-# --- the command line --------------------------------------------------------------------------------------------
+# --- the command line
+# --------------------------------------------------------------------------------------------
 
 
 def words(model: Path, out: Path, *more: str) -> list[str]:
-    common = ["--sampler", "gibbs", "--sweeps", "2", "--probes", "1", "-n", "24", "--batch-size", "4", "--seed", "3"]
-    return ["sample", str(model), *common, "--device", "cpu", "--out", str(out), *more]
+    common = "--sampler gibbs --sweeps 2 --probes 1 -n 24 --batch-size 4 --seed 3 --device cpu"
+    return ["sample", str(model), *common.split(), "--out", str(out), *more]
 
 
 @pytest.mark.parametrize(
@@ -896,66 +797,55 @@ def test_the_sampler_where_none_is_named(
     chosen = ["--steps", "2", *more, "-n", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     result = run(cli.app, ["sample", str(model), *chosen])
     assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "out" / "samples.json").read_text())
-    assert record["settings"]["method"]["sampler"] == expected
+    record = record_in(tmp_path / "out")
+    assert record["settings"]["sampler"]["sampler"] == expected
 
 
 def test_the_command_draws_what_the_library_draws(folder: Path, tmp_path: Path) -> None:
     result = run(cli.app, words(folder, tmp_path / "out"))
     assert result.exit_code == 0, result.output
-    assert re.search(r"24 images: 9 forwards and 8 Jacobian products each, [\d.]+ seconds", said(result))
-    model = mmdgs.from_pretrained(str(folder))
-    plan = make_plan(Method("gibbs", sweeps=2, probes=1), model)
+    assert re.search(
+        r"24 images: 9 forwards and 8 Jacobian products each, [\d.]+ seconds", said(result)
+    )
+    model = mmdgs.load(str(folder))
+    plan = make_plan(SamplerSettings("gibbs", covariance=Diagonal(1), sweeps=2), model)
     generate(model, plan, 24, out=tmp_path / "library", seed=3, batch_size=4, progress=None)
     assert images_in(tmp_path / "out") == images_in(tmp_path / "library")
-    record = json.loads((tmp_path / "out" / "samples.json").read_text())
-    assert record["settings"]["method"]["sampler"] == "gibbs"
-    assert record["settings"]["method"]["levels"]["count"] == 5
+    record = record_in(tmp_path / "out")
+    assert record["settings"]["sampler"]["sampler"] == "gibbs"
+    assert record["settings"]["sampler"]["levels"]["count"] == 5
     grid = run(cli.app, words(folder, tmp_path / "grid.png"))
     assert grid.exit_code == 0, grid.output
     with Image.open(tmp_path / "grid.png") as image:
         assert image.size == (3 * (5 * 10 + 2), 3 * (5 * 10 + 2))
 
 
-def test_one_picture_has_a_record_goes_on_and_is_written_by_one_run_at_a_time(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sampled(name: str, *more: str) -> Any:
-        return run(cli.app, words(folder, tmp_path / name, *more))
-
-    assert sampled("whole.png").exit_code == 0
+def test_one_picture_has_a_record_and_goes_on(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.png", tmp_path / "x.png"
+    drawn(out=whole)
     record = json.loads((tmp_path / "whole.png.samples.json").read_text())
-    assert (record["finished"], record["settings"]["seed"], record["cost"]["samples"]) == (True, 3, 24)
-    assert "exists; use --overwrite to start anew, --resume to go on" in said(sampled("whole.png"))
-
-    parts = tmp_path / ".other.png.parts"
-    parts.mkdir()
-    with locked(parts):
-        assert "another run is writing into" in said(sampled("other.png"))
-
-    batch, made = engine._Engine.batch, []
-
-    def stopped(*given: Any) -> Any:
-        made.append(given)
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        return batch(*given)
-
-    monkeypatch.setattr(engine._Engine, "batch", stopped)
-    result = sampled("other.png")
-    assert (result.exit_code, (tmp_path / "other.png").exists()) == (130, False)
-    assert "the same command with --resume" in said(result)
-    assert sampled("other.png", "--resume").exit_code == 0
-    assert len(made) == 7  # two of six batches were there
-    assert (tmp_path / "other.png").read_bytes() == (tmp_path / "whole.png").read_bytes()
-    written = {f"{name}.png{ending}" for name in ("whole", "other") for ending in ("", ".samples.json")}
-    assert {path.name for path in tmp_path.iterdir()} == {*written, folder.name}
+    assert (record["finished"], record["settings"]["seed"]) == (True, 4)
+    with pytest.raises(UsageError, match="exists"):
+        drawn(out=whole)
+    with pytest.raises(KeyboardInterrupt):
+        drawn(Stopping(2 * CALLS).pretrained, out=out)
+    assert not out.exists()
+    going_on = Stopping()
+    drawn(going_on.pretrained, out=out, resume=True)
+    assert going_on.rows == (COUNT - 2 * SIZE) * CALLS
+    assert same(out, whole)
+    names = {f"{name}.png{end}" for name in ("whole", "x") for end in ("", ".samples.json")}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_a_disk_that_is_full_in_the_middle_of_an_array_is_told_by_the_systems_reason(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_in_the_middle_of_an_array_is_told_by_the_systems_reason(
+    tmp_path: Path,
+) -> None:
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # numpy's error has no reason then
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1 << 16, before[1])
+    )  # numpy's error has no reason then
     try:
         with pytest.raises(OSError, match=r"could not be written into .* \(File too large\)"):
             drawn(exact(), 4096, out=tmp_path / "x.npz", batch_size=4096, floating=True)
@@ -964,23 +854,21 @@ def test_a_disk_that_is_full_in_the_middle_of_an_array_is_told_by_the_systems_re
 
 
 def test_misuse_of_the_command(folder: Path, tmp_path: Path) -> None:
-    for more, message in (
-        (["--sampler", "ddim"], "'ddim' takes no sweeps; it takes clip, eta, guidance, guide, levels, steps"),
-        (["--sampler", "dim"], "unknown sampler 'dim' (did you mean 'ddim'?)"),
-        (["--churn", "0.1"], "takes no churn"),
-        (["--levels", "geometric:5:0.1:4"], "the noisiest is first"),
-        (["--data", "mnist"], "--data is for --covariance isotropic"),
-        (["--fit-images", "3"], "--fit-images is for --covariance isotropic"),
-        (["--covariance", "isotropic", "--fit-images", "3"], "give --data too"),
-        (["--covariance", "isotropic", "--data", "mnist"], "the covariance 'isotropic' takes no probes"),
-        (["--size", "9"], "size is for models that do not"),
-        (["--raw"], "ema=False is for NCSNv2 checkpoints"),
-        (["--out", str(tmp_path / "x.html")], "--out must end in .png or .npz, or be a folder"),
-        (["--covariance", "learned"], "the covariance 'learned' takes no probes"),
+    for more, named in (
+        ("--sampler ddim", "'ddim' takes no covariance"),
+        ("--sampler dim", "did you mean 'ddim'?"),
+        ("--churn 0.1", "takes no churn"),
+        ("--levels geometric:5:0.1:4", "geometric:5:0.1:4"),
+        ("--data mnist", "(--data)"),
+        ("--fit-images 3", "--fit-images is for --data"),
+        ("--covariance isotropic --data mnist", "'isotropic' takes no probes"),
+        ("--size 9", "size"),
+        ("--raw", "ema=False is for"),
+        (f"--out {tmp_path / 'x.html'}", "x.html"),
     ):
-        result = run(cli.app, words(folder, tmp_path / "out", *more))
+        result = run(cli.app, words(folder, tmp_path / "out", *more.split()))
         assert result.exit_code == 2, result.output
-        assert message in said(result), message
+        assert named in said(result)
         assert not (tmp_path / "out").exists()
 
 
@@ -1013,7 +901,9 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(folder: Path, tmp_path
 @pytest.mark.slow
 def test_two_processes_draw_the_images_of_one(folder: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.npz", tmp_path / "two.npz"
-    launch = command("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs")
+    launch = command(
+        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmdgs"
+    )
     found = subprocess.run([*launch, *words(folder, two)], capture_output=True, timeout=200)
     assert found.returncode == 0, found.stderr.decode()
     assert found.stdout.decode().count("samples:") == 1
@@ -1024,22 +914,27 @@ def test_two_processes_draw_the_images_of_one(folder: Path, tmp_path: Path) -> N
 
 
 FAMILIES = {
-    "gibbs": ["--steps", "2", "--sweeps", "1", "--probes", "1"],
-    "langevin": ["--steps", "2", "--sweeps", "1"],
-    "ancestral": ["--steps", "2"],
-    "ddim": ["--steps", "2"],
-    "heun": ["--steps", "2"],
-    "multistep": ["--steps", "3"],
+    "gibbs": "--steps 2 --sweeps 1 --probes 1",
+    "langevin": "--steps 2 --sweeps 1",
+    "ancestral": "--steps 2",
+    "ddim": "--steps 2",
+    "heun": "--steps 2",
+    "multistep": "--steps 3",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.is_dir(), reason="there is no shared/models/cifar10_ddpm_unet2d beside this repository")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="there is no shared/models/cifar10_ddpm_unet2d")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_samples_a_model_of_diffusers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
-    common = ["sample", str(SHARED), "--n", "1", "--device", "cpu", "--out", str(tmp_path / "x.npz")]
-    result = run(cli.app, [*common, "--sampler", name, *FAMILIES[name]])
+    common = [
+        "sample",
+        str(SHARED),
+        *["--n", "1", "--device", "cpu", "--out"],
+        str(tmp_path / "x.npz"),
+    ]
+    result = run(cli.app, [*common, "--sampler", name, *FAMILIES[name].split()])
     assert result.exit_code == 0, result.output
     x = np.load(tmp_path / "x.npz")["arr_0"]
     assert x.shape == (1, 32, 32, 3)

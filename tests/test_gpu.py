@@ -1,4 +1,4 @@
-"""On a GPU: compiled products against plain ones, CUDA graphs, bf16, generation, resume, training (make test-gpu)."""
+"""On a GPU (make test-gpu): compiled products, CUDA graphs, bf16, generation, resume, training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from nets import tiny_unet
+from nets import lively, tiny_unet
 from torch import Tensor
 
 import mmdgs
@@ -42,7 +42,8 @@ def _float32() -> Iterator[None]:
 
 
 def network(**options: object) -> torch.nn.Module:
-    return tiny_unet(3, multipliers=[1, 2], blocks=1, attention=[1], **options).to(CUDA).eval().requires_grad_(False)
+    unet = tiny_unet(3, multipliers=[1, 2], blocks=1, attention=[1], **options)
+    return unet.to(CUDA).eval().requires_grad_(False)
 
 
 DENOISERS = {
@@ -60,8 +61,10 @@ def probes(count: int, like: Tensor) -> Tensor:
     return signs((len(like), count, *like.shape[1:]), like, seeded(7)).transpose(0, 1)
 
 
-def products(denoiser: Denoiser, x: Tensor, level: NoiseLevel, v: Tensor, mode: str, every: bool) -> list[Tensor]:
-    """v' J and the mean, compiled ("now") or plain ("never"); with `every` also (J + J') v / 2 and the mean alone."""
+def products(
+    denoiser: Denoiser, x: Tensor, level: NoiseLevel, v: Tensor, mode: str, every: bool
+) -> list[Tensor]:
+    """v' J and the mean, compiled ("now") or plain; `every`: (J + J') v / 2 and D alone."""
     with compiled.fast_path(mode), torch.no_grad():
         at = linearised(denoiser, x, level)
         more = [at.symmetric(v), denoise(denoiser, x, level)] if every else []
@@ -80,11 +83,12 @@ def test_compiled_products_are_the_plain_ones_at_every_level(name: str) -> None:
     every = name == "score"
     for level in LEVELS:
         both = (products(denoiser, x, level, v, mode, every) for mode in ("now", "never"))
-        for found, wanted in zip(*both, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4 * wanted.abs().max().item())
-    made = programs_of(denoiser)
-    assert len(made) == (3 if every else 1), "one program of a kind for all levels"
-    assert not any(isinstance(program.function, torch.fx.GraphModule) for program in made), "none was compiled"
+        for ours, theirs in zip(*both, strict=True):
+            atol = 2e-4 * theirs.abs().max().item()
+            torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=atol)
+    programs = programs_of(denoiser)
+    assert len(programs) == (3 if every else 1), "one program of a kind for all levels"
+    assert not any(isinstance(program.function, torch.fx.GraphModule) for program in programs)
 
 
 def test_smaller_batches_and_changed_weights_are_seen_by_a_recorded_graph() -> None:
@@ -111,48 +115,45 @@ def test_bf16_is_near_float32(name: str) -> None:
     exact = products(denoiser, x, LEVELS[0], v, "never", every=False)
     with torch.autocast("cuda", torch.bfloat16):
         low = products(denoiser, x, LEVELS[0], v, "now", every=False)
-    for found, wanted in zip(low, exact, strict=True):
-        error = ((found - wanted).norm() / wanted.norm()).item()
+    for ours, theirs in zip(low, exact, strict=True):
+        error = ((ours - theirs).norm() / theirs.norm()).item()
         assert 0 < error < 0.05, "bf16 differs from float32, and by a few percent at the most"
 
 
 def test_streams_give_the_cpus_numbers() -> None:
     for kind in ("normal", "sign", "uniform"):
+        streams = (Streams(5, 64, purpose="start") for _ in range(2))
         here, there = (
-            Streams(5, 64, purpose="start").draw(kind, 100, torch.float64, torch.device(place)).cpu()
-            for place in ("cpu", "cuda")
+            stream.draw(kind, 100, torch.float64, torch.device(place)).cpu()
+            for stream, place in zip(streams, ("cpu", "cuda"), strict=True)
         )
         torch.testing.assert_close(here, there, rtol=1e-12, atol=1e-12)
 
 
 def model() -> Model:
     config = ModelConfig(
-        "unet", "edm", SHAPE, {"width": 8, "multipliers": [1, 2], "attention": [1], "conditional": True},
+        "unet", "edm", SHAPE,
+        {"width": 8, "multipliers": [1, 2], "attention": [1], "conditional": True},
         sigmas=tuple(level.sigma for level in geometric(8, 10.0, 0.1)),
     )  # fmt: skip
-    found = Model.build(config, seed=0).to(CUDA)
-    found.network.eval().requires_grad_(False)
-    with torch.no_grad():
-        for weight in found.network.parameters():
-            if weight.ndim > 1:
-                weight.add_(0.05 * randn(tuple(weight.shape), torch.empty(0), seeded(1)).to(CUDA))
-    return found
+    unet = Model.build(config, seed=0)
+    lively(unet.network.eval().requires_grad_(False), seed=1)
+    return unet.to(CUDA)
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "krylov"])
 def test_samples_depend_on_seed_and_number_alone_and_are_the_cpus(covariance: str) -> None:
-    one = model()
-    plan = samplers.gibbs_plan(one.posterior(covariance), one.levels, sweeps=2)
-    x = mmdgs.generate(one, plan, 6, seed=3, batch_size=6, progress=None).x
-    parts = mmdgs.generate(one, plan, 6, seed=3, batch_size=2, progress=None).x
-    assert x is not None
-    assert parts is not None
-    torch.testing.assert_close(parts, x, rtol=0, atol=2e-3)  # a chain adds up what another batch rounds otherwise
-    there = copy.deepcopy(one).to("cpu")
-    slow = mmdgs.generate(
-        there, samplers.gibbs_plan(there.posterior(covariance), there.levels, sweeps=2), 6, seed=3, progress=None
-    ).x
-    torch.testing.assert_close(slow, x, rtol=0, atol=2e-2)
+    def draws(on: Model, batch_size: int) -> Tensor:
+        plan = samplers.gibbs_plan(on.posterior(covariance), on.levels, sweeps=2)
+        x = mmdgs.generate(on, plan, 6, seed=3, batch_size=batch_size, progress=None).x
+        assert x is not None
+        return x
+
+    unet = model()
+    x = draws(unet, 6)
+    # A chain adds up what another batch rounds otherwise.
+    torch.testing.assert_close(draws(unet, 2), x, rtol=0, atol=2e-3)
+    torch.testing.assert_close(draws(copy.deepcopy(unet).to("cpu"), 6), x, rtol=0, atol=2e-2)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -178,9 +179,11 @@ def test_training_on_the_device_learns_and_goes_on(precision: str, tmp_path: Pat
     from mmdgs.training import Recipe, TrainingSettings, train_model
 
     def recipe(steps: int) -> Recipe:
-        settings = TrainingSettings(steps=steps, batch_size=256, precision=precision, checkpoint_every=20)
+        settings = TrainingSettings(
+            steps=steps, batch_size=256, precision=precision, checkpoint_every=20
+        )
         return Recipe(
-            data="rings", model="mlp", param="energy", loss="dsm", sigma=0.2, compile=False, training=settings
+            "rings", model="mlp", param="energy", sigma=0.2, compile=False, training=settings
         )
 
     _, whole = train_model(recipe(60), tmp_path / "whole", device=CUDA, progress=None)

@@ -17,22 +17,21 @@ import pytest
 from mmdgs.data import cifar, idx, load_images, sources
 from mmdgs.errors import UsageError
 
+PIXELS = struct.pack(">4I", 2051, 2, 40, 40) + bytes(range(200)) * 16
 FILES = {
-    "train-images-idx3-ubyte.gz": gzip.compress(struct.pack(">4I", 2051, 2, 40, 40) + bytes(range(200)) * 16, mtime=0),
-    "train-labels-idx1-ubyte.gz": gzip.compress(struct.pack(">2I", 2049, 2) + bytes([3, 7]), mtime=0),
+    "train-images-idx3-ubyte.gz": gzip.compress(PIXELS, mtime=0),
+    "train-labels-idx1-ubyte.gz": gzip.compress(struct.pack(">2I2B", 2049, 2, 3, 7), mtime=0),
 }
 IMAGES, LABELS = FILES
 
 
 class Server:
-    """Serves `bodies`; a body may be cut at `cut` bytes, and the connection then be closed or left hanging."""
+    """Serves `bodies`, cut at `cut` bytes."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
         self.cut: int | None = None
-        self.hangs = False
         self.asked: list[str] = []
-        self.over = threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,9 +45,6 @@ class Server:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body[: server.cut])
-                if server.hangs:
-                    self.wfile.flush()
-                    server.over.wait(10)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -64,7 +60,6 @@ def server(monkeypatch) -> Iterator[Server]:
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
-    server.over.set()
     server.http.shutdown()
     server.http.server_close()
     thread.join()
@@ -75,7 +70,9 @@ def mnist(server: Server, monkeypatch) -> Server:
     """A server that has MNIST, which is the only mirror."""
     server.bodies = {f"/mnist/{name}": content for name, content in FILES.items()}
     monkeypatch.setattr(idx, "MIRRORS", (f"{server.url}/mnist/",))
-    monkeypatch.setattr(idx, "MD5", {name: hashlib.md5(content).hexdigest() for name, content in FILES.items()})
+    monkeypatch.setattr(
+        idx, "MD5", {name: hashlib.md5(content).hexdigest() for name, content in FILES.items()}
+    )
     return server
 
 
@@ -95,22 +92,15 @@ def refused(*parts: object):
 
 
 def test_a_set_is_downloaded_once(tmp_path: Path, mnist: Server) -> None:
-    found = load_images("mnist", data_dir=tmp_path / "data")
-    assert found.labels.tolist() == [3, 7]
-    assert found.images[0, 0, 0, :3].tolist() == [0, 1, 2]
+    images = load_images("mnist", data_dir=tmp_path / "data")
+    assert images.labels.tolist() == [3, 7]
+    assert images.images[0, 0, 0, :3].tolist() == [0, 1, 2]
     assert left(tmp_path) == [f"data/mnist/{name}" for name in (IMAGES, LABELS)]
     assert (tmp_path / "data" / "mnist" / IMAGES).read_bytes() == FILES[IMAGES]
     assert (tmp_path / "data" / "mnist" / IMAGES).stat().st_mode & 0o777 == 0o644
     assert mnist.asked == [f"/mnist/{name}" for name in (IMAGES, LABELS)]
     load_images("mnist", data_dir=tmp_path / "data")
     assert len(mnist.asked) == 2
-
-
-def test_what_is_there_already_is_not_downloaded(tmp_path: Path, mnist: Server) -> None:
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / IMAGES).write_bytes(FILES[IMAGES])
-    assert len(load_images("mnist", data_dir=tmp_path)) == 2
-    assert mnist.asked == [f"/mnist/{LABELS}"]
 
 
 def test_the_next_mirror_helps_out(tmp_path: Path, mnist: Server, monkeypatch) -> None:
@@ -122,32 +112,24 @@ def test_the_next_mirror_helps_out(tmp_path: Path, mnist: Server, monkeypatch) -
 
 
 def test_a_wrong_checksum(tmp_path: Path, mnist: Server) -> None:
-    wrong = FILES[IMAGES][:-1] + b"!"
-    mnist.bodies[f"/mnist/{IMAGES}"] = wrong
-    md5 = [hashlib.md5(content).hexdigest() for content in (wrong, FILES[IMAGES])]
-    with refused(f"{IMAGES} could not be downloaded", f"its MD5 checksum is {md5[0]}, expected {md5[1]}"):
+    mnist.bodies[f"/mnist/{IMAGES}"] = wrong = FILES[IMAGES][:-1] + b"!"
+    with refused(IMAGES, *(hashlib.md5(content).hexdigest() for content in (wrong, FILES[IMAGES]))):
         load_images("mnist", data_dir=tmp_path)
     assert left(tmp_path) == []
 
 
 def test_a_body_that_breaks_off(tmp_path: Path, mnist: Server) -> None:
     mnist.cut = 50
-    with refused(mnist.url, f"it broke off after 50 of {len(FILES[IMAGES])} bytes"):
+    with refused(mnist.url, f"50 of {len(FILES[IMAGES])}"):
         load_images("mnist", data_dir=tmp_path)
     assert left(tmp_path) == []
     mnist.cut = None
     assert len(load_images("mnist", data_dir=tmp_path)) == 2
 
 
-def test_a_server_that_falls_silent(tmp_path: Path, mnist: Server, monkeypatch) -> None:
-    monkeypatch.setattr(sources, "TIMEOUT", 0.2)
-    mnist.cut, mnist.hangs = 50, True
-    with refused("could not be downloaded", "timed out"):
-        load_images("mnist", data_dir=tmp_path)
-    assert left(tmp_path) == []
-
-
-def test_a_download_that_is_stopped_leaves_nothing(tmp_path: Path, mnist: Server, monkeypatch) -> None:
+def test_a_download_that_is_stopped_leaves_nothing(
+    tmp_path: Path, mnist: Server, monkeypatch
+) -> None:
     def stopped(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -157,81 +139,43 @@ def test_a_download_that_is_stopped_leaves_nothing(tmp_path: Path, mnist: Server
     assert left(tmp_path) == []
 
 
-def test_a_data_folder_that_was_not_there_is_not_left_behind(tmp_path: Path, mnist: Server) -> None:
-    mnist.cut = 50
-    with refused("could not be downloaded"):
-        load_images("mnist", data_dir=tmp_path / "a" / "b")
-    assert [*tmp_path.iterdir()] == []
-    mnist.cut = None
-    assert len(load_images("mnist", data_dir=tmp_path / "a" / "b")) == 2
-
-
 def test_no_mirror_at_all(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     mirrors = dead_url(), dead_url()
     monkeypatch.setattr(idx, "MIRRORS", mirrors)
-    with refused(
-        f"mnist was not found in {tmp_path}",
-        f"{mirrors[0]}{IMAGES}: [Errno",
-        f"{mirrors[1]}{IMAGES}: [Errno",
-        f"put {IMAGES}, {LABELS} in {tmp_path / 'mnist'}",
-        "--data-dir",
-        "MMDGS_DATA",
-    ):
+    with refused(*mirrors, IMAGES, tmp_path / "mnist", "--data-dir"):
         load_images("mnist", data_dir=tmp_path)
     assert left(tmp_path) == []
 
 
-def test_status_codes_are_told(tmp_path: Path, mnist: Server) -> None:
-    mnist.bodies = {}
-    with refused(mnist.url, "HTTP status 404, Not Found"):
-        load_images("mnist", data_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "files"),
-    [("mnist", "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz"), ("cifar10", "cifar-10-python.tar.gz")],
+    [
+        ("mnist", "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz"),
+        ("cifar10", "cifar-10-python.tar.gz"),
+    ],
 )
 def test_downloading_switched_off(tmp_path: Path, name: str, files: str) -> None:
-    with refused(
-        f"{name} was not found in {tmp_path}, and downloading is switched off",
-        f"put {files} in {tmp_path / name}",
-        "--data-dir",
-        "MMDGS_DATA",
-    ):
+    with refused(name, f"put {files} in {tmp_path / name}", "--data-dir"):
         load_images(name, "test", data_dir=tmp_path, download=False)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, mnist: Server) -> None:
-    (tmp_path / "mnist").write_bytes(b"a file where the folder should be")
-    with refused(f"cannot write in the data folder {tmp_path / 'mnist'}"):
-        load_images("mnist", data_dir=tmp_path)
 
 
 def test_cifar_is_downloaded_as_its_archive(tmp_path: Path, server: Server, monkeypatch) -> None:
     body = b"not the archive, but with the right checksum"
     server.bodies["/cifar-10-python.tar.gz"] = body
     url = f"{server.url}/cifar-10-python.tar.gz"
-    monkeypatch.setattr(cifar, "ARCHIVE", sources.Source(cifar.ARCHIVE.file, hashlib.md5(body).hexdigest(), (url,)))
+    monkeypatch.setattr(
+        cifar, "ARCHIVE", sources.Source(cifar.ARCHIVE.file, hashlib.md5(body).hexdigest(), (url,))
+    )
     with refused(tmp_path / "cifar10" / "cifar-10-python.tar.gz", "not a tar.gz archive"):
         load_images("cifar10", data_dir=tmp_path)
     assert left(tmp_path) == ["cifar10/cifar-10-python.tar.gz"]
 
 
 def test_a_sha256_checksum_is_known_by_its_length(tmp_path: Path, server: Server) -> None:
-    server.bodies = {"/weights": b"some weights"}
+    server.bodies, urls = {"/weights": b"some weights"}, (f"{server.url}/weights",)
     right, wrong = (hashlib.sha256(body).hexdigest() for body in (b"some weights", b"others"))
-    failures = sources.fetch(sources.Source("weights", wrong, (f"{server.url}/weights",)), tmp_path)
-    assert failures == [f"{server.url}/weights: its SHA-256 checksum is {right}, expected {wrong}"]
+    assert right in sources.fetch(sources.Source("weights", wrong, urls), tmp_path)[0]
     assert left(tmp_path) == []
-    assert sources.fetch(sources.Source("weights", right, (f"{server.url}/weights",)), tmp_path) == []
+    assert not sources.fetch(sources.Source("weights", right, urls), tmp_path)
     assert left(tmp_path) == ["weights"]
-
-
-def test_the_public_addresses() -> None:
-    # What the files are known by: the checksums their publishers and torchvision give.
-    assert all(url.startswith("https://") and url.endswith("/mnist/") for url in idx.MIRRORS)
-    assert len(idx.MIRRORS) == 2
-    assert idx.MD5["train-images-idx3-ubyte.gz"] == "f68b3c2dcbeaaa9fbdd348bbdeb94873"
-    assert cifar.ARCHIVE.urls == ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",)
-    assert cifar.ARCHIVE.checksum == "c58f30108f718f92721af3b95e74349a"

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdgs.data import folders, load_images
+from mmdgs.data import load_images
 from mmdgs.errors import UsageError
 
 FACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "celeba" / "faces64.zip"
@@ -57,7 +57,7 @@ def refused(*parts: object):
 places = pytest.mark.parametrize("place", ["holiday", "holiday.zip"])
 
 
-# --- which images -----------------------------------------------------------------------------------------------
+# --- which images
 
 
 @places
@@ -66,87 +66,65 @@ def test_every_twentieth_image_is_held_out(tmp_path: Path, place: str) -> None:
     held = [0, 20, 40]
     assert levels(path, "test") == levels(path, "valid") == held
     assert levels(path, "train") == [i for i in range(45) if i not in held]
-    found = load_images(str(path))
-    assert (found.name, found.split, found.shape, found.labels) == ("holiday", "train", (1, 4, 4), None)
-
-
-def test_two_images_are_enough_and_one_is_not(tmp_path: Path) -> None:
-    path = write(tmp_path / "two", {"a.png": plain(1), "b.png": plain(2)})
-    assert (levels(path, "test"), levels(path, "train")) == ([1], [2])
-    path = write(tmp_path / "one", {"a.png": plain(1)})
-    with refused(path, "holds 1 image and none is left for the split 'train'; expected at least 2"):
-        load_images(str(path))
+    images = load_images(str(path))
+    assert (images.name, images.shape, images.labels) == ("holiday", (1, 4, 4), None)
 
 
 @places
-@pytest.mark.parametrize("held", ["test", "valid", "val"])
+@pytest.mark.parametrize("held", ["test", "val"])
 def test_folders_for_the_parts(tmp_path: Path, place: str, held: str) -> None:
-    files = {"train/b.png": plain(2), "train/a.png": plain(1), f"{held}/c.png": plain(3), "preview.png": plain(4)}
-    path = write(tmp_path / place, files)
+    names = ("preview.png", "train/a.png", "train/b.png", f"{held}/c.png")
+    path = write(tmp_path / place, {name: plain(i) for i, name in enumerate(names)})
     assert levels(path, "train") == [1, 2]
     assert levels(path, "test") == levels(path, "valid") == [3]
 
 
-def test_test_and_valid_where_both_are_there(tmp_path: Path) -> None:
-    files = {f"{part}/a.png": plain(i) for i, part in enumerate(["train", "val", "test"])}
-    path = write(tmp_path / "three", files)
-    assert [levels(path, part) for part in ("train", "valid", "test")] == [[0], [1], [2]]
-
-
 @places
 def test_subfolders_are_classes(tmp_path: Path, place: str) -> None:
-    files = {f"{kind}/{i:02}.png": plain(100 * k + i) for k, kind in enumerate(["cat", "dog"]) for i in range(12)}
-    train, test = (load_images(str(write(tmp_path / place, files)), split) for split in ("train", "test"))
+    files = {f"{kind}/{i:02}.png": plain(i) for i in range(12) for kind in ("cat", "dog")}
+    path = str(write(tmp_path / place, files))
+    train, test = (load_images(path, split) for split in ("train", "test"))
     assert train.classes == test.classes == ("cat", "dog")
     assert test.labels.tolist() == [0, 1]
-    assert torch.equal(train.labels, (train.images[:, 0, 0, 0] >= 100).long())
+    assert train.labels.tolist() == [0] * 11 + [1] * 11
     assert train.labels.dtype == torch.int64
-
-
-def test_a_label_means_the_same_in_all_parts(tmp_path: Path) -> None:
-    files = {f"train/{kind}/a.png": plain(i) for i, kind in enumerate(["cat", "dog", "emu"])}
-    test = load_images(str(write(tmp_path / "zoo", {**files, "test/dog/a.png": plain(9)})), "test")
-    assert test.classes == ("cat", "dog", "emu")
-    assert test.labels.tolist() == [1]
+    assert train.names[10:12] == ("cat/11.png", "dog/00.png")
 
 
 def test_images_at_different_depths_have_no_labels(tmp_path: Path) -> None:
     files = {"cat/a.png": plain(1), "dog/b.png": plain(2), "c.png": plain(3)}
-    found = load_images(str(write(tmp_path / "zoo", files)))
-    assert (found.labels, found.classes) == (None, ())
-    files = {"cat/a.png": plain(1), "dog/b/c.png": plain(2), "emu/d.png": plain(3)}
-    assert load_images(str(write(tmp_path / "deep", files))).labels is None
+    images = load_images(str(write(tmp_path / "zoo", files)))
+    assert (images.labels, images.classes) == (None, ())
 
 
 def test_a_folder_that_holds_all_the_rest_is_looked_through(tmp_path: Path) -> None:
     files = {f"zoo/all/{kind}/{i}.png": plain(i) for kind in ("cat", "dog") for i in range(2)}
-    found = load_images(str(write(tmp_path / "zoo.zip", files)))
-    assert found.classes == ("cat", "dog")
-    assert found.labels.tolist() == [0, 1, 1]
-    assert load_images(str(write(tmp_path / "flat.zip", {f"flat/{i}.png": plain(i) for i in range(3)}))).labels is None
+    images = load_images(str(write(tmp_path / "zoo.zip", files)))
+    assert images.classes == ("cat", "dog")
+    assert images.labels.tolist() == [0, 1, 1]
+    path = write(tmp_path / "flat.zip", {f"flat/{i}.png": plain(i) for i in range(3)})
+    assert load_images(str(path)).labels is None
 
 
 def test_all_formats_are_read_and_other_files_left_alone(tmp_path: Path) -> None:
-    kinds = {"png": "PNG", "JPG": "JPEG", "jpeg": "JPEG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF", "tif": "TIFF"}
-    files = {f"{i}.{end}": plain(10 * i, (8, 8), "RGB", kind) for i, (end, kind) in enumerate(kinds.items())}
-    files["7.ppm"] = plain(70, (8, 8), "RGB", "PPM")
-    others = {"notes.txt": b"x", ".hidden.png": b"x", "__MACOSX/._0.png": b"x", "._1.png": b"x", "2.npy": b"x"}
-    path = write(tmp_path / "kinds", {**files, **others})
-    found = load_images(str(path))
-    assert len(found) == 7
-    for image, level in zip(found.images, range(10, 80, 10), strict=True):
+    ends = ("png", "JPG", "jpeg", "webp", "bmp", "gif", "tif", "ppm")
+    kinds = {"JPG": "JPEG", "tif": "TIFF"}
+    files = {
+        f"{i}.{end}": plain(10 * i, (8, 8), "RGB", kinds.get(end, end.upper()))
+        for i, end in enumerate(ends)
+    }
+    others = ("notes.txt", ".hidden.png", "__MACOSX/._0.png", "._1.png", "2.npy")
+    path = write(tmp_path / "kinds", {**files, **dict.fromkeys(others, b"x")})
+    images = load_images(str(path))
+    assert len(images) == 7
+    for image, level in zip(images.images, range(10, 80, 10), strict=True):
         assert (image.int() - level).abs().max() <= 2  # JPEG and WebP are not exact
 
 
-def test_a_limit_keeps_the_first_and_decodes_no_other(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(folders, "BLOCK", 4)
+def test_a_limit_keeps_the_first_and_decodes_no_other(tmp_path: Path) -> None:
     files = {f"{i:02}.png": plain(i) if i < 12 else b"broken" for i in range(20)}
     path = write(tmp_path / "many", files)
-    decoded: list[bytes] = []
-    decode = folders.decode
-    monkeypatch.setattr(folders, "decode", lambda content, fit: (decoded.append(content), decode(content, fit))[1])
     assert levels(path, limit=11) == list(range(1, 12))
-    assert sorted(decoded) == sorted(files[f"{i:02}.png"] for i in range(1, 12))
     with refused("12.png"):
         load_images(str(path), limit=12)
     assert levels(path, limit=2) == [1, 2]
@@ -163,10 +141,11 @@ def test_faces_from_a_zip() -> None:
     small = load_images(str(FACES), limit=3, size=16, channels=1)
     assert small.shape == (1, 16, 16)
     means = [x[:3].double().mean((1, 2, 3)) for x in (small.images, faces.images)]
-    torch.testing.assert_close(means[0], means[1], atol=15, rtol=0)  # grey weighs the colours otherwise
+    # Grey weighs the colours otherwise.
+    torch.testing.assert_close(means[0], means[1], atol=15, rtol=0)
 
 
-# --- what becomes of an image -----------------------------------------------------------------------------------
+# --- what becomes of an image
 
 
 def pair(tmp_path: Path, content: bytes, **options) -> np.ndarray:
@@ -177,10 +156,11 @@ def pair(tmp_path: Path, content: bytes, **options) -> np.ndarray:
 
 def test_pixels_are_in_their_places(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
-    assert np.array_equal(pair(tmp_path, encoded(Image.fromarray(pixels))), pixels.transpose(2, 0, 1))
+    out = pair(tmp_path, encoded(Image.fromarray(pixels)))
+    assert np.array_equal(out, pixels.transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize("size", [(30, 20), (20, 30), (20, 20)], ids=["wide", "tall", "square"])
+@pytest.mark.parametrize("size", [(30, 20), (20, 30)])
 def test_the_centre_is_cropped_and_resized(tmp_path: Path, size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, "red")
     left, top = (size[0] - 20) // 2, (size[1] - 20) // 2
@@ -188,12 +168,6 @@ def test_the_centre_is_cropped_and_resized(tmp_path: Path, size: tuple[int, int]
     out = pair(tmp_path, encoded(image), size=8)
     assert out.shape == (3, 8, 8)
     assert out.reshape(3, -1).min(1).tolist() == out.reshape(3, -1).max(1).tolist() == [10, 20, 30]
-
-
-def test_resizing_averages_what_it_drops(tmp_path: Path) -> None:
-    board = np.indices((64, 64)).sum(0) % 2 * 255
-    out = pair(tmp_path, encoded(Image.fromarray(board.astype(np.uint8))), size=8)
-    assert np.abs(out[0, 1:-1, 1:-1].astype(int) - 127.5).max() < 3  # one pixel of eight by eight would be 0 or 255
 
 
 def test_the_first_image_decides_on_colour(tmp_path: Path) -> None:
@@ -219,26 +193,17 @@ def test_transparency_shows_white(tmp_path: Path) -> None:
     image = Image.new("RGBA", (2, 1), (10, 20, 30, 255))
     image.putpixel((1, 0), (200, 0, 0, 0))
     assert pair(tmp_path, encoded(image))[:, 0].T.tolist() == [[10, 20, 30], [255, 255, 255]]
-    palette = image.quantize(4)
-    assert pair(tmp_path, encoded(palette))[:, 0, 1].tolist() == [255, 255, 255]
 
 
-def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
-    image = Image.fromarray(np.array([[0, 255, 256, 65535]], dtype=np.uint16))
-    assert pair(tmp_path, encoded(image)).tolist() == [[[0, 0, 1, 255]]]
+# --- what cannot be used
 
-
-# --- what cannot be used ----------------------------------------------------------------------------------------
-
-TRUNCATED = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)))[:2000]
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n"
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+TRUNCATED = encoded(Image.fromarray(NOISE))[:2000]
 UNREADABLE = {
-    "no image": (b"<html>", "not an image of the formats PNG, JPEG"),
-    "empty": (b"", "not an image of the formats"),
+    "no image": (b"<html>", "not an image"),
     "truncated": (TRUNCATED, "truncated"),
-    "a program for a printer": (EPS, "not an image of the formats"),
-    "numbers of 32 bits": (encoded(Image.new("I", (4, 4), 5), "TIFF"), "its pixels are stored in 32 bits"),
-    "floating point": (encoded(Image.new("F", (4, 4), 2.5), "TIFF"), "lie between 2.5 and 2.5, expected 0 to 1"),
+    "numbers of 32 bits": (encoded(Image.new("I", (4, 4), 5), "TIFF"), "32 bits"),
+    "floating point": (encoded(Image.new("F", (4, 4), 2.5), "TIFF"), "2.5"),
 }
 
 
@@ -248,90 +213,49 @@ def test_unreadable_images(tmp_path: Path, place: str, case: tuple[bytes, str], 
     content, reason = case
     files = {"0.png": plain(0), "1.png": plain(1), "2.png": content, "3.png": plain(3)}
     path = write(tmp_path / place, files)
-    with refused("cannot read the image 2.png in", path, reason, "--unreadable skip"):
+    with refused("2.png", reason, "--unreadable skip"):
         load_images(str(path))
     with caplog.at_level(logging.WARNING, logger="mmdgs"):
-        found = load_images(str(path), unreadable="skip")
-    assert found.skipped == ("2.png",)
-    assert found.images[:, 0, 0, 0].tolist() == [1, 3]
-    assert [record.name for record in caplog.records] == ["mmdgs"]
-    assert reason in caplog.text
-    assert "2.png" in caplog.text
+        images = load_images(str(path), unreadable="skip")
+    assert images.skipped == ("2.png",)
+    assert images.images[:, 0, 0, 0].tolist() == [1, 3]
+    (message,) = caplog.messages
+    assert reason in message
+    assert "2.png" in message
 
 
-def test_labels_and_limits_step_over_what_is_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(folders, "BLOCK", 2)
-    files = {f"cat/{i}.png": plain(i) for i in range(4)} | {f"dog/{i}.png": plain(10 + i) for i in range(4)}
-    files |= {"cat/1.png": b"", "cat/3.png": b"", "dog/2.png": b""}
-    path = write(tmp_path / "zoo", files)
-    found = load_images(str(path), unreadable="skip", limit=3)
-    assert found.images[:, 0, 0, 0].tolist() == [2, 10, 11]
-    assert found.labels.tolist() == [0, 1, 1]
-    assert found.skipped == ("cat/1.png", "cat/3.png")
-    assert load_images(str(path), unreadable="skip").skipped == ("cat/1.png", "cat/3.png", "dog/2.png")
-
-
-def test_nothing_that_can_be_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "broken", {"0.png": plain(1), "1.png": b"", "2.png": b""})
-    with refused(path, "holds no readable image: all 2 were left out"):
-        load_images(str(path), unreadable="skip")
-
-
-@pytest.mark.parametrize("side", [11, 20], ids=["Pillow warns", "Pillow refuses"])
 @pytest.mark.parametrize("action", ["error", "ignore"])
-def test_decompression_bombs(tmp_path: Path, side: int, action: str, monkeypatch) -> None:
-    path = write(tmp_path / "bombs", {"0.png": plain(0, (10, 10)), "1.png": plain(0, (side, side))})
+def test_decompression_bombs(tmp_path: Path, action: str, monkeypatch) -> None:
+    path = write(tmp_path / "bombs", {"0.png": plain(0, (10, 10)), "1.png": plain(0, (20, 20))})
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with warnings.catch_warnings():
         warnings.simplefilter(action)
-        with refused("cannot read the image 1.png", "a decompression bomb?", "limit of"):
+        with refused("1.png", "bomb"):
             load_images(str(path))
         assert len(load_images(str(path), "test")) == 1
 
 
-@places
-def test_files_too_large_are_not_read(tmp_path: Path, place: str, monkeypatch) -> None:
-    path = write(tmp_path / place, {"0.png": plain(0), "1.png": plain(1) + bytes(5000)})
-    monkeypatch.setattr(folders, "LARGEST", 4000)
-    with refused("1.png", "bytes, more than the limit of 4,000"):
-        load_images(str(path))
-
-
 def test_images_of_different_sizes(tmp_path: Path) -> None:
-    path = write(tmp_path / "sizes", {"0.png": plain(0), "1.png": plain(1, (6, 4)), "2.png": plain(2, (4, 6))})
-    with refused(path, "differ in size (1.png is 6 x 4, 2.png is 4 x 6)", "--size 64"):
+    files = {"0.png": plain(0), "1.png": plain(1, (6, 4)), "2.png": plain(2, (4, 6))}
+    path = write(tmp_path / "sizes", files)
+    with refused("1.png is 6 x 4", "--size"):
         load_images(str(path))
     assert levels(path, size=4) == [1, 2]
-
-
-def test_folders_without_images(tmp_path: Path) -> None:
-    path = write(tmp_path / "empty", {"notes.txt": b"x"})
-    with refused(path, "holds no images: expected files that end in .png, .jpg"):
-        load_images(str(path))
-    with refused("holds no images"):
-        load_images(str(write(tmp_path / "empty.zip", {})))
-
-
-def test_a_split_that_folders_do_not_have(tmp_path: Path) -> None:
-    path = write(tmp_path / "two", {"a.png": plain(1), "b.png": plain(2)})
-    with refused("unknown split 'all' of", path, "choose one of train, test, valid"):
-        load_images(str(path), "all")
 
 
 def test_damaged_zips(tmp_path: Path) -> None:
     path = write(tmp_path / "images.zip", {"0.png": plain(0), "1.png": plain(1)})
     whole = path.read_bytes()
-    for content in (whole[:-40], b"PK\x03\x04", b"<html>", b""):
-        path.write_bytes(content)
-        with refused(path, "is not a zip archive, or a damaged one"):
-            load_images(str(path))
+    path.write_bytes(whole[:-40])
+    with refused(path, "damaged"):
+        load_images(str(path))
     position = whole.rindex(plain(1)) + 50
     path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
     with refused("cannot read the image 1.png", "Bad CRC-32"):
         load_images(str(path))
 
 
-# --- CelebA -----------------------------------------------------------------------------------------------------
+# --- CelebA
 
 
 def face(level: int) -> bytes:
@@ -353,58 +277,30 @@ def celeba(root: Path, images: str = "img_align_celeba", partition: str | None =
     return root
 
 
-@pytest.mark.parametrize("images", ["img_align_celeba", "img_align_celeba.zip", "Img/img_align_celeba.zip"])
+@pytest.mark.parametrize("images", ["img_align_celeba", "img_align_celeba.zip"])
 def test_celeba(tmp_path: Path, images: str) -> None:
     celeba(tmp_path / "celeba", images)
     for split, expected in (("train", [20, 80, 100]), ("valid", [60]), ("test", [40])):
-        found = load_images("celeba", split, data_dir=tmp_path)
-        assert (found.name, found.split, found.shape) == ("celeba", split, (3, 64, 64))
-        # The whole of the crop is of the face's level: nothing of the white around it, nothing missing.
-        assert found.images.amin((1, 2, 3)).tolist() == found.images.amax((1, 2, 3)).tolist() == expected
+        faces = load_images("celeba", split, data_dir=tmp_path)
+        assert (faces.name, faces.split, faces.shape) == ("celeba", split, (3, 64, 64))
+        # The whole of the crop is of the face's level: nothing of the white around it.
+        assert faces.images.amin((1, 2, 3)).tolist() == expected
+        assert faces.images.amax((1, 2, 3)).tolist() == expected
     few = load_images("celeba", data_dir=tmp_path / "celeba", size=32, channels=1, limit=2)
     assert (len(few), few.shape) == (2, (1, 32, 32))
 
 
-def test_the_whole_crop_of_celeba_is_used(tmp_path: Path) -> None:
-    image = Image.new("RGB", (178, 218), "white")
-    image.paste("black", (19, 39, 159, 179))
-    image.paste("red", (19, 39, 20, 179))  # the first column of the crop
-    write(tmp_path / "img_align_celeba", {"1.png": encoded(image)})
-    (tmp_path / "list_eval_partition.txt").write_text("1.png 0\n")
-    column = load_images("celeba", data_dir=tmp_path, size=140).images[0, 0, 0]
-    assert column.tolist() == [255] + [0] * 139
-
-
-def test_celeba_in_zips_with_a_folder_inside(tmp_path: Path) -> None:
-    write(tmp_path / "img_align_celeba.zip", {f"img_align_celeba/{name}": content for name, content in FILES.items()})
-    (tmp_path / "list_eval_partition.txt").write_text(PARTITION)
-    assert len(load_images("celeba", data_dir=tmp_path)) == 3
-
-
 def test_celeba_that_is_not_there(tmp_path: Path) -> None:
-    with refused(f"nor img_align_celeba.zip was found in {tmp_path}", "https://", "--data-dir", "MMDGS_DATA"):
-        load_images("celeba", data_dir=tmp_path)
-    celeba(tmp_path, partition=None)
-    with refused("img_align_celeba is there but list_eval_partition.txt", "is not", "--data-dir"):
+    with refused("img_align_celeba.zip", "https://", "--data-dir"):
         load_images("celeba", data_dir=tmp_path)
 
 
 def test_bad_partitions_of_celeba(tmp_path: Path) -> None:
     celeba(tmp_path, partition="000001.png 0\n000002.png 3\n")
-    with refused("list_eval_partition.txt, line 2: expected a file and 0, 1 or 2, got '000002.png 3'"):
+    with refused("list_eval_partition.txt, line 2"):
         load_images("celeba", data_dir=tmp_path)
-    celeba(tmp_path, partition="000001.png 0\n")
-    with refused("list_eval_partition.txt lists no image of part 2"):
-        load_images("celeba", "test", data_dir=tmp_path)
     for images in ("img_align_celeba.zip", "img_align_celeba"):
         root = celeba(tmp_path / images, images, partition="000001.png 0\n000009.png 0\n")
         with refused("cannot read the image 000009.png", "o such file"):
             load_images("celeba", data_dir=root)
         assert load_images("celeba", data_dir=root, unreadable="skip").skipped == ("000009.png",)
-
-
-def test_other_images_in_the_place_of_celeba(tmp_path: Path) -> None:
-    celeba(tmp_path)
-    (tmp_path / "img_align_celeba" / "000001.png").write_bytes(plain(1, (64, 64)))
-    with refused("000001.png", "it has 64 x 64 pixels; expected at least 140 x 140"):
-        load_images("celeba", data_dir=tmp_path)

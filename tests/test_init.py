@@ -1,4 +1,6 @@
-"""Training in several runs: each starts from the averaged weights of the one before, and the card counts them all."""
+"""Training in several runs: each starts from the averaged weights of the one before, and the card
+counts them all.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,22 @@ from mmdgs.errors import UsageError
 from mmdgs.models import Model
 from mmdgs.models.conversion import export_model
 from mmdgs.randomness import Streams, child_seed
-from mmdgs.training import ImageExamples, Recipe, Trainer, TrainingSettings, loss_of, metrics, read_recipe, train_model
+from mmdgs.training import (
+    ImageExamples,
+    Recipe,
+    Trainer,
+    TrainingSettings,
+    loss_of,
+    metrics,
+    read_recipe,
+    train_model,
+)
 from mmdgs.training.examples import batch_order, read_sets
 
 run = CliRunner().invoke
-FAST = TrainingSettings(steps=4, batch_size=8, learning_rate=1e-2, warmup=1, ema=0.9, checkpoint_every=2)
+FAST = TrainingSettings(
+    steps=4, batch_size=8, learning_rate=1e-2, warmup=1, ema=0.9, checkpoint_every=2
+)
 STILL = dataclasses.replace(FAST, steps=1, learning_rate=1e-12)
 """A run that leaves the weights where they are."""
 
@@ -39,15 +52,24 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(pictures: Path, init: Path | None = None, **changes: object) -> Recipe:
-    keys = {"model": "unet-tiny", "network": {"multipliers": [1]}, "sigma": 0.5, "param": "score", "training": FAST}
+    keys = {"model": "unet-tiny", "network": {"multipliers": [1]}, "sigma": 0.5, "param": "score"}
+    keys["training"] = FAST
     return Recipe(str(pictures), init=None if init is None else str(init), **{**keys, **changes})
 
 
 @pytest.fixture
 def first(pictures: Path, tmp_path: Path) -> Path:
     """The folder of a first run."""
-    train_model(recipe_of(pictures), tmp_path / "first", progress=None)
+    run_of(recipe_of(pictures), tmp_path / "first")
     return tmp_path / "first"
+
+
+def run_of(recipe: Recipe, out: Path, **options: object) -> Model:
+    return train_model(recipe, out, progress=None, **options)[0]
+
+
+def assert_weights(model: Model, expected: dict[str, torch.Tensor], atol: float = 1e-9) -> None:
+    torch.testing.assert_close(model.network.state_dict(), expected, rtol=0, atol=atol)
 
 
 def losses(folder: Path) -> list[float]:
@@ -62,30 +84,29 @@ def first_loss(recipe: Recipe, model: Model, runs: int) -> float:
     return loss_of(model, weighting=recipe.weighting)(x, streams).mean().item()
 
 
-# --- where it starts --------------------------------------------------------------------------------------------
+# --- where it starts
 
 
-def test_a_run_starts_from_the_averaged_weights_with_noise_of_its_own(first: Path, pictures: Path, tmp_path: Path):
+def test_a_run_starts_from_the_averaged_weights_with_noise_of_its_own(
+    first: Path, pictures: Path, tmp_path: Path
+):
     recipe = recipe_of(pictures, first, training=STILL)
-    model, _ = train_model(recipe, tmp_path / "second", progress=None)
-    earlier = mmdgs.load(first)
-    for key, value in earlier.network.state_dict().items():
-        torch.testing.assert_close(model.network.state_dict()[key], value, rtol=0, atol=1e-9)
+    model, earlier = run_of(recipe, tmp_path / "second"), mmdgs.load(first)
+    assert_weights(model, earlier.network.state_dict())
     expected, same_noise = (first_loss(recipe, earlier, runs) for runs in (1, 0))
     assert losses(tmp_path / "second") == [pytest.approx(expected, rel=1e-5)]
     assert expected != pytest.approx(same_noise, rel=1e-3)
     # And a run after that one has noise of its own again.
-    train_model(dataclasses.replace(recipe, init=str(tmp_path / "second")), tmp_path / "third", progress=None)
+    run_of(dataclasses.replace(recipe, init=str(tmp_path / "second")), tmp_path / "third")
     assert losses(tmp_path / "third") == [pytest.approx(first_loss(recipe, earlier, 2), rel=1e-5)]
 
 
 def test_it_starts_from_shards_in_bf16(first: Path, pictures: Path, tmp_path: Path) -> None:
     export_model(first, tmp_path / "sent", shard_mb=0.01)
     assert len(list((tmp_path / "sent").glob("model-*.safetensors"))) > 1
-    recipe = recipe_of(pictures, tmp_path / "sent", training=STILL)
-    model, _ = train_model(recipe, tmp_path / "second", progress=None)
-    for key, value in mmdgs.load(first).network.state_dict().items():
-        torch.testing.assert_close(model.network.state_dict()[key], value.bfloat16().float(), rtol=0, atol=1e-9)
+    model = run_of(recipe_of(pictures, tmp_path / "sent", training=STILL), tmp_path / "second")
+    weights = mmdgs.load(first).network.state_dict()
+    assert_weights(model, {key: value.bfloat16().float() for key, value in weights.items()})
     assert model.config.trained_images == (4 + 1) * 8
 
 
@@ -94,18 +115,19 @@ def test_the_average_of_an_earlier_model_is_not_forgotten() -> None:
         model = tiny_model("score")
         start = model.network.first.weight.detach().clone()
         settings = TrainingSettings(steps=1, batch_size=8, learning_rate=1e-2, ema=0.99)
-        trainer = Trainer(
-            model.network, loss_of(model), ImageExamples(random_images(20)), settings, runs_before=runs_before
+        examples = ImageExamples(random_images(20))
+        Trainer(model.network, loss_of(model), examples, settings, runs_before=runs_before).run(
+            None
         )
-        trainer.run(None)
         return start, model.network.first.weight.detach()
 
-    # Adam's first step is the learning rate in every direction: the average is 1 - ema of it away, or with a start that
-    # is to be forgotten 9 / 10 of it.
+    # Adam's first step is the learning rate in every direction: the average is 1 - ema of it away,
+    # or with a start that is to be forgotten 9 / 10 of it.
     for runs_before, share in ((0, 0.9), (1, 0.01)):
         start, end = average(runs_before)
         moved = (end - start).abs()
-        torch.testing.assert_close(moved, torch.full_like(moved, share * 1e-2), rtol=1e-2, atol=1e-8)
+        expected = torch.full_like(moved, share * 1e-2)
+        torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-8)
 
 
 def test_a_new_optimiser_is_warmed_up() -> None:
@@ -114,134 +136,124 @@ def test_a_new_optimiser_is_warmed_up() -> None:
     assert Recipe(sigma=0.5, training=TrainingSettings(warmup=0)).training.warmup == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"param": "energy"},
-        {"param": "mean-std"},
-        {"param": "edm", "sigma": None, "levels": "geometric:5:10:0.1"},
-        {"param": "classes", "sigma": None, "model": "classifier", "network": {"width": 8, "features": 8}},
-    ],
-    ids=["energy", "kl", "many levels", "classes"],
-)
+CLASSIFIER = {"param": "classes", "sigma": None, "model": "classifier"}
+KINDS: dict[str, dict[str, object]] = {
+    "energy": {"param": "energy"},
+    "kl": {"param": "mean-std"},
+    "many levels": {"param": "edm", "sigma": None, "levels": "geometric:5:10:0.1"},
+    "classes": {**CLASSIFIER, "network": {"width": 8, "features": 8}},
+}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_every_loss_goes_on(changes: dict[str, object], pictures: Path, tmp_path: Path) -> None:
-    one, _ = train_model(recipe_of(pictures, **changes), tmp_path / "first", progress=None)
+    before = run_of(recipe_of(pictures, **changes), tmp_path / "first")
     recipe = recipe_of(pictures, tmp_path / "first", **{**changes, "training": STILL})
-    two, _ = train_model(recipe, tmp_path / "second", progress=None)
-    for key, value in one.network.state_dict().items():
-        torch.testing.assert_close(two.network.state_dict()[key], value, rtol=0, atol=1e-9)
+    assert_weights(run_of(recipe, tmp_path / "second"), before.network.state_dict())
 
 
 def test_a_head_goes_on_with_its_scale(pictures: Path, tmp_path: Path) -> None:
     mmdgs.save(tiny_model(shape=(1, 12, 12)), tmp_path / "denoiser")
     keys = {"param": "variance-ratio", "sigma": None, "denoiser": str(tmp_path / "denoiser")}
-    one, _ = train_model(recipe_of(pictures, **keys), tmp_path / "first", progress=None)
+    earlier = recipe_of(pictures, **keys, training=STILL)
+    head = run_of(earlier, tmp_path / "first").config.head
     # Another seed measures another scale, which the weights know nothing of.
-    still = dataclasses.replace(STILL, seed=5, steps=2)
-    recipe = recipe_of(pictures, tmp_path / "first", **{**keys, "training": dataclasses.replace(still, steps=1)})
-    fresh, _ = train_model(dataclasses.replace(recipe, init=None), tmp_path / "fresh", progress=None)
-    assert fresh.config.head["scale"] != one.config.head["scale"]
-    two, _ = train_model(recipe, tmp_path / "second", progress=None)
-    assert two.config.head == one.config.head
+    still = dataclasses.replace(STILL, seed=5)
+    recipe = recipe_of(pictures, tmp_path / "first", **{**keys, "training": still})
+    fresh = run_of(dataclasses.replace(recipe, init=None), tmp_path / "fresh")
+    assert fresh.config.head["scale"] != head["scale"]
+    assert run_of(recipe, tmp_path / "second").config.head == head
     # So does a run that was cut and goes on, without the earlier one.
     shutil.rmtree(tmp_path / "first")
-    more = dataclasses.replace(recipe, training=still)
-    three, _ = train_model(more, tmp_path / "second", resume=True, progress=None)
-    assert three.config.head == one.config.head
+    more = dataclasses.replace(recipe, training=dataclasses.replace(still, steps=2))
+    assert run_of(more, tmp_path / "second", resume=True).config.head == head
+    # A denoiser that went on takes its head along.
     changed = tiny_model(shape=(1, 12, 12))
     lively(changed.network, seed=1)
     mmdgs.save(changed, tmp_path / "other")
-    other = dataclasses.replace(recipe, denoiser=str(tmp_path / "other"), init=str(tmp_path / "second"))
-    fourth, _ = train_model(other, tmp_path / "third", progress=None)  # a denoiser that went on takes its head along
-    assert fourth.config.head == one.config.head | {"denoiser": mmdgs.from_pretrained(tmp_path / "other").digest}
+    places = {"denoiser": str(tmp_path / "other"), "init": str(tmp_path / "second")}
+    third = run_of(dataclasses.replace(recipe, **places), tmp_path / "third")
+    assert third.config.head == head | {"denoiser": mmdgs.load(tmp_path / "other").digest}
 
 
-# --- what the card says -----------------------------------------------------------------------------------------
+# --- what the card says
 
 
-def test_config_and_card_count_the_images_of_all_runs(first: Path, pictures: Path, tmp_path: Path) -> None:
+def test_config_and_card_count_the_images_of_all_runs(
+    first: Path, pictures: Path, tmp_path: Path
+) -> None:
     assert mmdgs.load(first).config.trained_images == 4 * 8
     assert "| images seen in training | 32, in 1 run |" in (first / "README.md").read_text()
     longer = dataclasses.replace(FAST, steps=6, batch_size=5)
-    train_model(recipe_of(pictures, first, training=longer), tmp_path / "second", progress=None)
-    model, _ = train_model(recipe_of(pictures, tmp_path / "second"), tmp_path / "third", progress=None)
-    assert mmdgs.load(tmp_path / "third").config == model.config
-    config = model.config
+    run_of(recipe_of(pictures, first, training=longer), tmp_path / "second")
+    config = run_of(recipe_of(pictures, tmp_path / "second"), tmp_path / "third").config
+    assert mmdgs.load(tmp_path / "third").config == config
     assert config.trained_images == 4 * 8 + 6 * 5 + 4 * 8
-    assert [(one["steps"], one["images"]) for one in config.runs] == [(4, 32), (6, 30), (4, 32)]
+    assert [(run["steps"], run["images"]) for run in config.runs] == [(4, 32), (6, 30), (4, 32)]
     assert "init" not in config.runs[0]
-    digest = mmdgs.from_pretrained(first).digest[:12]
-    assert config.runs[1]["init"] == f"{first.name} ({digest})"
+    init = f"{first.name} ({mmdgs.load(first).digest[:12]})"
+    assert config.runs[1]["init"] == init
     assert f"--init {first.name} " in config.runs[1]["command"]
     card = (tmp_path / "third" / "README.md").read_text()
     assert "| images seen in training | 94, in 3 runs |" in card
-    assert (
-        f"| 2 | 6 | 30 | {config.runs[1]['minutes']:.6g} | {config.runs[1]['device']} | {first.name} ({digest}) |"
-        in card
-    )
-    assert "Each run started from the averaged weights of the one before" in card
+    minutes, device = config.runs[1]["minutes"], config.runs[1]["device"]
+    assert f"| 2 | 6 | 30 | {minutes:.6g} | {device} | {init} |" in card
     # And so does the best of the last run, which may be what goes on.
     best = mmdgs.load(tmp_path / "third" / "best").config
-    assert best.trained_images == 94
+    assert (best.trained_images, len(best.runs)) == (94, 3)
     # They are for others to read: nothing says where on this machine files were.
-    for told in (card, str(config), str(best)):
-        assert str(tmp_path.parent) not in told
-    assert len(best.runs) == 3
+    for text in (card, str(config), str(best)):
+        assert str(tmp_path.parent) not in text
 
 
 def test_a_model_that_says_nothing_of_its_training(pictures: Path, tmp_path: Path) -> None:
-    model = tiny_model("score", shape=(1, 12, 12), options={**tiny_model().config.options, "multipliers": [1]})
-    mmdgs.save(model, tmp_path / "first")
-    found, _ = train_model(recipe_of(pictures, tmp_path / "first"), tmp_path / "second", progress=None)
-    assert found.config.trained_images is None
-    assert [one.get("images") for one in found.config.runs] == [None, 32]
-    assert "| images seen in training | not known, in 2 runs |" in (tmp_path / "second" / "README.md").read_text()
-    again, _ = train_model(recipe_of(pictures, tmp_path / "second"), tmp_path / "third", progress=None)
+    options = {**tiny_model().config.options, "multipliers": [1]}
+    mmdgs.save(tiny_model("score", shape=(1, 12, 12), options=options), tmp_path / "first")
+    config = run_of(recipe_of(pictures, tmp_path / "first"), tmp_path / "second").config
+    assert config.trained_images is None
+    assert [run.get("images") for run in config.runs] == [None, 32]
+    card = (tmp_path / "second" / "README.md").read_text()
+    assert "| images seen in training | not known, in 2 runs |" in card
+    again = run_of(recipe_of(pictures, tmp_path / "second"), tmp_path / "third")
     assert again.config.trained_images is None
 
 
-# --- cut and resumed --------------------------------------------------------------------------------------------
+# --- cut and resumed
 
 
 def test_a_resumed_run_does_not_read_it_again(first: Path, pictures: Path, tmp_path: Path) -> None:
     recipe = recipe_of(pictures, first)
-    whole, _ = train_model(recipe, tmp_path / "whole", progress=None)
+    whole = run_of(recipe, tmp_path / "whole")
     half = dataclasses.replace(recipe, training=dataclasses.replace(FAST, steps=2))
-    train_model(half, tmp_path / "cut", progress=None)
+    run_of(half, tmp_path / "cut")
     shutil.rmtree(first)
-    found, trained = train_model(recipe, tmp_path / "cut", resume=True, progress=None)
-    assert len(trained.losses) == 4
+    resumed = run_of(recipe, tmp_path / "cut", resume=True)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    for key, value in whole.network.state_dict().items():
-        assert torch.equal(found.network.state_dict()[key], value)
-    assert found.config.trained_images == whole.config.trained_images == 64
-    assert found.config.runs[1]["init"] == whole.config.runs[1]["init"]
+    assert_weights(resumed, whole.network.state_dict(), atol=0)
+    assert resumed.config.trained_images == whole.config.trained_images == 64
+    assert resumed.config.runs[1]["init"] == whole.config.runs[1]["init"]
     other = dataclasses.replace(recipe, init=str(tmp_path / "whole"))
-    with pytest.raises(UsageError, match=r"was started with other settings \(init was"):
-        train_model(other, tmp_path / "cut", resume=True, progress=None)
+    with pytest.raises(UsageError, match="init was"):
+        run_of(other, tmp_path / "cut", resume=True)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": {"multipliers": [1], "width": 16}}, "its network.width is 8, and the recipe's 16"),
-        ({"network": {"multipliers": [1, 2]}}, r"its network.multipliers is \[1\], and the recipe's \[1, 2\]"),
-        ({"param": "energy"}, "its param is 'score', and the recipe's 'energy'"),
-        ({"levels": "edm:5", "sigma": None}, "its network.conditional is None, and the recipe's True"),
-        (
-            {"model": "classifier", "network": {}, "param": "classes", "sigma": None},
-            "its network is 'unet', and the recipe's 'classifier'",
-        ),
+        ({"network": {"multipliers": [1], "width": 16}}, "network.width is 8"),
+        ({"param": "energy"}, "'score', and the recipe's 'energy'"),
+        ({"levels": "edm:5", "sigma": None}, "network.conditional"),
+        ({"model": "classifier", "network": {}, "param": "classes", "sigma": None}, "'unet'"),
     ],
 )
 def test_other_architectures_are_refused_by_their_first_difference(
     changes: dict[str, object], message: str, first: Path, pictures: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        train_model(recipe_of(pictures, first, **changes), tmp_path / "second", progress=None)
+        run_of(recipe_of(pictures, first, **changes), tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
 
@@ -251,24 +263,27 @@ def test_colours_are_refused_by_the_tensor(first: Path, tmp_path: Path) -> None:
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "colours" / f"{i:02}.png")
     message = r"first.weight is \(8, 1, 3, 3\), expected \(8, 3, 3, 3\)"
     with pytest.raises(UsageError, match=message):
-        train_model(recipe_of(tmp_path / "colours", first), tmp_path / "second", progress=None)
+        run_of(recipe_of(tmp_path / "colours", first), tmp_path / "second")
 
 
-def test_noise_levels_dropout_and_sizes_may_change(first: Path, pictures: Path, tmp_path: Path) -> None:
+def test_noise_levels_dropout_and_sizes_may_change(
+    first: Path, pictures: Path, tmp_path: Path
+) -> None:
     network = {"multipliers": [1], "dropout": 0.3}
     recipe = recipe_of(pictures, first, sigma=0.3, size=8, network=network, training=STILL)
-    model, _ = train_model(recipe, tmp_path / "second", progress=None)
+    model = run_of(recipe, tmp_path / "second")
     assert model.level == mmdgs.NoiseLevel(sigma=0.3)
     assert model.config.shape == (1, 8, 8)
     assert model.config.options["dropout"] == 0.3
 
 
-# --- on the command line ----------------------------------------------------------------------------------------
+# --- on the command line
 
 
 def words(pictures: Path, out: Path, *more: str) -> list[str]:
-    common = ["train", "--data", str(pictures), "--model", "unet-tiny", "--set", "network.multipliers=[1]"]
-    common += ["--param", "score", "--sigma", "0.5", "--batch-size", "8", "--steps", "4", "--device", "cpu"]
+    common = ["train", "--data", str(pictures), "--model", "unet-tiny", "--device", "cpu"]
+    common += ["--set", "network.multipliers=[1]", "--param", "score", "--sigma", "0.5"]
+    common += ["--batch-size", "8", "--steps", "4"]
     return [*common, "--out", str(out), *more]
 
 

@@ -1,4 +1,6 @@
-"""Denoisers of azula and ours, both ways, and azula's solvers of inverse problems, against closed forms."""
+"""Denoisers of azula and ours, both ways, and azula's solvers of inverse problems, against closed
+forms.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 from toy_models import stand_in_model
 
 import mmdgs
+from experiments import rivals
+from experiments.inverse import ImageDenoiser
 from mmdgs.errors import UsageError
-from mmdgs.lab import rivals
-from mmdgs.lab.inverse import ImageDenoiser
 from mmdgs.models import Model
 from mmdgs.moments import ExactMoments, FullMoments, GivenMoments
 from mmdgs.noise import NoiseLevel
@@ -36,19 +38,27 @@ from azula.sample import DDPMSampler
 
 from mmdgs.interop.azula import from_azula, to_azula
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in torch.func.jvp
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated"
+)  # torch's own, in torch.func.jvp
 
 SHAPE = (1, 4, 4)
 MIXTURE = GaussianMixture(
-    [0.6, 0.4], torch.tensor([[0.5, -0.5], [-1.0, 1.0]], dtype=torch.float64), torch.tensor([0.3, 0.5])
+    [0.6, 0.4],
+    torch.tensor([[0.5, -0.5], [-1.0, 1.0]], dtype=torch.float64),
+    torch.tensor([0.3, 0.5]),
 )
 SCHEDULES = [VPSchedule(), VESchedule(), CosineSchedule(), RectifiedSchedule()]
 
 
 def smooth() -> GaussianMixture:
-    """One Gaussian of 4 x 4 images with neighbours that are alike: linear, so that every solver has a closed form."""
+    """One Gaussian of 4 x 4 images with neighbours that are alike: linear, so that every solver has
+    a closed form.
+    """
     places = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0)).double()
-    covariance = 0.25 * (-0.5 * (torch.cdist(places, places) / 1.5).square()).exp() + 0.01 * torch.eye(16)
+    covariance = 0.25 * (
+        -0.5 * (torch.cdist(places, places) / 1.5).square()
+    ).exp() + 0.01 * torch.eye(16)
     return GaussianMixture([1.0], 0.1 * torch.ones(1, 16, dtype=torch.float64), covariance[None])
 
 
@@ -89,7 +99,10 @@ def test_rows_may_be_at_their_own_times() -> None:
 
 def test_with_moments_it_has_variances() -> None:
     guest = to_azula(MIXTURE.denoiser(), VPSchedule(), moments=ExactMoments(MIXTURE))
-    x_t, t = torch.randn(3, 2, generator=seeded(0), dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    x_t, t = (
+        torch.randn(3, 2, generator=seeded(0), dtype=torch.float64),
+        torch.tensor(0.5, dtype=torch.float64),
+    )
     found = guest(x_t, t)
     alpha, sigma = VPSchedule()(t)
     q = ExactMoments(MIXTURE)(x_t, NoiseLevel(alpha=alpha.item(), sigma=sigma.item()))
@@ -99,7 +112,9 @@ def test_with_moments_it_has_variances() -> None:
 
 
 def test_a_models_values_lie_within_minus_one_and_one() -> None:
-    """x ~ N(0.5, 0.1^2) is u ~ N(0, 0.2^2); the schedule ends at the model's noisiest level, 50 for x and 100 for u."""
+    """x ~ N(0.5, 0.1^2) is u ~ N(0, 0.2^2); the schedule ends at the model's noisiest level, 50 for
+    x and 100 for u.
+    """
     guest = to_azula(toy_model(0.1))
     u_t, t = torch.randn(3, *SHAPE, generator=seeded(0)), torch.tensor(0.6)
     alpha, sigma = (one.item() for one in guest.schedule(t))
@@ -110,12 +125,17 @@ def test_a_models_values_lie_within_minus_one_and_one() -> None:
 
 
 def test_azulas_samplers_sample_ours() -> None:
-    """DDPM's steps with the exact denoiser of u ~ N(0, 0.2^2) are linear: their variance is known, step by step."""
+    """DDPM's steps with the exact denoiser of u ~ N(0, 0.2^2) are linear: their variance is known,
+    step by step.
+    """
     sampler = DDPMSampler(to_azula(toy_model(0.1)), steps=40, silent=True)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         u = sampler(sampler.init((500, *SHAPE)))
-    levels = [tuple(one.item() for one in sampler.denoiser.schedule(t)) for t in sampler.timesteps.double()]
+    levels = [
+        tuple(one.item() for one in sampler.denoiser.schedule(t))
+        for t in sampler.timesteps.double()
+    ]
     variance = levels[0][0] ** 2 + levels[0][1] ** 2
     for (alpha, sigma), (alpha_s, sigma_s) in pairwise(levels):
         gain = alpha * 0.04 / (alpha**2 * 0.04 + sigma**2)
@@ -128,16 +148,26 @@ def test_azulas_samplers_sample_ours() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
 def test_azulas_denoiser_is_ours(schedule: Any) -> None:
-    """Of N(1, 0.3^2), at levels with any alpha; mean and covariance by the Jacobian in closed form."""
-    prior = GaussianDenoiser(torch.ones(2).double(), DiagonalCovariance(torch.tensor([0.09, 0.09]).double()), schedule)
-    prior.forward = lambda x_t, t: _gaussian(x_t, t, schedule)  # azula 0.11.1 calls a property in GaussianDenoiser
+    """Of N(1, 0.3^2), at levels of any alpha; mean and covariance by the Jacobian, closed form."""
+    prior = GaussianDenoiser(
+        torch.ones(2).double(), DiagonalCovariance(torch.tensor([0.09, 0.09]).double()), schedule
+    )
+    prior.forward = lambda x_t, t: _gaussian(
+        x_t, t, schedule
+    )  # azula 0.11.1 calls a property in GaussianDenoiser
     ours = from_azula(prior)
-    for level in (NoiseLevel(0.2), NoiseLevel(alpha=0.5, sigma=0.4), NoiseLevel(alpha=3.0, sigma=7.0)):
+    for level in (
+        NoiseLevel(0.2),
+        NoiseLevel(alpha=0.5, sigma=0.4),
+        NoiseLevel(alpha=3.0, sigma=7.0),
+    ):
         x_t = torch.randn(4, 2, generator=seeded(1), dtype=torch.float64)
         q = FullMoments(ours)(x_t, level)
         gain = level.alpha * 0.09 / (level.alpha**2 * 0.09 + level.sigma**2)
         torch.testing.assert_close(ours(x_t, level), 1 + gain * (x_t - level.alpha))
-        torch.testing.assert_close(q.cov.diagonal(), torch.full((4, 2), gain * level.tweedie, dtype=torch.float64))
+        torch.testing.assert_close(
+            q.cov.diagonal(), torch.full((4, 2), gain * level.tweedie, dtype=torch.float64)
+        )
 
 
 def _gaussian(x_t: Tensor, t: Tensor, schedule: Any) -> DiracPosterior:
@@ -149,11 +179,15 @@ def test_there_and_back() -> None:
     back = from_azula(to_azula(MIXTURE.denoiser()))
     x_t = torch.randn(4, 2, generator=seeded(0), dtype=torch.float64)
     for sigma in (0.01, 0.5, 30.0):
-        torch.testing.assert_close(back(x_t, NoiseLevel(sigma)), MIXTURE.denoiser()(x_t, NoiseLevel(sigma)))
+        torch.testing.assert_close(
+            back(x_t, NoiseLevel(sigma)), MIXTURE.denoiser()(x_t, NoiseLevel(sigma))
+        )
 
 
 def test_bad_input() -> None:
-    with pytest.raises(UsageError, match=r"from sigma / alpha 0.001 to 1000, and .* has 2000; use levels within it"):
+    with pytest.raises(
+        UsageError, match=r"from sigma / alpha 0.001 to 1000, and .* has 2000; use levels within it"
+    ):
         from_azula(to_azula(MIXTURE.denoiser()))(torch.zeros(1, 2), NoiseLevel(2000.0))
     with pytest.raises(UsageError, match="takes a Denoiser of azula with a schedule, got Identity"):
         from_azula(nn.Identity())
@@ -176,7 +210,7 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert scope["images"].shape == scope["q"].mean.shape == (2, 3, 16, 16)
 
 
-# --- azula's solvers --------------------------------------------------------------------------------------------------
+# --- azula's solvers
 
 
 def problem(rows: int, operator: Any, tau: float = 0.1) -> rivals.Problem:
@@ -184,7 +218,9 @@ def problem(rows: int, operator: Any, tau: float = 0.1) -> rivals.Problem:
     x = mixture.sample(rows, generator=seeded(2)).reshape(-1, *SHAPE)
     y = operator(x)
     y = y + tau * torch.randn(y.shape, generator=seeded(3), dtype=y.dtype)
-    return rivals.Problem(rivals.Counted(ImageDenoiser(mixture.denoiser())), y, operator, tau, 100.0)
+    return rivals.Problem(
+        rivals.Counted(ImageDenoiser(mixture.denoiser())), y, operator, tau, 100.0
+    )
 
 
 @pytest.mark.parametrize("operator", [Box(SHAPE, 2), Downsample(SHAPE, 2)], ids=repr)
@@ -196,7 +232,9 @@ def test_mmps_is_given_the_same_levels_units_and_operator(operator: Any) -> None
     t = torch.tensor(0.4, dtype=torch.float64)
     alpha, sigma = (one.item() for one in VPSchedule()(t))
     x_t = torch.randn(3, *SHAPE, generator=seeded(4), dtype=torch.float64)
-    exact = GivenMoments(_Images(smooth()), posed.y, operator, posed.tau)(x_t, NoiseLevel(alpha=alpha, sigma=sigma))
+    exact = GivenMoments(_Images(smooth()), posed.y, operator, posed.tau)(
+        x_t, NoiseLevel(alpha=alpha, sigma=sigma)
+    )
     torch.testing.assert_close(sampler.denoiser(x_t, t).mean, exact.mean, rtol=1e-5, atol=1e-6)
 
 
@@ -215,7 +253,9 @@ class _Images:
     ("name", "setting", "a_step"), [("MMPS", 1, 5), ("MMPS", 4, 11), ("PiGDM", 0, 3), ("DPS", 1, 3)]
 )
 def test_evaluations_are_counted(name: str, setting: float, a_step: int) -> None:
-    """A forward pass is one and a product with the Jacobian two: GMRES has one an iteration, and one is at the end."""
+    """A forward pass is one and a product with the Jacobian two: GMRES has one an iteration, and
+    one is at the end.
+    """
     posed = problem(2, Box(SHAPE, 2))
     posed.draw(name, 6, setting, 0)
     assert posed.counted.cost.evaluations == 6 * a_step
@@ -230,18 +270,22 @@ def test_the_pseudo_inverse_is_the_ridge_estimate() -> None:
 
 
 def test_rows_of_dps_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """azula divides by the norm of the whole batch; here each row has the step that it would have alone."""
+    """azula divides by the norm of the whole batch; here each row has the step that it would have
+    alone.
+    """
     monkeypatch.setattr(torch, "randn_like", lambda x, **_: torch.ones_like(x))
     both = problem(2, Box(SHAPE, 2))
     together = both.draw("DPS", 5, 1.0, 0)
     for i in range(2):
-        one = rivals.Problem(both.counted, both.y[i : i + 1], both.operator, both.tau, both.noisiest)
+        one = rivals.Problem(
+            both.counted, both.y[i : i + 1], both.operator, both.tau, both.noisiest
+        )
         torch.testing.assert_close(one.draw("DPS", 5, 1.0, 0), together[i : i + 1])
 
 
 @pytest.mark.parametrize("name", ["MMPS", "PiGDM", "DPS"])
 def test_a_model_is_restored_in_its_units(name: str) -> None:
-    """x ~ N(0.5, 0.1^2) seen at half of its pixels: draws there are near y, and elsewhere near 0.5."""
+    """x ~ N(0.5, 0.1^2) seen at half of its pixels: draws are near y there, elsewhere near 0.5."""
     model, operator = toy_model(0.1), Box(SHAPE, 2)
     y = operator(torch.full((2, *SHAPE), 0.6))
     draws, evaluations = rivals.restore(name, model, y, operator, 0.02, steps=60, draws=20, seed=1)
@@ -256,9 +300,13 @@ def test_a_model_is_restored_in_its_units(name: str) -> None:
 
 
 def test_mmps_draws_the_posterior_of_a_gaussian() -> None:
-    """With iterations enough for 12 measurements and many steps: the mean and the spread of p(x | y)."""
+    """With iterations enough for 12 measurements and many steps: the mean and the spread of p(x |
+    y).
+    """
     posed = problem(1, Box(SHAPE, 2))
-    rows = rivals.Problem(posed.counted, posed.y.expand(400, *SHAPE), posed.operator, posed.tau, 100.0)
+    rows = rivals.Problem(
+        posed.counted, posed.y.expand(400, *SHAPE), posed.operator, posed.tau, 100.0
+    )
     draws = rows.draw("MMPS", 60, 12, 0)
     exact = smooth().given(posed.y, posed.operator, posed.tau)
     spread = exact.sample(4000, generator=seeded(5)).std(0)[0].reshape(SHAPE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from functools import partial
@@ -14,10 +13,11 @@ import torch
 from test_readme import INTEROP, blocks_of
 from torch import Tensor, nn
 from toy_models import stand_in_model
+from typer.testing import CliRunner
 
 import mmdgs
+from experiments import rivals
 from mmdgs.errors import UsageError
-from mmdgs.lab import rivals
 from mmdgs.models import Model
 from mmdgs.moments import FullMoments
 from mmdgs.noise import NoiseLevel
@@ -34,9 +34,13 @@ pytestmark = [
 
 
 def import_torchvision() -> torch.library.Library | None:
-    """torchvision's wheel beside a CPU build of torch lacks three operators, which nothing here calls: define them."""
+    """torchvision's wheel beside a CPU build of torch lacks three operators, which nothing here
+    calls: define them.
+    """
     try:
-        pytest.importorskip("torchvision", reason="deepinv needs torchvision, which is not installed")
+        pytest.importorskip(
+            "torchvision", reason="deepinv needs torchvision, which is not installed"
+        )
     except RuntimeError:
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]
@@ -44,7 +48,8 @@ def import_torchvision() -> torch.library.Library | None:
         for operator in (
             "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
             "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
+            "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
+            "int pooled_width, "
             "int sampling_ratio, bool aligned) -> Tensor",
         ):
             library.define(operator)
@@ -53,7 +58,9 @@ def import_torchvision() -> torch.library.Library | None:
 
 
 KEPT = import_torchvision()  # a library's operators go with it
-deepinv = pytest.importorskip("deepinv", reason="deepinv is not installed: pip install mmdgs[deepinv]")
+deepinv = pytest.importorskip(
+    "deepinv", reason="deepinv is not installed: pip install mmdgs[deepinv]"
+)
 
 from mmdgs.interop.deepinv import CovarianceFidelity, Restorer, to_deepinv, to_physics  # noqa: E402
 
@@ -115,13 +122,17 @@ def physics_of(tau: float) -> Any:
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_its_physics_goes_into_restore_and_our_restoration_is_its_reconstructor(interval: tuple[float, float]) -> None:
+def test_its_physics_goes_into_restore_and_our_restoration_is_its_reconstructor(
+    interval: tuple[float, float],
+) -> None:
     """The mean of many draws is the posterior mean, and their spread the posterior's."""
     tau, physics, model = 0.05, physics_of(0.05), gaussian_model(interval)
     x = torch.rand(2, *SHAPE, generator=seeded(1))
     y = physics.A(x) + tau * torch.randn(2, *SHAPE, generator=seeded(2)) * physics.mask
     a = torch.diag(physics.mask.flatten())[physics.mask.flatten() > 0]
-    mean, cov = posterior(torch.full((2, D), 0.5), a, tau, y.flatten(1)[:, physics.mask.flatten() > 0])
+    mean, cov = posterior(
+        torch.full((2, D), 0.5), a, tau, y.flatten(1)[:, physics.mask.flatten() > 0]
+    )
     restorer = Restorer(model, covariance=FullMoments(model), steps=12, draws=200, seed=3)
     found = restorer(y, physics)
     assert isinstance(restorer, deepinv.models.Reconstructor)
@@ -130,7 +141,15 @@ def test_its_physics_goes_into_restore_and_our_restoration_is_its_reconstructor(
     restored = restorer.restored(y, physics)
     torch.testing.assert_close(restored.std.flatten(1), spread.expand(2, D), rtol=0.2, atol=0.0)
     direct = mmdgs.restore(
-        model, y, physics, noise=tau, covariance=FullMoments(model), steps=12, draws=200, seed=3, progress=None
+        model,
+        y,
+        physics,
+        noise=tau,
+        covariance=FullMoments(model),
+        steps=12,
+        draws=200,
+        seed=3,
+        progress=None,
     )
     assert torch.equal(restored.draws, direct.draws)
 
@@ -138,23 +157,34 @@ def test_its_physics_goes_into_restore_and_our_restoration_is_its_reconstructor(
 @pytest.mark.parametrize("operator", [Box(SHAPE, 2), Downsample(SHAPE, 2)], ids=repr)
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_our_covariance_is_its_fidelity(operator: Any, interval: tuple[float, float]) -> None:
-    """With the Jacobian as covariance of a Gaussian it is deepinv's own moment matching, solved to the end."""
+    """With the Jacobian as covariance of a Gaussian it is deepinv's own moment matching, solved to
+    the end.
+    """
     model = gaussian_model(interval)
     physics = to_physics(operator, 0.05)
-    x, y = torch.rand(2, *SHAPE, generator=seeded(4)), torch.rand(2, *operator.out_shape, generator=seeded(5))
+    x, y = (
+        torch.rand(2, *SHAPE, generator=seeded(4)),
+        torch.rand(2, *operator.out_shape, generator=seeded(5)),
+    )
     y = operator.known(y)
-    theirs = deepinv.sampling.MomentMatchingDataFidelity(denoiser=to_deepinv(model), cg_max_iter=40, cg_tol=1e-8)
+    theirs = deepinv.sampling.MomentMatchingDataFidelity(
+        denoiser=to_deepinv(model), cg_max_iter=40, cg_tol=1e-8
+    )
     ours = CovarianceFidelity(model, FullMoments(model))
     for sigma in (0.1, 1.0):
         expected, denoised = theirs.grad(x.clone(), y, physics, sigma, get_model_outputs=True)
         found, mean = ours.grad(x.clone(), y, physics, torch.tensor(sigma), get_model_outputs=True)
-        torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3 * expected.abs().max().item())
+        torch.testing.assert_close(
+            found, expected, rtol=2e-3, atol=1e-3 * expected.abs().max().item()
+        )
         torch.testing.assert_close(mean, denoised)
         assert torch.equal(ours.grad(x, y, physics, sigma), found)
 
 
 def test_its_diffusion_samples_with_our_covariance() -> None:
-    """The mean of draws by PosteriorDiffusion is near the posterior mean, with one evaluation a step."""
+    """The mean of draws by PosteriorDiffusion is near the posterior mean, with one evaluation a
+    step.
+    """
     tau, physics, model = 0.05, physics_of(0.05), gaussian_model()
     calls = []
 
@@ -173,15 +203,22 @@ def test_its_diffusion_samples_with_our_covariance() -> None:
     y = (physics.mask * 0.65).expand(64, *SHAPE)
     draws = sampler(y, physics, seed=0).float()
     a = torch.diag(physics.mask.flatten())[physics.mask.flatten() > 0]
-    mean, cov = posterior(torch.full((1, D), 0.5), a, tau, y[:1].flatten(1)[:, physics.mask.flatten() > 0])
+    mean, cov = posterior(
+        torch.full((1, D), 0.5), a, tau, y[:1].flatten(1)[:, physics.mask.flatten() > 0]
+    )
     assert len(calls) == 39
-    assert (draws.flatten(1).mean(0) - mean[0]).abs().max() < 5 * cov.diagonal().max().sqrt() / 8 + 0.01
+    assert (
+        draws.flatten(1).mean(0) - mean[0]
+    ).abs().max() < 5 * cov.diagonal().max().sqrt() / 8 + 0.01
 
 
 def test_an_operator_there_and_back() -> None:
     operator = Downsample(SHAPE, 2)
     back = as_operator(to_physics(operator, 0.1), SHAPE)
-    x, y = torch.rand(2, *SHAPE, generator=seeded(6)), torch.rand(2, *operator.out_shape, generator=seeded(7))
+    x, y = (
+        torch.rand(2, *SHAPE, generator=seeded(6)),
+        torch.rand(2, *operator.out_shape, generator=seeded(7)),
+    )
     torch.testing.assert_close(back(x), operator(x))
     torch.testing.assert_close(back.adjoint(y), operator.adjoint(y))
 
@@ -192,7 +229,12 @@ def test_bad_input() -> None:
         Restorer(model)(torch.zeros(1, *SHAPE), physics)
     fidelity = CovarianceFidelity(model, FullMoments(model))
     with pytest.raises(UsageError, match="one noise level, got 2 different sigmas"):
-        fidelity.grad(torch.zeros(2, *SHAPE), torch.zeros(2, *SHAPE), physics_of(0.1), torch.tensor([0.1, 0.2]))
+        fidelity.grad(
+            torch.zeros(2, *SHAPE),
+            torch.zeros(2, *SHAPE),
+            physics_of(0.1),
+            torch.tensor([0.1, 0.2]),
+        )
     with pytest.raises(UsageError, match="one for each of 2 rows, got 3"):
         to_deepinv(model)(torch.zeros(2, *SHAPE), torch.tensor([0.1, 0.2, 0.3]))
 
@@ -213,40 +255,38 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_benchmark_times_both_on_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments import bench
+
     model = gaussian_model()
-    module = importlib.import_module("mmdgs.lab.bench.restoration")
-    monkeypatch.setattr(module, "load", lambda name: model)
-    monkeypatch.setattr(module, "restore", partial(mmdgs.restore, covariance=FullMoments(model)))
-    (row,) = module.restoration(torch.device("cpu"), operator="sr:2", images=3)
-    assert f"50 steps, {49 * 11 + 1} evaluations" in row.name
-    assert "restore, 25 steps" in row.name
-    assert row.unit == "s/draw"
-    assert min(row.plain, row.ours) > 0
-    assert min(row.plain_psnr, row.psnr) > 15  # the prior's mean has 16.6 dB, a draw of the prior 13.6
-
-
-# --- deepinv's solvers ------------------------------------------------------------------------------------------------
-
-CASES = {  # a setting, and the evaluations of 40 steps
-    "deepinv moment matching": (3, 39 * (1 + 2 * 5) + 1),  # the residual, 3 iterations, the gradient; the last mean
-    "deepinv DPS": (30.0, 39 * 3),  # its own weight of 1 hardly moves draws within 40 steps
-    "deepinv DiffPIR": (7.0, 40),
-    "deepinv DDRM": (0.85, 39),  # without noise there is nothing to evaluate
-}
+    monkeypatch.setattr(bench, "load", lambda name: model)
+    monkeypatch.setattr(bench, "restore", partial(mmdgs.restore, covariance=FullMoments(model)))
+    words = ["restore", "--operator", "sr:2", "--images", "3", "--device", "cpu", "--json", "-q"]
+    result = CliRunner().invoke(bench.app, words)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["rows"]
+    assert f"50 steps, {49 * 11 + 1} evaluations" in row["name"]
+    assert min(row["plain"], row["ours"]) > 0
+    # The prior's mean has 16.6 dB, a draw of the prior 13.6.
+    assert min(row["plain_psnr"], row["psnr"]) > 15
 
 
 @pytest.mark.parametrize("operator", [Box(SHAPE, 2), Downsample(SHAPE, 2)], ids=repr)
-@pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_its_solvers_restore_our_models(name: str, operator: Any, interval: tuple[float, float]) -> None:
-    """Their mean is far nearer to the posterior mean than the prior's is, in [0, 1] units; evaluations are counted."""
+def test_its_moment_matching_restores_our_models(
+    operator: Any, interval: tuple[float, float]
+) -> None:
+    """Its mean is far nearer to the posterior mean than the prior's is, in [0, 1] units;
+    evaluations are counted.
+    """
     a = operator(torch.eye(D).reshape(-1, *SHAPE)).flatten(1).mT
     a = a[a.abs().sum(1) > 0]
     x = 0.5 + torch.linalg.cholesky(covariance()) @ torch.randn(D, generator=seeded(8))
     y = operator(x.reshape(1, *SHAPE))
-    setting, cost = CASES[name]
-    draws, evaluations = rivals.restore(name, gaussian_model(interval), y, operator, 0.02, 40, 60, 1, setting=setting)
-    assert evaluations == cost
+    draws, evaluations = rivals.restore(
+        rivals.MATCHING, gaussian_model(interval), y, operator, 0.02, 40, 60, 1, setting=3
+    )
+    # The residual, 3 iterations and the gradient take 5 products; the last step takes a mean.
+    assert evaluations == 39 * (1 + 2 * 5) + 1
     mean, _ = posterior(torch.full((1, D), 0.5), a, 0.02, (a @ x)[None])
     error, prior = (draws.mean((0, 1)).flatten() - mean[0]).norm(), (0.5 - mean[0]).norm()
     assert error < 0.5 * prior

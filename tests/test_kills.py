@@ -1,4 +1,4 @@
-"""What a kill or a full disk leaves of a write, and of the next one. `make kill` does the same with whole runs."""
+"""What a kill or a full disk leaves of a write, and of the next one (`make kill`: whole runs)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dead(BaseException):
 
 
 class Kills:
-    """Counts operations on files below a folder; from the k-th on none is done any more, clean-up included."""
+    """Counts operations on files below a folder; from the k-th on none is done, no clean-up."""
 
     def __init__(self) -> None:
         self.folder, self.at, self.count = "", 0, 0
@@ -63,7 +63,9 @@ def kills() -> Kills:
 
 def small(width: int = 2) -> Model:
     options = {"width": width, "depth": 1}
-    return Model.build(ModelConfig(network="mlp", param="score", shape=(2,), options=options, sigma=0.5))
+    return Model.build(
+        ModelConfig(network="mlp", param="score", shape=(2,), options=options, sigma=0.5)
+    )
 
 
 @pytest.fixture
@@ -87,11 +89,15 @@ WRITERS: dict[str, Callable[[Path, Path], object]] = {
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def started(name: str, place: Path) -> Path:
-    """A folder to write into, with an older model where one is replaced; `note` is no file of ours."""
+    """A folder to write into, with an older model where one is replaced; `note` is not ours."""
     out = place / "deep" / "out"
     if "over" in name:
         mmdgs.save(small(3), out)
@@ -116,7 +122,8 @@ def test_a_kill_at_any_operation_leaves_a_whole_model_or_none_and_the_next_write
         out = started(name, place)
         with kills.below(place, at):
             write(source, out)
-        if name != "save over another" and out.exists():  # there files are moved one after the other
+        # Into a folder with other files they are moved one after the other.
+        if name != "save over another" and out.exists():
             assert contents(out) in (before, contents(tmp_path / "whole" / "deep" / "out")), at
         write(source, out)
         assert contents(place) == whole, f"operation {at} of {operations}"
@@ -136,30 +143,34 @@ def full_disk(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-@pytest.mark.parametrize("name", ["save", "save over another", "export", "export over another", "convert"])
+@pytest.mark.parametrize(
+    "name", ["save", "save over another", "export", "export over another", "convert"]
+)
 def test_a_full_disk_changes_nothing(name: str, source: Path, tmp_path: Path) -> None:
     out = started(name, tmp_path / "place")
     before = contents(tmp_path / "place")
     for size in (0, 300):
-        with full_disk(size), pytest.raises((OSError, UsageError), match=r"File too large.*out|out: File too large"):
+        with full_disk(size), pytest.raises((OSError, UsageError), match="File too large"):
             WRITERS[name](source, out)
         assert contents(tmp_path / "place") == before
     assert "over" in name or not out.parent.exists()
 
 
 def test_an_error_of_writing_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"No space left.*a\.json") as found, file_written_atomically(tmp_path / "a.json"):
+    path = tmp_path / "a.json"
+    with pytest.raises(OSError, match=r"a\.json") as raised, file_written_atomically(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert found.value.errno == errno.ENOSPC
+    assert raised.value.errno == errno.ENOSPC
     assert not [*tmp_path.iterdir()]
 
 
 def test_two_who_write_the_same_file_or_folder_do_not_meet(tmp_path: Path) -> None:
-    with file_written_atomically(tmp_path / "a") as first, file_written_atomically(tmp_path / "a") as second:
+    a, b = tmp_path / "a", tmp_path / "b"
+    with file_written_atomically(a) as first, file_written_atomically(a) as second:
         first.write(b"first")
         second.write(b"2")
     assert (tmp_path / "a").read_bytes() == b"first"  # the last to end
-    with folder_written_atomically(tmp_path / "b") as one, folder_written_atomically(tmp_path / "b") as other:
+    with folder_written_atomically(b) as one, folder_written_atomically(b) as other:
         (one / "x").write_bytes(b"one")
         (other / "y").write_bytes(b"other")
     assert contents(tmp_path / "b") == {"x": b"one"}
@@ -190,10 +201,10 @@ def test_a_folder_caught_between_two_renames_is_put_back(tmp_path: Path) -> None
 
 
 def test_a_model_in_use_is_replaced_in_all_its_forms(tmp_path: Path) -> None:
-    """Shards over one file, one file over shards: the last one written is read, and nothing of the other stays."""
+    """Shards over one file, one file over shards: nothing of the other stays."""
     model = tiny_model()
     for shard_mb in (None, 0.05, None):
         model.save_pretrained(tmp_path / "m", shard_mb=shard_mb)
-        found = sorted(path.name for path in (tmp_path / "m").glob("*.safetensors"))
-        assert (found == ["model.safetensors"]) is (shard_mb is None)
+        files = sorted(path.name for path in (tmp_path / "m").glob("*.safetensors"))
+        assert (files == ["model.safetensors"]) is (shard_mb is None)
         assert mmdgs.load(tmp_path / "m").digest == model.digest

@@ -17,16 +17,19 @@ from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import CLASSES, Model, ModelConfig
 from mmdgs.moments import IsotropicMoments, SpectralMoments
-from mmdgs.moments.contract import _fitting
+from mmdgs.moments.fitted import _fitting
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
 
 LEVEL = NoiseLevel(sigma=0.5)
-CPU_MESSAGE = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+CPU_MESSAGE = (
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. "
+    "DefaultCPUAllocator: can't allocate memory: you tried"
+)
 
 
 class Hungry:
-    """A denoiser that shrinks, or says that memory is short where it gets more than so many rows."""
+    """A denoiser that shrinks, or says that memory is short for more than so many rows."""
 
     def __init__(self, most: int) -> None:
         self.most, self.tried = most, []
@@ -51,9 +54,16 @@ def images(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no"), RuntimeError(CPU_MESSAGE), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")]
+    "error",
+    [
+        torch.OutOfMemoryError("no"),
+        RuntimeError(CPU_MESSAGE),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ],
 )
-def test_ranges_are_halved_until_they_fit_and_stay_so(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranges_are_halved_until_they_fit_and_stay_so(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     def work(first: int, last: int) -> range:
         if last - first > 3:
             raise error
@@ -67,24 +77,28 @@ def test_ranges_are_halved_until_they_fit_and_stay_so(error: Exception, caplog: 
         "8 rows at a time do not fit in memory; going on with 4",
         "4 rows at a time do not fit in memory; going on with 2",
     ]
-    found = [*batches.over(5, work)]
-    assert found == [range(0, 2), range(2, 4), range(4, 5)]
+    assert [*batches.over(5, work)] == [range(0, 2), range(2, 4), range(4, 5)]
     assert len(caplog.records) == 3
 
 
 @pytest.mark.parametrize(
     ("count", "most", "processes", "size"),
-    [(7, 10, 1, 7), (10, 10, 1, 10), (11, 10, 1, 6), (1_500, 1_493, 1, 750), (1, 10, 4, 1), (1_000, 1_493, 4, 250),
+    [(7, 10, 1, 7), (10, 10, 1, 10), (11, 10, 1, 6), (1_500, 1_493, 1, 750), (1, 10, 4, 1),
+     (1_000, 1_493, 4, 250),
      (41, 10, 2, 7)],
 )  # fmt: skip
-def test_batches_are_alike_and_as_many_for_each_process(count: int, most: int, processes: int, size: int) -> None:
+def test_batches_are_alike_and_as_many_for_each_process(
+    count: int, most: int, processes: int, size: int
+) -> None:
     assert evenly(count, most, processes) == size
     sizes = [min(size, count - first) for first in range(0, count, size)]
     assert max(sizes) <= most
     assert 2 * min(sizes) >= max(sizes)  # one compiled program serves them all
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the sizes differ"), CovarianceTooLargeError("d is too large")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the sizes differ"), CovarianceTooLargeError("d is too large")]
+)
 def test_other_errors_are_left_alone(error: Exception) -> None:
     def work(first: int, last: int) -> None:
         raise error
@@ -94,7 +108,7 @@ def test_other_errors_are_left_alone(error: Exception) -> None:
 
 
 def test_where_not_one_row_fits_there_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match=r"not even one of the examples to fit on fits in memory; use a GPU with more"):
+    with pytest.raises(UsageError, match="not even one of the examples to fit on"):
         IsotropicMoments.fit(Hungry(0), images(4), LEVEL, generator=Streams(0, 4))
 
 
@@ -120,6 +134,7 @@ class HungryFeatures(nn.Module):
 
     def __init__(self, most: int) -> None:
         super().__init__()
+        self.register_buffer("weight", torch.ones(1))  # a model is known by its weights
         self.most = most
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,8 +157,7 @@ def test_features_are_the_same_in_smaller_batches() -> None:
 def test_classes_are_the_same_in_smaller_batches() -> None:
     some = image_set((255 * images(50)).to(torch.uint8), "some")
     config = ModelConfig("classifier", CLASSES, (3, 4, 4), {}, classes=tuple("abcdef"))
-    shares = []
-    for most in (1000, 7):
-        judge = Model.build(config, HungryFeatures(most))
-        shares.append(evaluate(some, some, metrics=["classes"], classifier=judge, progress=None).values["classes"])
-    assert shares[0] == shares[1]
+    options = {"metrics": ["classes"], "progress": None}
+    whole, parts = (Model.build(config, HungryFeatures(most)) for most in (1000, 7))
+    evaluations = [evaluate(some, some, classifier=judge, **options) for judge in (whole, parts)]
+    assert evaluations[0].values["classes"] == evaluations[1].values["classes"]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from image_experiments import performed
 from torch import Tensor
 
-from mmdgs import CLEAN, ExactMoments, Gaussian, Gibbs, KrylovMoments, NoiseLevel
+from experiments import digs
+from mmdgs import CLEAN, Gaussian, Gibbs, KrylovMoments, NoiseLevel
 from mmdgs.errors import NonFiniteError, UsageError
-from mmdgs.lab import Context, Workspace, digs
-from mmdgs.lab.grid import Grid, Results
-from mmdgs.lab.workspace import Part
 from mmdgs.linalg.operators import Dense
+from mmdgs.moments import ExactMoments
 from mmdgs.randomness import seeded
 from mmdgs.samplers import Kernel, MetropolisGibbs, Plan, State, run, single_level_plan
 from mmdgs.targets import GaussianMixture
@@ -26,7 +23,7 @@ TARGET = GaussianMixture(
     torch.tensor([[-1.5, 0.0], [1.5, 1.0]], dtype=torch.float64),
     torch.tensor([[0.3, 0.5], [0.6, 0.2]], dtype=torch.float64),
 )
-CHAINS = 4000
+CHAINS = 2000
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,17 @@ class Wrong:
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, *, generator=None) -> Gaussian:
         q = self.moments(x_t, level)
-        return Gaussian(q.mean + self.shift, Dense.from_matrix(self.factor * q.cov.dense(), x_t.shape[1:]))
+        return Gaussian(
+            q.mean + self.shift, Dense.from_matrix(self.factor * q.cov.dense(), x_t.shape[1:])
+        )
 
 
 def statistics(x: Tensor) -> Tensor:
-    """Numbers of a sample (n, 2): both means, three second moments, the share on the right, a tail."""
+    """Numbers of a sample (n, 2): means, three second moments, the share on the right, a tail."""
     right, far = (x[:, 0] > 0).double(), (x[:, 1] > 1.5).double()
-    return torch.stack([x[:, 0], x[:, 1], x[:, 0] ** 2, x[:, 1] ** 2, x[:, 0] * x[:, 1], right, far])
+    return torch.stack(
+        [x[:, 0], x[:, 1], x[:, 0] ** 2, x[:, 1] ** 2, x[:, 0] * x[:, 1], right, far]
+    )
 
 
 def deviations(x: Tensor) -> Tensor:
@@ -63,7 +64,8 @@ def deviations(x: Tensor) -> Tensor:
 def test_the_target_is_invariant_whatever_the_proposal(factor: float, shift: float) -> None:
     moments = Wrong(ExactMoments(TARGET), factor, shift)
     x0 = TARGET.sample(CHAINS, generator=seeded(1))
-    found = run(single_level_plan(MetropolisGibbs(moments, TARGET.log_prob), LEVEL, steps=20), x0, progress=None)
+    plan = single_level_plan(MetropolisGibbs(moments, TARGET.log_prob), LEVEL, steps=20)
+    found = run(plan, x0, progress=None)
     assert deviations(found.x).max() < 4
     assert 0.02 < found.info["accepted"].mean() < 0.95
 
@@ -73,13 +75,6 @@ def test_the_metropolis_step_is_what_makes_it_so() -> None:
     x0 = TARGET.sample(CHAINS, generator=seeded(1))
     plan = single_level_plan(Gibbs(Wrong(ExactMoments(TARGET), 2.0, -1.0)), LEVEL, steps=20)
     assert deviations(run(plan, x0, progress=None).x).max() > 20
-
-
-def test_it_finds_the_target_from_elsewhere_over_several_levels() -> None:
-    kernel = MetropolisGibbs(ExactMoments(TARGET), TARGET.log_prob)
-    levels = [NoiseLevel(alpha=a, sigma=(1 - a**2) ** 0.5) for a in (0.2, 0.5, 0.8)]
-    plan = Plan.along(kernel, [(level, CLEAN) for level in levels] * 30)
-    assert deviations(run(plan, torch.full((CHAINS, 2), 1.0).double(), progress=None).x).max() < 4
 
 
 def test_an_exact_posterior_is_always_accepted() -> None:
@@ -98,11 +93,11 @@ def test_a_constant_changes_nothing_and_a_step_costs_one_density() -> None:
         return TARGET.log_prob(x) + 1000
 
     x0 = TARGET.sample(50, generator=seeded(0))
-    runs = [
-        run(single_level_plan(MetropolisGibbs(ExactMoments(TARGET), log_density), LEVEL, steps=9), x0, progress=None).x
-        for log_density in (TARGET.log_prob, shifted)
-    ]
-    assert torch.equal(*runs)
+    kernels = (
+        MetropolisGibbs(ExactMoments(TARGET), density) for density in (TARGET.log_prob, shifted)
+    )
+    plans = [single_level_plan(kernel, LEVEL, steps=9) for kernel in kernels]
+    assert torch.equal(*(run(plan, x0, progress=None).x for plan in plans))
     assert calls == [50] * 10
 
 
@@ -111,35 +106,58 @@ def test_a_density_of_zero_is_never_entered() -> None:
         return torch.where(x[:, 0] > 0, TARGET.log_prob(x), -torch.inf)
 
     x0 = torch.full((500, 2), 1.0, dtype=torch.float64)
-    found = run(single_level_plan(MetropolisGibbs(ExactMoments(TARGET), half), LEVEL, steps=20), x0, progress=None)
+    found = run(
+        single_level_plan(MetropolisGibbs(ExactMoments(TARGET), half), LEVEL, steps=20),
+        x0,
+        progress=None,
+    )
     assert (found.x[:, 0] > 0).all()
     assert found.info["accepted"].mean() > 0.1
-    with pytest.raises(NonFiniteError, match=r"chain 0, 1, .*start chains where the density is positive"):
-        run(single_level_plan(MetropolisGibbs(ExactMoments(TARGET), half), LEVEL, steps=1), -x0, progress=None)
+    with pytest.raises(
+        NonFiniteError, match=r"chain 0, 1, .*start chains where the density is positive"
+    ):
+        run(
+            single_level_plan(MetropolisGibbs(ExactMoments(TARGET), half), LEVEL, steps=1),
+            -x0,
+            progress=None,
+        )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_other_densities_that_are_not_finite_are_refused(value: float) -> None:
-    kernel = MetropolisGibbs(ExactMoments(TARGET), lambda x: torch.where(x[:, 0] > 0, x.new_tensor(value), 0.0))
-    with pytest.raises(NonFiniteError, match=r"log density is not finite .*return -inf where the density is zero"):
-        run(single_level_plan(kernel, LEVEL, steps=50), torch.full((8, 2), -1.5).double(), progress=None)
+    kernel = MetropolisGibbs(
+        ExactMoments(TARGET), lambda x: torch.where(x[:, 0] > 0, x.new_tensor(value), 0.0)
+    )
+    with pytest.raises(
+        NonFiniteError, match=r"log density is not finite .*return -inf where the density is zero"
+    ):
+        run(
+            single_level_plan(kernel, LEVEL, steps=50),
+            torch.full((8, 2), -1.5).double(),
+            progress=None,
+        )
 
 
 def test_bad_use_is_refused() -> None:
-    state, kernel = State(torch.zeros(3, 2).double()), MetropolisGibbs(ExactMoments(TARGET), lambda x: x)
+    state, kernel = (
+        State(torch.zeros(3, 2).double()),
+        MetropolisGibbs(ExactMoments(TARGET), lambda x: x),
+    )
     assert isinstance(kernel, Kernel)
     with pytest.raises(ValueError, match=r"must return a tensor \(3,\).*got \(3, 2\)"):
-        kernel.step(state, LEVEL, generator=seeded(0))
-    with pytest.raises(ValueError, match="a step must end there"):
+        kernel.step(state, LEVEL, CLEAN, generator=seeded(0))
+    with pytest.raises(ValueError, match="clean data"):
         kernel.step(state, LEVEL, NoiseLevel(0.1), generator=seeded(0))
     wide = GaussianMixture([0.5, 0.5], torch.eye(2, 40).double(), 1.0)
     krylov = MetropolisGibbs(KrylovMoments(wide.denoiser(), steps=3), wide.log_prob)
-    with pytest.raises(UsageError, match="knows it only nearly"):
-        krylov.step(State(torch.zeros(3, 40).double()), LEVEL, generator=seeded(0))
+    with pytest.raises(UsageError, match="only nearly"):
+        krylov.step(State(torch.zeros(3, 40).double()), LEVEL, CLEAN, generator=seeded(0))
 
 
 def test_moments_by_importance_are_those_of_the_posterior() -> None:
-    """With many points the mean is the exact one, and the covariance too but for the share that is added."""
+    """With many points the mean is the exact one, and the covariance too but for the share that is
+    added.
+    """
     x_t = torch.tensor([[0.2, -0.1], [-1.0, 0.7]], dtype=torch.float64)
     found = digs.ImportanceMoments(TARGET.log_prob, 200_000)(x_t, LEVEL, generator=seeded(0))
     exact = TARGET.posterior(x_t, LEVEL)
@@ -153,28 +171,3 @@ def test_mala_leaves_the_target_as_it_is() -> None:
     found = run(Plan.along(digs.Mala(TARGET, 0.4), [(CLEAN, CLEAN)] * 30), x0, progress=None)
     assert deviations(found.x).max() < 4
     assert 0.3 < found.info["accepted"].mean() < 0.98
-
-
-@pytest.mark.parametrize(
-    ("found", "holds"),
-    [([0.0005, 0.0006, 0.0007], True), ([0.003, 0.0031], False), ([0.0002, 0.0008], None), ([0.0005], None)],
-)
-def test_a_goal_inside_the_interval_is_not_decided(found: list[float], holds: bool | None) -> None:
-    grid = Grid("digs", {(digs.MOMENTS, digs.COLUMN): ()}, lambda cell: Part())
-    results = Results(grid, {(digs.MOMENTS, digs.COLUMN): Part({"mmd": found, "evaluations": 180})})
-    assert digs._goal(results, digs.MOMENTS).holds is holds
-
-
-@pytest.mark.slow
-def test_the_experiment_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digs, "QUICK", digs.DigsSettings(chains=40, states=4, sweeps=3, seeds=2))
-    records, report = performed("digs", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True))
-    found = {one["row"]: one for one in records["chains"]}
-    assert len(found) == 5
-    assert found[digs.LANGEVIN]["evaluations"] == found[digs.IMPORTANCE]["evaluations"] == 3 * 3 * (digs.POINTS + 1)
-    assert min(found[digs.LANGEVIN]["missed"]) > 10 > max(found[digs.MOMENTS]["missed"])
-    tuned = records["mala"]
-    assert tuned["accepted"] == pytest.approx(digs.ACCEPTANCE, abs=0.02)
-    assert len(tuned["tried"]) == digs.HALVINGS
-    assert max(found[digs.MOMENTS]["mmd"]) < 0.2 * min(found[digs.LANGEVIN]["mmd"])
-    assert any("know more than DiGS" in line for line in report.sections[0].text)

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from mmdgs.metrics import extrapolated, interval, jackknife_interval
 from mmdgs.metrics.intervals import student_quantile
 from mmdgs.noise import NoiseLevel
-from mmdgs.samplers.langevin_rates import LARGEST, suggested_rate, variance_factor
+from mmdgs.samplers.langevin import LARGEST, suggested_rate, variance_factor
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 31, 100, 9_999])
@@ -26,7 +26,9 @@ def test_students_quantile(freedom: int, probability: float) -> None:
 def test_the_interval_of_a_mean_and_that_of_the_jackknife_agree() -> None:
     values = [0.3, 1.7, -0.4, 2.2, 0.9]
     mean, half = interval(values)
-    low, high = student.interval(0.95, 4, loc=statistics.mean(values), scale=statistics.stdev(values) / math.sqrt(5))
+    low, high = student.interval(
+        0.95, 4, loc=statistics.mean(values), scale=statistics.stdev(values) / math.sqrt(5)
+    )
     assert (mean - half, mean + half) == pytest.approx((low, high), rel=1e-12)
     # The mean with each value left out: the jackknife of a mean is the plain interval.
     left_out = [(sum(values) - value) / 4 for value in values]
@@ -44,7 +46,9 @@ def test_a_bias_of_one_over_the_count_is_taken_off() -> None:
     assert extrapolated(law(5_000), [law(4_000)] * 5, 1) == law(5_000)
     values = [0.3, 1.7, -0.4, 2.2, 0.9]
     left_out = [statistics.pvariance(values[:i] + values[i + 1 :]) for i in range(5)]
-    assert extrapolated(statistics.pvariance(values), left_out, math.inf) == pytest.approx(statistics.variance(values))
+    assert extrapolated(statistics.pvariance(values), left_out, math.inf) == pytest.approx(
+        statistics.variance(values)
+    )
     assert math.isnan(extrapolated(1.0, [1.0], 2))
 
 

@@ -1,4 +1,6 @@
-"""Operators of measurements: each against its dense matrix, what it says of its structure, and what is refused."""
+"""Operators of measurements: each against its dense matrix, what it says of its structure, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -61,90 +63,80 @@ OPERATORS = operators()
 
 def matrix_of(operator: Operator) -> Tensor:
     """A (m, d), column by column."""
-    basis = torch.eye(math.prod(operator.shape), dtype=torch.float64).reshape(-1, *operator.shape)
-    return operator(basis).flatten(1).mT
+    return operator(basis_of(operator.shape)).flatten(1).mT
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
 def test_the_adjoint_is_the_transpose(operator: Operator) -> None:
     dense = matrix_of(operator)
-    basis = torch.eye(len(dense), dtype=torch.float64).reshape(-1, *operator.out_shape)
-    torch.testing.assert_close(operator.adjoint(basis).flatten(1), dense, rtol=1e-12, atol=1e-12)
+    transposed = operator.adjoint(basis_of(operator.out_shape)).flatten(1)
+    torch.testing.assert_close(transposed, dense, rtol=1e-12, atol=1e-12)
+
+
+def basis_of(shape: torch.Size) -> Tensor:
+    """The unit images of a shape, (numbers, *shape)."""
+    return torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)
+
+
+def in_cosines(operator: Operator, dense: Tensor) -> Tensor:
+    """A (m, d) between the cosines of x and those of y."""
+    rows, columns = (
+        to_cosines(basis_of(shape)).flatten(1) for shape in (operator.shape, operator.out_shape)
+    )
+    return columns.mT @ dense @ rows
+
+
+def assert_diagonal(a: Tensor, v: Tensor, diagonal: Tensor) -> None:
+    """A diag(v) A' is diagonal, and has this diagonal."""
+    whole = torch.einsum("if,bf,jf->bij", a, v.flatten(1), a)
+    expected = torch.diag_embed(diagonal.flatten(1))
+    torch.testing.assert_close(whole, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
 def test_what_an_operator_says_of_its_structure_is_true(operator: Operator) -> None:
     dense = matrix_of(operator)
     v = torch.rand(2, *SHAPE, generator=seeded(1), dtype=torch.float64) + 0.1
-    squares = operator.squares(v)
-    if squares is not None:
-        whole = torch.einsum("id,bd,jd->bij", dense, v.flatten(1), dense)
-        torch.testing.assert_close(torch.diag_embed(squares.flatten(1)), whole, rtol=1e-12, atol=1e-12)
-    gains = operator.cosine_gains(v)
-    if gains is not None:
-        cosines = to_cosines(torch.eye(D, dtype=torch.float64).reshape(D, *SHAPE)).flatten(1)
-        inside = cosines.mT @ dense @ cosines
-        torch.testing.assert_close(inside, torch.diag(gains.flatten()), rtol=1e-10, atol=1e-10)
+    if (squares := operator.squares(v)) is not None:
+        assert_diagonal(dense, v, squares)
+    if (gains := operator.cosine_gains(v)) is not None:
+        expected = torch.diag(gains.flatten())
+        torch.testing.assert_close(in_cosines(operator, dense), expected, rtol=1e-12, atol=1e-12)
         power = operator.cosine_power(v)
-        assert power is not None
         torch.testing.assert_close(power, gains.square(), rtol=1e-10, atol=1e-10)
-    folded = operator.cosine_squares(v)
-    if folded is not None:
-        m = len(dense)
-        rows = to_cosines(torch.eye(D, dtype=torch.float64).reshape(D, *SHAPE)).flatten(1)
-        columns = to_cosines(torch.eye(m, dtype=torch.float64).reshape(m, *operator.out_shape)).flatten(1)
-        a = columns.mT @ dense @ rows
-        inside = torch.einsum("if,bf,jf->bij", a, v.flatten(1), a)
-        torch.testing.assert_close(inside, torch.diag_embed(folded.flatten(1)), rtol=1e-10, atol=1e-10)
-
-
-def test_which_structures_are_known() -> None:
-    like = torch.zeros(1, *SHAPE, dtype=torch.float64)
-    assert {name for name, one in OPERATORS.items() if one.squares(like) is not None} == {
-        *("mask", "box", "crop", "downsample", "gray", "smaller and grey")
-    }
-    assert {name for name, one in OPERATORS.items() if one.cosine_gains(like) is not None} == {"gaussian", "wide"}
-    assert {name for name, one in OPERATORS.items() if one.cosine_squares(like) is not None} == {
-        *("gaussian", "wide", "downsample", "blurred and smaller")
-    }
+    if (folded := operator.cosine_squares(v)) is not None:
+        assert_diagonal(in_cosines(operator, dense), v, folded)
 
 
 @pytest.mark.parametrize(("size", "factor"), [(6, 3), (8, 4), (8, 8), (5, 1)])
 def test_means_over_blocks_fold_cosines(size: int, factor: int) -> None:
-    """Of odd and even factors, down to one mean: S of super-resolution is diagonal in the cosines of y."""
+    """Of odd and even factors, down to one mean: S of super-resolution is diagonal in the cosines
+    of y.
+    """
     operator = Downsample((1, size, 2 * size), factor)
     v = torch.rand(2, 1, size, 2 * size, generator=seeded(1), dtype=torch.float64)
-    seen = operator.adjoint(torch.eye(math.prod(operator.out_shape)).double().reshape(-1, *operator.out_shape))
-    rows = to_cosines(to_cosines(seen).reshape(*operator.out_shape, -1).movedim(-1, 0)).flatten(1)  # (d, m)
-    whole = torch.einsum("fi,bf,fj->bij", rows, v.flatten(1), rows)
-    torch.testing.assert_close(whole, torch.diag_embed(operator.cosine_squares(v).flatten(1)), rtol=1e-12, atol=1e-12)
+    assert_diagonal(in_cosines(operator, matrix_of(operator)), v, operator.cosine_squares(v))
 
 
 def test_a_blur_is_the_convolution() -> None:
     kernel = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.5, 0.3], [0.0, 0.2, 0.0]])
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1
-    found = Blur((1, 5, 5), kernel)(x)[0, 0, 1:4, 1:4]
-    torch.testing.assert_close(found, kernel)
+    torch.testing.assert_close(Blur((1, 5, 5), kernel)(x)[0, 0, 1:4, 1:4], kernel)
     torch.testing.assert_close(Blur.motion(SHAPE, 5).kernel.tensor.sum().item(), 1.0)
     ones = torch.ones(1, *SHAPE)
     torch.testing.assert_close(Blur.gaussian(SHAPE, 2.0)(ones), ones)
 
 
-def test_downsampling_takes_means_and_grey_the_weights() -> None:
-    x = torch.arange(float(D)).reshape(1, *SHAPE)
-    assert Downsample(SHAPE, 2)(x)[0, 0, 0, 0] == x[0, 0, :2, :2].mean()
-    torch.testing.assert_close(Grayscale(SHAPE)(x)[0, 0], 0.299 * x[0, 0] + 0.587 * x[0, 1] + 0.114 * x[0, 2])
-
-
 def test_an_object_with_a_and_its_adjoint_is_taken() -> None:
     physics = SimpleNamespace(
-        A=lambda x: x[..., ::2], A_adjoint=lambda y: torch.zeros(len(y), 6).index_copy(1, torch.tensor([0, 2, 4]), y)
+        A=lambda x: x[..., ::2],
+        A_adjoint=lambda y: torch.zeros(len(y), 6).index_copy(1, torch.tensor([0, 2, 4]), y),
     )
     operator = as_operator(physics, (6,))
     assert operator.out_shape == (3,)
     assert operator.adjoint(torch.ones(1, 3)).tolist() == [[1, 0, 1, 0, 1, 0]]
-    with pytest.raises(ValueError, match="the shape of x is needed"):
+    with pytest.raises(ValueError, match="shape of x"):
         as_operator(physics)
 
 
@@ -152,30 +144,27 @@ def test_an_object_with_a_and_its_adjoint_is_taken() -> None:
     ("make", "says"),
     [
         (lambda: linear(lambda x: x + 1, (4,)), "not linear"),
-        (lambda: linear(lambda x: x.square(), (4,)), "not linear"),
         (lambda: linear(lambda x: x - x.mean(0), (4,)), "mixes the rows"),
-        (lambda: linear(lambda x: x, (4,), adjoint=lambda y: 2 * y), r"adjoint of <lambda> is wrong: <A x, y> ="),
-        (lambda: linear(lambda x: x, (4,), adjoint=lambda y: y[:, :2]), r"must give \(3, 4\), got \(3, 2\)"),
+        (lambda: linear(lambda x: x, (4,), adjoint=lambda y: 2 * y), "is wrong"),
+        (lambda: linear(lambda x: x, (4,), adjoint=lambda y: y[:, :2]), r"\(3, 2\)"),
         (lambda: linear(lambda x: x.sum(), (4,)), "must give real numbers"),
-        (lambda: linear(lambda x: x @ torch.ones(3, 2), (4,)), "cannot be applied to a batch of shape"),
+        (lambda: linear(lambda x: x @ torch.ones(3, 2), (4,)), "cannot be applied"),
         (lambda: linear(lambda x: x / 0, (4,)), "not finite"),
         (lambda: Mask(torch.zeros(4, 6)), "keeps nothing"),
-        (lambda: Mask(torch.ones(5, 6), SHAPE), r"mask's shape \(5, 6\) does not fit x of shape \(3, 4, 6\)"),
+        (lambda: Mask(torch.ones(5, 6), SHAPE), r"\(5, 6\) does not fit"),
         (lambda: Mask(torch.full((4, 6), 0.5)), "0 and 1 alone"),
-        (lambda: Mask.random(SHAPE, 1.5, generator=seeded()), r"must lie in \[0, 1\), got 1.5"),
-        (lambda: Box(SHAPE, 5), "a box of 5 x 5 does not fit into images of 4 x 6"),
+        (lambda: Mask.random(SHAPE, 1.5, generator=seeded()), "got 1.5"),
+        (lambda: Box(SHAPE, 5), "does not fit"),
         (lambda: Crop(SHAPE, 2, left=5), "a crop of 2 x 2 does not fit"),
-        (lambda: Downsample(SHAPE, 3), "divides 4 and 6, got 3"),
-        (lambda: Downsample((4,), 2), r"for images \(channels, height, width\), got shape \(4,\)"),
+        (lambda: Downsample(SHAPE, 3), "4 and 6, got 3"),
         (lambda: Blur(SHAPE, torch.zeros(3, 3)), "not all zero"),
-        (lambda: Blur.gaussian(SHAPE, -1), "must be positive, got -1"),
+        (lambda: Blur.gaussian(SHAPE, -1), "got -1"),
         (lambda: Grayscale(SHAPE, [1.0]), "needs 3 weights"),
-        (lambda: Fourier(SHAPE, torch.ones(3, 3)), "does not fit frequencies"),
+        (lambda: Fourier(SHAPE, torch.ones(3, 3)), "does not fit"),
         (lambda: Matrix(torch.ones(2, 5), SHAPE), "5 columns does not fit"),
         (lambda: compose(Downsample(SHAPE, 2), Box(SHAPE, 2)), "cannot follow"),
-        (lambda: as_operator(Box(SHAPE, 2), (3, 8, 8)), r"does not fit x of shape \(3, 8, 8\)"),
         (lambda: as_operator("blur"), "got str"),
-        (lambda: Box(SHAPE, 2)(torch.ones(1, 3, 4, 4)), r"takes \(B, 3, 4, 6\), got \(1, 3, 4, 4\)"),
+        (lambda: Box(SHAPE, 2)(torch.ones(1, 3, 4, 4)), r"got \(1, 3, 4, 4\)"),
     ],
 )
 def test_what_is_refused(make: object, says: str) -> None:
@@ -191,7 +180,7 @@ def test_measurements_are_checked() -> None:
     y[1, 0, 0, 0] = math.inf
     with pytest.raises(UsageError, match="not finite in row 1"):
         measured(y, box)
-    with pytest.raises(UsageError, match=r"have shape \(B, 3, 4, 6\), got \(2, 3, 4\)"):
+    with pytest.raises(UsageError, match=r"shape \(2, 3, 4\)"):
         measured(torch.zeros(2, 3, 4), box)
     with pytest.raises(UsageError, match=r"floating-point tensor, got torch\.uint8"):
         measured(torch.zeros(2, *SHAPE, dtype=torch.uint8), box)
@@ -200,7 +189,8 @@ def test_measurements_are_checked() -> None:
 def test_noise_is_a_number_one_a_row_or_one_a_measurement() -> None:
     operator, like = Downsample(SHAPE, 2), torch.zeros(2, 3, 2, 3)
     assert noise_variances(0.5, operator, like).shape == (1, 1, 1, 1)
-    assert noise_variances(torch.tensor([0.5, 1.0]), operator, like).flatten().tolist() == [0.25, 1.0]
+    by_row = noise_variances(torch.tensor([0.5, 1.0]), operator, like)
+    assert by_row.flatten().tolist() == [0.25, 1.0]
     assert noise_variances(torch.ones(3, 2, 3), operator, like).shape == (1, 3, 2, 3)
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(UsageError, match="must be positive and finite"):
@@ -221,20 +211,5 @@ def test_noise_is_estimated_on_smooth_images() -> None:
         estimated_noise(y, Mask.random(shape, 0.95, generator=seeded()))
     with pytest.raises(UsageError, match="from images"):
         estimated_noise(torch.ones(1, 5), Matrix(torch.ones(5, 4096), shape))
-    with pytest.raises(UsageError, match="no noise that could be estimated"):
+    with pytest.raises(UsageError, match="no noise"):
         estimated_noise(torch.ones(1, *shape), Box(shape, 16))
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (4, 5), (7, 3)], ids=str)
-def test_a_blur_by_two_lines_is_the_convolution(size: tuple[int, int]) -> None:
-    """A kernel that is a product of lines is applied as matrices: the same numbers, for odd, even and long kernels."""
-    generator = torch.Generator().manual_seed(0)
-    lines = [torch.rand(n, generator=generator, dtype=torch.float64) for n in size]
-    blur = Blur((2, 3, 4), lines[0][:, None] * lines[1])
-    assert blur._lines is not None
-    x = torch.randn(3, 2, 3, 4, generator=generator, dtype=torch.float64)
-    image, back = blur(x), blur.adjoint(x)
-    blur._lines = None
-    torch.testing.assert_close(blur(x), image)
-    torch.testing.assert_close(blur.adjoint(x), back)
-    assert Blur((2, 3, 4), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))._lines is None

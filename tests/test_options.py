@@ -28,7 +28,10 @@ def called(*words: str) -> tuple[dict[str, Any], str]:
     @app.command()
     @options_of(Settings)
     def act(
-        out: Annotated[Path, typer.Option("--out")], *, debug: Annotated[bool, typer.Option("--debug")] = False, **given
+        out: Annotated[Path, typer.Option("--out")],
+        *,
+        debug: Annotated[bool, typer.Option("--debug")] = False,
+        **given,
     ) -> None:
         """What it does."""
         seen.update(given, out=out, debug=debug)
@@ -52,7 +55,10 @@ def test_what_the_fields_refuse(words: list[str]) -> None:
 
 def test_help_has_the_fields_between_the_commands_own_options() -> None:
     _, told = called("--help")
-    places = [told.index(word) for word in ("What it does", "--out", "--steps", "--rate", "--clip", "--debug")]
+    places = [
+        told.index(word)
+        for word in ("What it does", "--out", "--steps", "--rate", "--clip", "--debug")
+    ]
     assert places == sorted(places)
     for words in ("How many.", "How far.", "auto", "--no-clip", "Keep it inside."):
         assert words in told

@@ -1,4 +1,6 @@
-"""The comparison of probes: its Jacobians, its errors by known matrices, and runs with and without a model."""
+"""The comparison of probes: its Jacobians, its errors by known matrices, and runs with and without
+a model.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,53 @@ from pathlib import Path
 import pytest
 import torch
 from image_experiments import performed, pictures_of, resumed
-from nets import tiny_model
+from nets import random_images, tiny_model
+from sizes import unpaint
 from toy_models import many_level_model
 
 import mmdgs
+from experiments import Context, Workspace, probes
+from experiments.probes import DESIGNS, YARDSTICK, ProbeSettings, error_of, jacobian, needed
+from mmdgs.data import ImageSet, image_set
 from mmdgs.errors import UsageError
 from mmdgs.jacobians import mean_and_jacobian
-from mmdgs.lab import Context, Workspace, probes
-from mmdgs.lab.probes import DESIGNS, YARDSTICK, ProbeSettings, error_of, jacobian, needed
 from mmdgs.moments.probes import Rademacher
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import seeded
 
-TINY = ProbeSettings(counts=(2, 10), draws=3, digits=2, ratios=(0.7, 3.0), sampling_steps=2)
+TINY = ProbeSettings(
+    counts=(2, 10), draws=3, digits=2, ratios=(0.7, 3.0), sampling_steps=2,
+    map_images=2, map_probes=(1, 10), lattice_probes=(3,),
+)  # fmt: skip
 LEVEL = NoiseLevel(sigma=0.7)
 
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """Tiny models in the place of MNIST's and of the diffusion model."""
+    """Tiny models and random images in the place of those that ship and of their data."""
     mmdgs.save(tiny_model(), tmp_path / "digits")
     mmdgs.save(many_level_model((3, 4, 4)), tmp_path / "model")
     monkeypatch.setattr(probes, "FULL", TINY)
     monkeypatch.setattr(probes, "DIGITS", str(tmp_path / "digits"))
-    monkeypatch.setattr(probes, "MODEL", str(tmp_path / "nowhere.pth"))
+    mmdgs.save(tiny_model("score", (3, 4, 4), sigma=0.3), tmp_path / "one")
+    monkeypatch.setattr(probes, "ONE_LEVEL", str(tmp_path / "one"))
+
+    def images(name: str, split: str, **options: object) -> ImageSet:
+        shape = mmdgs.load(str(tmp_path / "digits")).shape if name == "mnist" else (3, 4, 4)
+        return image_set(random_images(8, shape), name)
+
+    monkeypatch.setattr(probes, "load_images", images)
+    unpaint(monkeypatch)
     return Context(Workspace(tmp_path / "out"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("rows", [8, 7])
-def test_the_jacobian_is_the_denoisers_whole_or_its_middle(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "ROWS_AT_ONCE", {"cpu": rows, "cuda": rows})  # 7: the last rows are fewer
+def test_the_jacobian_is_the_denoisers_whole_or_its_middle(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        probes, "ROWS_AT_ONCE", {"cpu": rows, "cuda": rows}
+    )  # 7: the last rows are fewer
     model = many_level_model((2, 8, 8))
     x_t = torch.randn(1, 2, 8, 8, generator=seeded(0))
     exact = mean_and_jacobian(model, x_t, LEVEL)[1][0]
@@ -45,13 +64,17 @@ def test_the_jacobian_is_the_denoisers_whole_or_its_middle(rows: int, monkeypatc
     assert torch.allclose(found, exact, atol=1e-6)
     assert not torch.allclose(found, exact.mT, atol=1e-3)
     for side in (3, 4):
-        middle = exact.reshape(2, 8, 8, 2, 8, 8)[:, 2 : 2 + side, 2 : 2 + side, :, 2 : 2 + side, 2 : 2 + side]
+        middle = exact.reshape(2, 8, 8, 2, 8, 8)[
+            :, 2 : 2 + side, 2 : 2 + side, :, 2 : 2 + side, 2 : 2 + side
+        ]
         whole = middle.reshape(2 * side**2, 2 * side**2)
         assert torch.allclose(jacobian(model, x_t, LEVEL, side, ""), whole, atol=1e-6)
 
 
 def test_errors_are_those_of_the_estimator() -> None:
-    """None for a diagonal matrix; for signs at every number the mean square is |J - diag J|_F^2 / S (Bekas et al.)."""
+    """None for a diagonal matrix; for signs at every number the mean square is |J - diag J|_F^2 / S
+    (Bekas et al.).
+    """
     shape = (1, 4, 4)
     for design in DESIGNS.values():  # the filter finds no noise, and rounds
         assert error_of(torch.diag(torch.arange(1.0, 17.0)), shape, design, 2, 400, 0) < 1e-6
@@ -61,7 +84,11 @@ def test_errors_are_those_of_the_estimator() -> None:
     for count in (2, 8):
         # The mean of a norm lies a little below the root of the mean square.
         expected = (off.norm() / matrix.diagonal().norm()).item() / math.sqrt(count)
-        assert 0.85 * expected < error_of(matrix, shape, DESIGNS[YARDSTICK], count, 400, 0) < 1.02 * expected
+        assert (
+            0.85 * expected
+            < error_of(matrix, shape, DESIGNS[YARDSTICK], count, 400, 0)
+            < 1.02 * expected
+        )
 
 
 def test_products_needed_lie_on_the_power_law_between_counts() -> None:
@@ -78,14 +105,23 @@ def test_it_measures_both_models_and_tries_new_designs_without_the_network(
 ) -> None:
     context = resumed(prepared, model=str(tmp_path / "model"))
     records, report = performed("probes", context)
-    places = ["MNIST energy, sigma/alpha 0.5", "diffusion model, sigma/alpha 0.7", "diffusion model, sigma/alpha 3"]
+    places = [
+        "MNIST energy, sigma/alpha 0.5",
+        "diffusion model, sigma/alpha 0.7",
+        "diffusion model, sigma/alpha 3",
+    ]
     keys = [(one["where"], one["row"], one["products"]) for one in records["probes"]]
     assert keys == [(where, row, n) for where in places for row in DESIGNS for n in TINY.counts]
-    assert all(len(one["error"]) == (2 if one["where"] == places[0] else 1) for one in records["probes"])
-    assert pictures_of(context) == {"probes"}
+    assert all(
+        len(one["error"]) == (2 if one["where"] == places[0] else 1) for one in records["probes"]
+    )
+    assert pictures_of(context) == {"probes", "cifar10_maps"}
     products, *errors = report.sections[0].tables
     assert [row[1:] for row in products.rows if row[0] == YARDSTICK] == [["10"] * 3]
     assert [len(table.rows) for table in errors] == [len(DESIGNS)] * 3
+
+    errors = records["maps"]["errors"]
+    assert set(errors) == {"Rademacher, 1", "Rademacher, 10", "lattice, 3", probes.ONE}
 
     monkeypatch.setattr(probes, "jacobian", None)  # the network is not asked again
     monkeypatch.setattr(probes, "generate", None)
@@ -98,16 +134,6 @@ def test_it_measures_both_models_and_tries_new_designs_without_the_network(
     assert new == same  # the same design and the same signs
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_without_a_diffusion_model_mnist_is_measured_and_the_page_says_why(quick: bool, prepared: Context) -> None:
-    records, report = performed("probes", resumed(prepared, quick=quick))
-    text = " ".join(report.sections[0].text)
-    assert ("where --model names one" if quick else "there is no checkpoint") in text
-    assert "MNIST only" in text
-    assert len(report.sections[0].tables) == 2
-    assert records["settings"]["model"] is None
-
-
 def test_a_model_of_one_level_is_refused_by_name(prepared: Context, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--model must be a model of many noise levels, and .*digits was trained at"):
+    with pytest.raises(UsageError, match="digits"):
         probes.run(resumed(prepared, quick=True, model=str(tmp_path / "digits")))

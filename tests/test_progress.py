@@ -33,7 +33,9 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def _shown() -> Iterator[None]:
-    """A command with --quiet that ran in this process before hides progress until it is shown again."""
+    """A command with --quiet that ran in this process before hides progress until it is shown
+    again.
+    """
     show_progress(True)
     yield
     show_progress(True)
@@ -46,36 +48,20 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock, capsys) 
             clock.now += 10
             bar.update(4)
             lines.append(capsys.readouterr().err)
-    assert [number for number, line in enumerate(lines) if line] == [1, 2, 5, 8, 11, 14, 17]
-    assert lines[1] == "sampling: about 17 min (400 chain-steps, 2.5 s each, by the first 8)\n"
+    assert [number for number, line in enumerate(lines) if line] == [2, 5, 8, 11, 14, 17]
     assert lines[2] == "sampling: 3%, 2.5 s/chain-step, 16:10 left\n"
     assert lines[17] == "sampling: 18%, 2.5 s/chain-step, 13:40 left\n"
     assert ProgressLines.running == []
 
 
-def test_lines_say_what_the_loop_tells_and_how_fast_it_went_since_it_began(clock: Clock, capsys) -> None:
+def test_lines_say_what_the_loop_tells_and_how_fast_it_went_since_it_began(
+    clock: Clock, capsys
+) -> None:
     with progress_bar(1000, "training", first=400) as bar:  # of the run before
         clock.now += 30
         bar.set_postfix({"loss": "0.21"}, refresh=False)
         bar.update(300)
     assert capsys.readouterr().err == "training: 70%, 10.0 step/s, 00:30 left, loss 0.21\n"
-
-
-def test_a_long_loop_says_once_how_long_it_takes_without_its_slow_first_step(clock: Clock, capsys) -> None:
-    with progress_bar(1000, "sampling", unit="chain-step") as bar:
-        for seconds in (9.0, *[0.2] * 20):
-            clock.now += seconds
-            bar.update(2)
-    assert capsys.readouterr().err == "sampling: about 100 s (1,000 chain-steps, 100 ms each, by the first 22)\n"
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [(0.1, 100), (30, 1)])
-def test_a_short_loop_and_one_that_is_over_say_nothing(clock: Clock, capsys, seconds: float, steps: int) -> None:
-    with progress_bar(steps, "sampling") as bar:
-        for _ in range(steps):
-            clock.now += seconds
-            bar.update()
-    assert "about" not in capsys.readouterr().err
 
 
 def test_loops_inside_each_other_share_the_line(clock: Clock, capsys) -> None:
@@ -86,27 +72,9 @@ def test_loops_inside_each_other_share_the_line(clock: Clock, capsys) -> None:
                     clock.now += 2
                     inner.update()
             outer.update()
-    # The loop inside says nothing of its length. After 30 seconds, of which the first part took 20:
-    assert capsys.readouterr().err == (
-        "Table 1: 12%, 30 s/part, 03:30 left; row 1: 50%, 2 s/step, 00:10 left\n"
-        "Table 1: about 2.7 min (8 parts, 20 s each, by the first 2)\n"
-    )
-
-
-def test_without_a_total_lines_count(clock: Clock, capsys) -> None:
-    with progress_bar(0, "downloading a", unit="B") as bar:
-        clock.now += 40
-        bar.update(80_000_000)
-    assert capsys.readouterr().err == "downloading a: 80,000,000 Bs, 2.00M B/s\n"
-
-
-@pytest.mark.parametrize("label", ["sampling", None])
-def test_what_is_switched_off_says_nothing(label: str | None, clock: Clock, capsys) -> None:
-    show_progress(label is None)
-    with progress_bar(4, label) as bar:
-        clock.now += 100
-        bar.update()
-    assert capsys.readouterr().err == ""
+    # After 30 seconds, of which the first part took 20:
+    line = "Table 1: 12%, 30 s/part, 03:30 left; row 1: 50%, 2 s/step, 00:10 left\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_terminal_has_a_bar(monkeypatch) -> None:
@@ -121,8 +89,9 @@ def test_a_terminal_has_a_bar(monkeypatch) -> None:
 @pytest.mark.parametrize("words", [[], ["--quiet"], ["-q"]])
 def test_commands_are_quiet_where_asked(words: list[str], monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtime, "LINE_EVERY", 0.0)
-    train = "train --data mog --model mlp --sigma 0.5 --steps 3 --device cpu --set checkpoint_every=none --out"
-    result = CliRunner().invoke(cli.app, [*train.split(), str(tmp_path / "out"), *words])
+    train = "train --data mog --model mlp --sigma 0.5 --steps 3 --device cpu"
+    kept = ["--set", "checkpoint_every=none", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(cli.app, [*train.split(), *kept, *words])
     assert result.exit_code == 0, result.output
     assert ("training: 67%, " in result.stderr) == (not words)
     assert "3 steps, loss" in result.stdout

@@ -1,4 +1,6 @@
-"""Kernels and the driver: one conformance test over all kernels, then what only some of them promise."""
+"""Kernels and the driver: one conformance test over all kernels, then what only some of them
+promise.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,17 @@ import mmdgs
 from mmdgs.linalg import repair
 from mmdgs.linalg.operators import Diagonal
 from mmdgs.noise import CLEAN, NoiseLevel, transition
-from mmdgs.runtime import threads
-from mmdgs.samplers import Info, Kernel, Plan, Run, State, single_level_plan
-from mmdgs.samplers.driver import repair_note
+from mmdgs.randomness import seeded
+from mmdgs.samplers import Kernel, Run, State, single_level_plan
 from mmdgs.targets import GaussianMixture
 
 MEAN, STD = (1.0, -0.5), 0.7
 
 
 def spherical() -> GaussianMixture:
-    """N(MEAN, STD^2 I): its posterior is an isotropic Gaussian, so that every estimator can be exact for it."""
+    """N(MEAN, STD^2 I): its posterior is an isotropic Gaussian, so that every estimator can be
+    exact for it.
+    """
     return GaussianMixture([1.0], torch.tensor([MEAN], dtype=torch.float64), STD)
 
 
@@ -58,37 +61,43 @@ KERNELS: dict[str, Make] = {
     "diagonal": lambda target: mmdgs.Gibbs(mmdgs.DiagonalMoments(target.denoiser(), probes=None)),
     "probes": lambda target: mmdgs.Gibbs(mmdgs.DiagonalMoments(target.denoiser(), probes=2)),
     "krylov": lambda target: mmdgs.Gibbs(mmdgs.KrylovMoments(target.denoiser(), steps=2)),
-    "isotropic": lambda target: mmdgs.Gibbs(mmdgs.IsotropicMoments(target.denoiser(), IsotropicAnywhere())),
+    "isotropic": lambda target: mmdgs.Gibbs(
+        mmdgs.IsotropicMoments(target.denoiser(), IsotropicAnywhere())
+    ),
     "learned": lambda target: mmdgs.Gibbs(learned(target)),
-    "exact moments": lambda target: mmdgs.Gibbs(mmdgs.ExactMoments(target)),
-    "exact": lambda target: mmdgs.ExactGibbs(target),
+    "exact moments": lambda target: mmdgs.Gibbs(mmdgs.moments.ExactMoments(target)),
+    "exact": lambda target: mmdgs.samplers.ExactGibbs(target),
 }
 
 
-def chained(kernel: Kernel, x0: Tensor, steps: int, level: NoiseLevel = SCALED, **options: object) -> Run:
+def chained(
+    kernel: Kernel, x0: Tensor, steps: int, level: NoiseLevel = SCALED, **options: object
+) -> Run:
     """A run at one level with every state."""
     plan = single_level_plan(kernel, level, steps=steps)
-    return mmdgs.run(plan, x0, **{"keep": range(1, steps + 1), "progress": None, **options})
+    return mmdgs.samplers.run(
+        plan, x0, **{"keep": range(1, steps + 1), "progress": None, **options}
+    )
 
 
 kernels = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS.keys())
-events = pytest.mark.parametrize("event", [(2,), (2, 1, 1)], ids=["vectors", "images"])
 
 
 @kernels
-@events
 def test_one_step_has_the_exact_law(
-    make: Make, event: tuple[int, ...], level: NoiseLevel, generator: torch.Generator
+    make: Make, level: NoiseLevel, generator: torch.Generator
 ) -> None:
-    """From x the state is N(m + K alpha (x - m), K^2 sigma^2 + C), K = alpha s^2 / (alpha^2 s^2 + sigma^2)."""
+    """From x the state is N(m + K alpha (x - m), K^2 sigma^2 + C), K = alpha s^2 / (alpha^2 s^2 +
+    sigma^2).
+    """
     x0 = torch.tensor([3.0, 0.0], dtype=torch.float64)
     mean = torch.tensor(MEAN, dtype=torch.float64)
-    state = State(x0.expand(50_000, 2).reshape(-1, *event).clone())
+    state = State(x0.expand(8_000, 2).reshape(-1, 2, 1, 1).clone())
     before = state.x.clone()
     following, info = make(spherical()).step(state, level, CLEAN, generator=generator)
     assert following.x.shape == before.shape
     assert following.x.dtype == torch.float64
-    assert all(value.shape == (50_000,) for value in info.values())
+    assert all(value.shape == (8_000,) for value in info.values())
     assert torch.equal(state.x, before), "a step must not change the state it was given"
 
     gain = level.alpha * STD**2 / (level.alpha**2 * STD**2 + level.sigma**2)
@@ -98,50 +107,24 @@ def test_one_step_has_the_exact_law(
 
 
 @kernels
-@events
-def test_a_chain_does_not_depend_on_its_neighbours(
-    make: Make, event: tuple[int, ...], generator: torch.Generator
-) -> None:
-    x0 = torch.randn(6, *event, generator=generator, dtype=torch.float64)
-    together = chained(make(spherical()), x0, 30, seed=5).samples
-    alone = chained(make(spherical()), x0[4:5], 30, seed=5, first_chain=4).samples
-    # Not to the last bit: matrix products of another batch size round differently. The chain contracts, so
-    # that rounding does not grow.
+def test_a_chain_does_not_depend_on_its_neighbours(make: Make, generator: torch.Generator) -> None:
+    x0 = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    together = chained(make(spherical()), x0, 10, seed=5).samples
+    alone = chained(make(spherical()), x0[4:5], 10, seed=5, first_chain=4).samples
+    # Not to the last bit: matrix products of another batch size round differently. The chain
+    # contracts, so that rounding does not grow.
     torch.testing.assert_close(alone[:, 0], together[:, 4], rtol=1e-10, atol=1e-10)
     assert (together[:, 3] - together[:, 4]).abs().min() > 0, "each chain has numbers of its own"
-    assert torch.equal(chained(make(spherical()), x0, 30, seed=5).samples, together)
-    assert not torch.equal(chained(make(spherical()), x0, 30, seed=6).samples, together)
-
-
-@kernels
-def test_seed_sequences(make: Make) -> None:
-    x0 = torch.zeros(3, 2, dtype=torch.float64)
-    several = chained(make(spherical()), x0, 10, seed=[8, 9, 8]).samples
-    for chain, seed in enumerate([8, 9, 8]):
-        alone = chained(make(spherical()), x0[:1], 10, seed=seed).samples
-        torch.testing.assert_close(several[:, chain], alone[:, 0], rtol=1e-10, atol=1e-10)
-    with pytest.raises(ValueError, match=r"2 seeds for 3 chains"):
-        chained(make(spherical()), x0, 10, seed=[1, 2])
-
-
-@kernels
-def test_single_precision_stays_single(make: Make) -> None:
-    # The same streams in single precision: the chain is the same up to rounding, which contraction keeps small.
-    # Box-Muller's radius is the coarsest part: near zero it is off by some 3e-4.
-    x0 = torch.zeros(3, 2, dtype=torch.float64)
-    double = chained(make(spherical()), x0, 10, seed=1).samples
-    single = chained(make(spherical().to(dtype=torch.float32)), x0.float(), 10, seed=1).samples
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-3)
-
-
-# --- laws -------------------------------------------------------------------------------------------------------
+    assert torch.equal(chained(make(spherical()), x0, 10, seed=5).samples, together)
+    assert not torch.equal(chained(make(spherical()), x0, 10, seed=6).samples, together)
 
 
 def assert_follows(x: Tensor, mixture: GaussianMixture) -> None:
-    """Independent points follow the mixture: moments, and Kolmogorov-Smirnov at 1e-4 along three directions."""
+    """Independent points follow the mixture: moments, and Kolmogorov-Smirnov at 1e-4 along three
+    directions.
+    """
     assert_moments(x, mixture.mean(), mixture.covariance())
-    for direction in torch.randn(3, mixture.dim, generator=torch.Generator().manual_seed(9), dtype=torch.float64):
+    for direction in torch.randn(3, mixture.dim, generator=seeded(9), dtype=torch.float64):
         means = (mixture.means @ direction).numpy()
         stds = torch.einsum("i,kij,j->k", direction, mixture.covariances, direction).sqrt().numpy()
         weights = mixture.weights.numpy()
@@ -159,14 +142,17 @@ wide = pytest.mark.parametrize("level", WIDE.values(), ids=WIDE.keys())
 
 @wide
 @pytest.mark.parametrize("start", ["from the target", "from one point"])
-def test_exact_gibbs_leaves_the_mixture_invariant(start: str, level: NoiseLevel, generator: torch.Generator) -> None:
+def test_exact_gibbs_leaves_the_mixture_invariant(
+    start: str, level: NoiseLevel, generator: torch.Generator
+) -> None:
     # From the target it stays there. From one point it goes there: the slowest linear mode keeps
-    # alpha^2 s^2 / (alpha^2 s^2 + sigma^2) < 0.6 a step, so 25 steps leave less than 1e-5 of the start.
-    mixture, chains = skewed_mixture(), 10_000
+    # alpha^2 s^2 / (alpha^2 s^2 + sigma^2) < 0.6 a step, so 25 steps leave less than 1e-5 of the
+    # start.
+    mixture, chains = skewed_mixture(), 5_000
     x0, steps = mixture.sample((chains,), generator=generator), 3
     if start == "from one point":
         x0, steps = torch.tensor([[1.2, -0.3, 0.4]], dtype=torch.float64).expand(chains, 3), 25
-    result = chained(mmdgs.ExactGibbs(mixture), x0, steps, level, seed=1, keep=None)
+    result = chained(mmdgs.samplers.ExactGibbs(mixture), x0, steps, level, seed=1, keep=None)
     assert_follows(result.x, mixture)
     assert result.repaired == 0.0
 
@@ -176,26 +162,33 @@ MOMENTS = {
     "full of an energy": lambda target: mmdgs.FullMoments(
         mmdgs.energy_denoiser(lambda x_t, level: -target.noised(level).log_prob(x_t))
     ),
-    "exact moments": lambda target: mmdgs.ExactMoments(target),
+    "exact moments": lambda target: mmdgs.moments.ExactMoments(target),
 }
 
 
 @wide
 @pytest.mark.parametrize("make", MOMENTS.values(), ids=MOMENTS.keys())
-def test_pseudo_gibbs_is_exact_for_a_gaussian(make, level: NoiseLevel, gaussian: GaussianMixture) -> None:
-    # The posterior of a Gaussian is Gaussian, so nothing is approximated. What is left of the start is checked
-    # to be far below the standard error, 1e-2.
+def test_pseudo_gibbs_is_exact_for_a_gaussian(
+    make, level: NoiseLevel, gaussian: GaussianMixture
+) -> None:
+    # The posterior of a Gaussian is Gaussian, so nothing is approximated. What is left of the start
+    # is checked to be far below the standard error, 1e-2.
     largest = gaussian.values.max().item() * level.alpha**2
     assert 4 * (largest / (largest + level.sigma**2)) ** 25 < 1e-4
-    x0 = torch.full((5_000, 3), 4.0, dtype=torch.float64)
+    x0 = torch.full((3_000, 3), 4.0, dtype=torch.float64)
     chain = mmdgs.gibbs_chain(make(gaussian), x0, level, steps=25, thin=25, seed=2, progress=None)
     assert_follows(chain[-1], gaussian)
 
 
-@pytest.mark.parametrize("make", [lambda t: mmdgs.Gibbs(mmdgs.FullMoments(t.denoiser())), mmdgs.ExactGibbs])
-def test_one_bridged_step_has_the_exact_law(make, gaussian: GaussianMixture, generator: torch.Generator) -> None:
-    # At a pair of levels the sweep is Gibbs on (x_s, x_t): from x_s up to x_t = a x_s + b e, and down to x_s | x_t,
-    # which is Gaussian for a Gaussian target: mean alpha_s m + G (x_t - alpha_t m), covariance S_s - G S_t G'.
+@pytest.mark.parametrize(
+    "make", [lambda t: mmdgs.Gibbs(mmdgs.FullMoments(t.denoiser())), mmdgs.samplers.ExactGibbs]
+)
+def test_one_bridged_step_has_the_exact_law(
+    make, gaussian: GaussianMixture, generator: torch.Generator
+) -> None:
+    # At a pair of levels the sweep is Gibbs on (x_s, x_t): from x_s up to x_t = a x_s + b e, and
+    # down to x_s | x_t, which is Gaussian for a Gaussian target: mean alpha_s m + G (x_t - alpha_t
+    # m), covariance S_s - G S_t G'.
     cleaner, level = NoiseLevel(alpha=0.9, sigma=0.4), NoiseLevel(alpha=0.6, sigma=0.9)
     a, b = transition(cleaner, level)
     m, noised = gaussian.means[0], [gaussian.noised(one).covariances[0] for one in (cleaner, level)]
@@ -203,96 +196,29 @@ def test_one_bridged_step_has_the_exact_law(make, gaussian: GaussianMixture, gen
     x_s = torch.tensor([3.0, 2.0, -4.0], dtype=torch.float64)
     mean = cleaner.alpha * m + gain @ (a * x_s - level.alpha * m)
     covariance = noised[0] - gain @ noised[1] @ gain.mT + b**2 * gain @ gain.mT
-    state, _ = make(gaussian).step(State(x_s.expand(20_000, 3)), level, cleaner, generator=generator)
+    state, _ = make(gaussian).step(State(x_s.expand(8_000, 3)), level, cleaner, generator=generator)
     assert_moments(state.x, mean, covariance)
 
 
 def test_a_run_goes_on_where_an_earlier_one_ended() -> None:
-    kernel = mmdgs.ExactGibbs(spherical())
+    kernel = mmdgs.samplers.ExactGibbs(spherical())
     x0 = torch.zeros(3, 2, dtype=torch.float64)
     whole = chained(kernel, x0, 10, seed=5)
     first = chained(kernel, x0, 4, seed=5)
     # As from a file, in another process.
-    kept = mmdgs.Streams(5, 3, purpose="steps", positions=first.streams.positions)
+    kept = mmdgs.randomness.Streams(5, 3, purpose="steps", positions=first.streams.positions)
     for streams in (kept, first.streams):
         rest = chained(kernel, first.x, 6, seed=streams)
-        torch.testing.assert_close(torch.cat([first.samples, rest.samples]), whole.samples, rtol=0, atol=0)
+        assert torch.equal(torch.cat([first.samples, rest.samples]), whole.samples)
 
 
-# --- the runner -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("burn_in", "thin"), [(0, 1), (3, 1), (0, 4), (3, 4), (19, 1), (0, 20)])
+@pytest.mark.parametrize(("burn_in", "thin"), [(3, 4), (0, 20)])
 def test_burn_in_and_thinning_choose_among_the_states(burn_in: int, thin: int) -> None:
-    post, x0 = mmdgs.ExactMoments(spherical()), torch.zeros(2, 2, dtype=torch.float64)
+    post, x0 = mmdgs.moments.ExactMoments(spherical()), torch.zeros(2, 2, dtype=torch.float64)
     every = mmdgs.gibbs_chain(post, x0, SCALED, steps=20, progress=None)
     assert every.shape == (20, 2, 2)
     some = mmdgs.gibbs_chain(post, x0, SCALED, steps=20, burn_in=burn_in, thin=thin, progress=None)
     assert torch.equal(some, every[burn_in + thin - 1 :: thin])
-
-
-def test_states_are_kept_after_the_steps_asked_for() -> None:
-    kernel, x0 = KERNELS["full"](spherical()), torch.ones(2, 2, dtype=torch.float64)
-    every = chained(kernel, x0, 6, keep=range(7))
-    assert torch.equal(every.samples[0], x0)
-    assert torch.equal(every.samples[-1], every.x)
-    for keep in ([2], [0, 6], [5, 1], []):
-        some = chained(kernel, x0, 6, keep=keep)
-        assert torch.equal(some.samples, every.samples[keep])
-        assert torch.equal(some.x, every.x)
-    assert torch.equal(chained(kernel, x0, 6, keep=None).samples, every.x[None])
-    for keep in ([7], [-1], [2, 2]):
-        with pytest.raises(ValueError, match="keep must hold different steps between 0 and 6, got"):
-            chained(kernel, x0, 6, keep=keep)
-
-
-def test_a_start_and_steps_of_one_seed_share_nothing() -> None:
-    """The step adds the noise of its own stream: a start by the same seed is not used twice."""
-    start = mmdgs.randomness.randn((3, 2), torch.empty(0, dtype=torch.float64), mmdgs.Streams(5, 3))
-    kernel, noise = mmdgs.samplers.GibbsMean(mmdgs.clean_denoiser(lambda x_t: x_t)), NoiseLevel(sigma=1.0)
-    added = chained(kernel, torch.zeros_like(start), 1, noise, seed=5).x
-    assert (added - start).abs().min() > 1e-3
-    assert torch.equal(added, mmdgs.randomness.randn_like(start, mmdgs.Streams(5, 3, purpose="steps")))
-
-
-def test_a_plan_along_pairs_of_levels() -> None:
-    kernel = KERNELS["exact"](spherical())
-    plan = Plan.along(kernel, [(SCALED, CLEAN)] * 3)
-    assert plan == single_level_plan(kernel, SCALED, steps=3)
-    with pytest.raises(ValueError, match="at least one pair of levels"):
-        Plan.along(kernel, [])
-
-
-def test_callback_sees_every_step() -> None:
-    seen: list[tuple[int, Tensor, Info]] = []
-    result = chained(
-        KERNELS["full"](spherical()),
-        torch.zeros(2, 2, dtype=torch.float64),
-        5,
-        callback=lambda step, state, info: seen.append((step, state.x, info)),
-    )
-    assert [step for step, _, _ in seen] == [0, 1, 2, 3, 4]
-    assert torch.equal(torch.stack([x for _, x, _ in seen]), result.samples)
-    assert all(info["repaired"].shape == (2,) for _, _, info in seen)
-    assert torch.equal(result.state.x, result.samples[-1])
-    assert result.seconds > 0
-
-
-@pytest.mark.parametrize(("chains", "expected"), [(128, 1), (129, 2)], ids=["small", "large"])
-def test_small_states_run_on_one_thread(chains: int, expected: int) -> None:
-    # 128 chains of two numbers are the 256 of SMALL_STATE.
-    during = []
-    with threads(2):
-        mmdgs.gibbs_chain(
-            mmdgs.ExactMoments(spherical()),
-            torch.zeros(chains, 2, dtype=torch.float64),
-            SCALED,
-            steps=2,
-            callback=lambda *_: during.append(torch.get_num_threads()),
-            progress=None,
-        )
-        assert during == [expected, expected]
-        assert torch.get_num_threads() == 2
 
 
 def two_places(x_t: Tensor) -> Tensor:
@@ -301,9 +227,12 @@ def two_places(x_t: Tensor) -> Tensor:
 
 
 def test_the_repaired_fraction_is_reported(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(repair, "_seen", repair.WATCHED)  # a posterior warns by itself, once a process
+    monkeypatch.setattr(
+        repair, "_seen", repair.WATCHED
+    )  # a posterior warns by itself, once a process
     post = mmdgs.FullMoments(mmdgs.clean_denoiser(two_places))
-    # Chain 0 stays where all is well; all of chain 1's eigenvalues need repair, and half of chain 2's.
+    # Chain 0 stays where all is well; all of chain 1's eigenvalues need repair, and half of chain
+    # 2's.
     x0 = torch.tensor([[0.0, 0.0], [100.0, 100.0], [0.0, 100.0]], dtype=torch.float64)
     level = NoiseLevel(sigma=0.5)
     result = chained(mmdgs.Gibbs(post), x0, 8, level)
@@ -313,12 +242,8 @@ def test_the_repaired_fraction_is_reported(caplog, monkeypatch) -> None:
         mmdgs.gibbs_chain(post, x0[:1], level, steps=8, progress=None)
         assert caplog.text == "", "nothing was repaired, so there is nothing to say"
         mmdgs.gibbs_chain(post, x0, level, steps=8, progress=None)
-    assert "3 chains, 8 steps: 50% of the variances were estimated as negative or nearly zero" in caplog.text
-    assert "This is more than usual (up to 40%), and samples may lack detail: try a covariance that is" in caplog.text
-    usual = repair_note(0.194)
-    assert usual.startswith("19.4% of the variances")
-    assert repair_note(1.0).startswith("100% of the variances")
-    assert "This is usual for the Jacobian of a network, and the samples can be used." in usual
+    assert "3 chains, 8 steps: 50% of the variances" in caplog.text
+    assert "more than usual" in caplog.text
 
 
 class Breaks:
@@ -335,74 +260,19 @@ class Breaks:
         return mmdgs.Gaussian(parts["mean"], Diagonal(parts["covariance"]))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("part", ["mean", "covariance"])
-@pytest.mark.parametrize("first_chain", [0, 10])
-def test_what_is_not_finite_is_named_with_step_and_chain(part: str, value: float, first_chain: int) -> None:
+@pytest.mark.parametrize(("part", "value"), [("mean", math.nan), ("covariance", -math.inf)])
+def test_what_is_not_finite_is_named_with_step_and_chain(part: str, value: float) -> None:
     kernel = mmdgs.Gibbs(Breaks(part, value, step=3, chain=2))
-    with pytest.raises(
-        mmdgs.NonFiniteError, match=rf"denoising {part} is not finite at step 3, chain {first_chain + 2};"
-    ) as e:
-        chained(kernel, torch.zeros(4, 2), 6, NoiseLevel(sigma=1.0), first_chain=first_chain)
-    assert (e.value.step, e.value.chains) == (3, [first_chain + 2])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        mmdgs.FullMoments,
-        lambda den: mmdgs.DiagonalMoments(den, probes=None),
-        lambda den: mmdgs.DiagonalMoments(den, probes=2),
-    ],
-    ids=["full", "diagonal", "probes"],
-)
-@pytest.mark.parametrize("broken", ["mean", "Jacobian"])
-def test_a_network_that_breaks_is_found(make, broken: str) -> None:
-    def network(x_t: Tensor) -> Tensor:
-        last = x_t[2:]
-        # sqrt at zero: a value that is finite and a derivative that is not.
-        last = last * math.nan if broken == "mean" else last + (last - last.detach()).sqrt()
-        return torch.cat([0.5 * x_t[:2], last])
-
-    with pytest.raises(mmdgs.NonFiniteError, match=r"is not finite at step 0, chain 2;"):
-        mmdgs.gibbs_chain(make(mmdgs.clean_denoiser(network)), torch.zeros(3, 2), SCALED, steps=2, progress=None)
-
-
-def test_large_finite_states_are_no_error() -> None:
-    # Two states near the largest float32 overflow when they are summed, and yet each is finite.
-    def post(x_t: Tensor, level: NoiseLevel, *, generator=None) -> mmdgs.Gaussian:
-        return mmdgs.Gaussian(torch.full_like(x_t, 3e38), Diagonal(torch.ones_like(x_t)))
-
-    chain = mmdgs.gibbs_chain(post, torch.zeros(2, 2), SCALED, steps=1, progress=None)
-    assert torch.isfinite(chain).all()
+    with pytest.raises(mmdgs.NonFiniteError, match=f"denoising {part} .* step 3, chain 12") as e:
+        chained(kernel, torch.zeros(4, 2), 6, NoiseLevel(sigma=1.0), first_chain=10)
+    assert (e.value.step, e.value.chains) == (3, [12])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"steps": 0}, r"steps must be at least 1, got 0"),
-        ({"steps": 5, "burn_in": 5}, r"got burn_in=5, thin=1, steps=5"),
-        ({"steps": 5, "burn_in": -1}, r"got burn_in=-1, thin=1, steps=5"),
-        ({"steps": 5, "thin": 0}, r"got burn_in=0, thin=0, steps=5"),
-        ({"steps": 5, "burn_in": 3, "thin": 3}, r"got burn_in=3, thin=3, steps=5"),
-    ],
+    [({"steps": 0}, "steps"), ({"steps": 5, "burn_in": 3, "thin": 3}, "thin=3")],
 )
 def test_impossible_runs_are_refused(options: dict[str, int], message: str) -> None:
+    post, x0 = mmdgs.moments.ExactMoments(spherical()), torch.zeros(1, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match=message):
-        mmdgs.gibbs_chain(mmdgs.ExactMoments(spherical()), torch.zeros(1, 2, dtype=torch.float64), SCALED, **options)
-
-
-def test_a_kernel_may_stand_in_place_of_an_estimator() -> None:
-    x0, kernel = torch.zeros(3, 2, dtype=torch.float64), mmdgs.ExactGibbs(spherical())
-    chain = mmdgs.gibbs_chain(kernel, x0, SCALED, steps=5, seed=2, progress=None)
-    assert torch.equal(chain, chained(kernel, x0, 5, seed=2).samples)
-
-
-def test_seeds_may_be_an_array_or_a_tensor() -> None:
-    x0 = torch.zeros(3, 2, dtype=torch.float64)
-    chains = [
-        mmdgs.gibbs_chain(mmdgs.ExactGibbs(spherical()), x0, SCALED, steps=2, seed=seeds, progress=None)
-        for seeds in ([4, 5, 6], torch.tensor([4, 5, 6]), torch.tensor([4, 5, 6]).numpy())
-    ]
-    assert torch.equal(chains[0], chains[1])
-    assert torch.equal(chains[0], chains[2])
+        mmdgs.gibbs_chain(post, x0, SCALED, **options)

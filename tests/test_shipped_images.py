@@ -1,7 +1,10 @@
-"""The models of images that ship: they denoise real images, know their errors, and are sampled by their names."""
+"""The models of images that ship: they denoise real images, know their errors, and are sampled by
+their names.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +29,14 @@ def slow(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@cache
+def loaded(name: str) -> Model:
+    return mmdgs.load(name)
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return mmdgs.load("cifar10")
+    return loaded("cifar10")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +45,7 @@ def x() -> Tensor:
     return midpoints(cifar10_test_images(rows=1, columns=16)[0])
 
 
+@cache
 def denoised(model: Model, x: Tensor, sigma: float, told: float = 1.0) -> tuple[Tensor, Tensor]:
     x_t = x + sigma * randn_like(x, Streams(0, len(x)))
     with torch.no_grad():
@@ -45,7 +54,8 @@ def denoised(model: Model, x: Tensor, sigma: float, told: float = 1.0) -> tuple[
 
 @needs_cifar10_files
 @pytest.mark.parametrize(
-    ("sigma", "most"), [(0.02, 1.6e-4), slow(0.1, 1.5e-3), (0.3, 5.5e-3), slow(1.0, 2e-2), (8.0, 6e-2)]
+    ("sigma", "most"),
+    [slow(0.02, 1.6e-4), slow(0.1, 1.5e-3), (0.3, 5.5e-3), slow(1.0, 2e-2), (8.0, 6e-2)],
 )
 def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None:
     error = (denoised(model, x, sigma)[1] - x).square().mean()
@@ -54,9 +64,13 @@ def test_it_denoises(sigma: float, most: float, model: Model, x: Tensor) -> None
 
 @needs_cifar10_files
 def test_the_score_network_denoises_as_well_at_its_level(model: Model, x: Tensor) -> None:
-    score = mmdgs.load("cifar10-score")
-    errors = [(denoised(one, x, score.level.sigma)[1] - x).square().mean() for one in (score, model)]
-    assert 0.99 * errors[1] < errors[0] < 1.1 * errors[1]  # a smaller network that saw a twentieth of the images
+    score = loaded("cifar10-score")
+    errors = [
+        (denoised(one, x, score.level.sigma)[1] - x).square().mean() for one in (score, model)
+    ]
+    assert (
+        0.99 * errors[1] < errors[0] < 1.1 * errors[1]
+    )  # a smaller network that saw a twentieth of the images
     assert score.config.isotropic_variance == pytest.approx(errors[0].item(), rel=0.5)
 
 
@@ -90,10 +104,14 @@ def test_it_knows_its_errors(model: Model, x: Tensor) -> None:
 @pytest.mark.parametrize("name", ["cifar10", "cifar10-score"])
 def test_a_spectrum_is_that_of_the_errors(name: str, x: Tensor) -> None:
     level = NoiseLevel(sigma=0.3)
-    _, mean = denoised(mmdgs.load(name), x, level.sigma)
+    _, mean = denoised(loaded(name), x, level.sigma)
     found = to_cosines(x - mean).square().mean(0)
-    kept = mmdgs.load(name).posterior("spectral", calibrated=False).variances[level]
-    for part in (slice(0, 4), slice(4, 12), slice(12, 32)):  # of 48 numbers and more each, from 16 images
+    kept = loaded(name).posterior(mmdgs.covariances.Spectral(calibrated=False)).variances[level]
+    for part in (
+        slice(0, 4),
+        slice(4, 12),
+        slice(12, 32),
+    ):  # of 48 numbers and more each, from 16 images
         ratio = found[:, part, part].mean() / kept[:, part, part].mean()
         assert 0.6 < ratio < 1.6
 
@@ -108,7 +126,9 @@ def test_a_spectrum_is_that_of_the_errors(name: str, x: Tensor) -> None:
         slow("celeba", [], 7),
     ],
 )
-def test_they_are_sampled_by_their_names(name: str, more: list[str], forwards: int, tmp_path: Path) -> None:
+def test_they_are_sampled_by_their_names(
+    name: str, more: list[str], forwards: int, tmp_path: Path
+) -> None:
     words = ["sample", name, *more, "-n", "2", "--steps", "4", "--device", "cpu"]
     result = CliRunner().invoke(cli.app, [*words, "--out", str(tmp_path / "two.png")])
     assert result.exit_code == 0, result.output
@@ -124,7 +144,8 @@ def test_at_one_level_the_spectral_covariance_keeps_the_contrast(tmp_path: Path)
     contrast = {}
     for covariance in ("isotropic", "spectral"):
         out = tmp_path / f"{covariance}.npz"
-        words = ["sample", "cifar10-score", "--covariance", covariance, "--mean", "-n", "6", "--steps", "15"]
+        words = ["sample", "cifar10-score", "--covariance", covariance, "--mean"]
+        words += ["-n", "6", "--steps", "15"]
         result = CliRunner().invoke(cli.app, [*words, "--device", "cpu", "--out", str(out)])
         assert result.exit_code == 0, result.output
         with np.load(out) as stored:

@@ -1,16 +1,15 @@
-"""The documentation site: its examples run, its notebooks run on toys, and every public name has a place in the API."""
+"""The documentation site: examples and notebooks run on toys; the API has every public name."""
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import matplotlib as mpl
 import pytest
@@ -21,34 +20,43 @@ from toy_models import LEVELS, Weights, stand_in_model
 
 import mmdgs
 from mmdgs.models import Model
+from mmdgs.randomness import seeded
 
 DOCS = ROOT / "docs"
-NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-ELSEWHERE = {"commands", "interop", "judging", "ocm", "pretrained", "samplers"}
+NOTEBOOKS = sorted((DOCS / "use" / "notebooks").glob("*.ipynb"))
+ELSEWHERE = {"commands", "interop", "judge", "ocm", "bring-your-model", "sample"}
 """Pages whose examples run in other tests: of the README, interop, diagnose and OCM training."""
-HERE = {"calibration", "covariance", "covariances", "extend", "gotchas", "index", "inverse", "posterior", "probes"}
+HERE = {
+    "calibrate", "covariance", "covariances", "extend", "gotchas", "index", "restore", "posterior",
+    "probes",
+}  # fmt: skip
 LEVEL = mmdgs.NoiseLevel(0.5)
 
 
-def linear_model(shape: tuple[int, ...], levels: Sequence[mmdgs.NoiseLevel]) -> tuple[Model, torch.Tensor]:
-    """A denoiser of independent pixels, and its gains: the variance of a pixel is sigma^2 times its gain."""
-    gain = 0.9 ** torch.arange(float(math.prod(shape))).reshape(shape)
-    return Model(lambda x_t, level: gain * x_t, Weights(), levels, shape, (0.0, 1.0), "a test"), gain
+def linear_model(shape: tuple[int, ...], levels: Sequence[mmdgs.NoiseLevel]) -> Model:
+    """A denoiser of independent pixels: a pixel's variance is sigma^2 times its gain."""
+    gain = gain_of(shape)
+    return Model(lambda x_t, level: gain * x_t, Weights(), levels, shape, (0.0, 1.0), "a test")
+
+
+def gain_of(shape: tuple[int, ...]) -> torch.Tensor:
+    return 0.9 ** torch.arange(float(math.prod(shape))).reshape(shape)
 
 
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Names are those of tiny networks in place of the models that ship, and files go to a folder of the test."""
-    made = {"mnist-energy": lambda: linear_model((1, 28, 28), (LEVEL,))[0]}
+    """Tiny networks in place of the models that ship, and a folder of the test for files."""
+    models = {}
     for name, size in (("celeba", 64), ("cifar10", 32)):
-        made[name] = lambda folder=tmp_path / name, size=size: stand_in_model(folder, (3, size, size))
-    monkeypatch.setattr(mmdgs, "load", lambda name: made[name](), raising=False)
+        models[name] = partial(stand_in_model, tmp_path / name, (3, size, size))
+    digits = partial(linear_model, (1, 28, 28), (LEVEL,))
+    monkeypatch.setattr(mmdgs, "load", lambda name: models.get(name, digits)(), raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_every_page_with_an_example_is_run_by_a_test() -> None:
-    assert {page.stem for page in DOCS.glob("*.md") if blocks_of(page)} == ELSEWHERE | HERE
+    assert {page.stem for page in DOCS.rglob("*.md") if blocks_of(page)} == ELSEWHERE | HERE
 
 
 def test_the_first_five_minutes(toys: Path) -> None:
@@ -59,20 +67,20 @@ def test_the_first_five_minutes(toys: Path) -> None:
 
 
 def test_covariances_by_name(toys: Path) -> None:
-    scope = run_blocks(DOCS / "covariance.md")
+    scope = run_blocks(DOCS / "use/covariance.md")
     assert scope["std"].shape == scope["one"].shape == (1, 3, 32, 32)
     assert scope["draws"].shape == (2, 1, 3, 32, 32)
-    assert run_blocks(DOCS / "covariances.md")["draw"].shape == (1, 3, 32, 32)
+    assert run_blocks(DOCS / "results/covariances.md")["draw"].shape == (1, 3, 32, 32)
 
 
 def test_gotchas(capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks(DOCS / "gotchas.md")
+    run_blocks(DOCS / "use/gotchas.md")
     assert "give the noisiest first" in capsys.readouterr().out
 
 
 def test_the_skeletons_of_an_estimator_a_sampler_and_an_operator() -> None:
-    """The page asserts exact answers itself; and its classes are what the library takes for such."""
-    scope = run_blocks(DOCS / "extend.md")
+    """The page asserts exact answers itself; its classes are what the library takes for such."""
+    scope = run_blocks(DOCS / "use/extend.md")
     assert isinstance(scope["DifferenceMoments"](scope["mixture"].denoiser()), mmdgs.Moments)
     assert isinstance(scope["kernel"], mmdgs.samplers.Kernel)
     assert scope["run"].cost.forwards == 200
@@ -83,94 +91,82 @@ def test_the_skeletons_of_an_estimator_a_sampler_and_an_operator() -> None:
 
 
 def test_restoration(toys: Path) -> None:
-    assert run_blocks(DOCS / "inverse.md")["found"].draws.shape == (2, 2, 3, 32, 32)
+    assert run_blocks(DOCS / "use/restore.md")["restored"].draws.shape == (2, 2, 3, 32, 32)
 
 
 def test_the_posterior_of_an_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a denoiser of independent pixels: the components in the region are its pixels of largest variance."""
+    """Of independent pixels: components in the region are its pixels of largest variance."""
     monkeypatch.chdir(tmp_path)
-    noisy = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
-    model, gain = linear_model((3, 32, 32), LEVELS)
+    noisy, model = torch.rand(3, 32, 32, generator=seeded(0)), linear_model((3, 32, 32), LEVELS)
     monkeypatch.setattr(mmdgs, "load", lambda name: model, raising=False)
-    scope = run_blocks(DOCS / "posterior.md", x_t=noisy[None], noisy=noisy)
-    expected = 0.3**2 * gain[:, 8:24, 8:24].flatten().sort(descending=True).values[:5]
-    assert torch.allclose(scope["found"].variances[0], expected, rtol=1e-3)
-    assert scope["found"].directions.shape == (1, 5, 3, 32, 32)
+    scope = run_blocks(DOCS / "use/posterior.md", x_t=noisy[None], noisy=noisy)
+    inside = gain_of((3, 32, 32))[:, 8:24, 8:24].flatten()
+    expected = 0.3**2 * inside.sort(descending=True).values[:5]
+    assert torch.allclose(scope["principal"].variances[0], expected, rtol=1e-3)
+    assert scope["principal"].directions.shape == (1, 5, 3, 32, 32)
     assert scope["higher"].skewness.shape == (1, 5)
     assert scope["seen"].mean.shape == (3, 32, 32)
 
 
-def test_probes_and_calibration(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmdgs, "from_pretrained", lambda name: linear_model((1, 28, 28), (LEVEL,))[0], raising=False)
-    assert isinstance(run_blocks(DOCS / "probes.md")["paper"].design, mmdgs.Rademacher)
-    mixture = mmdgs.data.mog_density()
-    g = torch.Generator().manual_seed(0)
-    data = mixture.sample(200, generator=g)
-
-    class Given:
-        posterior = staticmethod(lambda covariance: mmdgs.DiagonalMoments(mixture.denoiser(), probes=None))
-
-    scope = run_blocks(
-        DOCS / "calibration.md", mmdgs=mmdgs, model=Given, data=data, levels=[LEVEL], x_t=data, level=LEVEL, generator=g
-    )
-    inside = (scope["low"] <= data) & (data <= scope["high"])
-    assert inside.shape == data.shape
+def test_probes_and_calibration(toys: Path) -> None:
+    paper = run_blocks(DOCS / "results/probes.md")["paper"]
+    assert isinstance(paper.design, mmdgs.moments.probes.Rademacher)
+    mixture, g = mmdgs.data.mog_density(), seeded(0)
+    data, moments = mixture.sample(200, generator=g), mmdgs.DiagonalMoments(mixture.denoiser())
+    names = {"model": SimpleNamespace(posterior=lambda covariance: moments), "levels": [LEVEL]}
+    names |= {"mmdgs": mmdgs, "data": data, "x_t": data, "level": LEVEL, "generator": g}
+    scope = run_blocks(DOCS / "use/calibrate.md", **names)
+    assert ((scope["low"] <= data) & (data <= scope["high"])).shape == data.shape
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_is_kept_with_small_outputs(notebook: Path, toys: Path, monkeypatch) -> None:
-    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+def test_a_notebook_runs_and_is_kept_with_small_outputs(
+    notebook: Path, toys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = json.loads(notebook.read_text())["cells"]
+    cells = [cell for cell in cells if cell["cell_type"] == "code"]
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
     assert [output for output in outputs if output["output_type"] == "error"] == []
-    assert "site-packages" not in json.dumps(outputs)  # no warning with a path of somebody's machine
+    assert "site-packages" not in json.dumps(outputs)  # no warning with a path of a machine
     assert notebook.stat().st_size < 300_000
     monkeypatch.chdir(ROOT)  # where docs/images is
     scope: dict[str, object] = {}
     with mpl.rc_context({"backend": "agg"}):
         for cell in cells:
-            source = "".join(cell["source"]).replace("plt.show()", "plt.close()").replace("steps=15", "steps=3")
-            exec(compile(source, notebook.name, "exec"), scope)
-    assert torch.isfinite(scope["seen"].draws if notebook.stem == "digit" else scope["found"].draws).all()
-
-
-def homes() -> dict[str, str]:
-    """The public names of mmdgs, with the module that each comes from."""
-    stub = ast.parse((Path(mmdgs.__file__).with_suffix(".pyi")).read_text())
-    return {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+            source = "".join(cell["source"]).replace("plt.show()", "plt.close()")
+            exec(compile(source.replace("steps=15", "steps=3"), notebook.name, "exec"), scope)
+    assert torch.isfinite(scope["seen" if notebook.stem == "digit" else "found"].draws).all()
 
 
 def names_of(module: ModuleType) -> list[str]:
     """The functions and classes that a public module offers."""
     if module is mmdgs.interop:
         return module.__all__  # of libraries that need not be installed
-    names = getattr(module, "__all__", None) or [
-        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
     ]
-    found = {name: getattr(module, name) for name in names if not name.startswith("_")}
-    return [name for name, value in found.items() if inspect.isfunction(value) or inspect.isclass(value)]
+    values = {name: getattr(module, name) for name in getattr(module, "__all__", own)}
+    kinds = (type, FunctionType)
+    return [n for n, value in values.items() if isinstance(value, kinds) and not n.startswith("_")]
 
 
 def test_every_public_name_is_in_the_api() -> None:
-    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    text = "\n".join(page.read_text() for page in (DOCS / "use" / "api").glob("*.md"))
     shown = re.findall(r"^::: (mmdgs\.\S+)$", text, flags=re.MULTILINE)
     assert len(shown) == len(set(shown))
-    public = homes()
-    modules = [name for name, home in public.items() if home == "mmdgs"]
-    missing = [
-        name
-        for name, home in public.items()
-        if home != "mmdgs" and name != "__version__" and not {f"mmdgs.{name}", f"{home}.{name}"} & set(shown)
-    ]
-    for module in modules:
+    missing = {*mmdgs.__all__} - {"__version__"} - {name.rpartition(".")[2] for name in shown}
+    for module in re.findall(r"^## `mmdgs\.(\w+)`$", text, flags=re.MULTILINE):
         for name in names_of(importlib.import_module(f"mmdgs.{module}")):
-            known = {f"mmdgs.{module}.{name}"} | ({f"mmdgs.{name}"} if name in public else set())
-            missing += [] if known & set(shown) else [f"{module}.{name}"]
-    assert missing == []
+            if not {f"mmdgs.{module}.{name}", f"mmdgs.{name}"} & {*shown}:
+                missing.add(f"{module}.{name}")
+    assert not missing
 
 
 def test_nothing_of_the_site_comes_from_the_network() -> None:
-    """Fonts are the reader's own; no other script or style is named (the build checks the pages themselves)."""
+    """Fonts are the reader's own, and no other script or style is named."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
     assert not [file for file in settings["extra_css"] if not (DOCS / file).is_file()]
@@ -178,8 +174,9 @@ def test_nothing_of_the_site_comes_from_the_network() -> None:
 
 
 def test_every_figure_of_the_idea_is_drawn_by_the_script() -> None:
-    drawn = re.search(r"FIGURES: .*?^}", (DOCS / "figures.py").read_text(), flags=re.DOTALL | re.MULTILINE)
+    script = (DOCS / "figures.py").read_text()
+    drawn = re.search(r"FIGURES: .*?^}", script, flags=re.DOTALL | re.MULTILINE)
     names = re.findall(r'^    "(\w+)":', drawn[0], flags=re.MULTILINE)
-    shown = re.findall(r"images/idea_(\w+)\.png", (DOCS / "idea.md").read_text())
+    shown = re.findall(r"images/idea_(\w+)\.png", (DOCS / "use/idea.md").read_text())
     assert sorted(names) == sorted(shown)
     assert all((DOCS / "images" / f"idea_{name}.png").stat().st_size < 250_000 for name in names)

@@ -1,4 +1,6 @@
-"""The spectral covariance: its actions against the matrix itself, and its fit where posteriors are known exactly."""
+"""The spectral covariance: its actions against the matrix itself, and its fit where posteriors are
+known exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import math
 
 import pytest
 import torch
+from oracles import numbers
 from scipy import fft
 from torch import Tensor
 
@@ -13,20 +16,16 @@ import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.denoisers import Denoiser
 from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
-from mmdgs.moments.spectral import SpectralMoments
+from mmdgs.moments.fitted import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
-from mmdgs.randomness import Streams, seeded
+from mmdgs.randomness import Streams
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}  # in float64
 SHAPES = [(5,), (2, 3), (3, 4, 5)]
 LEVEL = NoiseLevel(sigma=0.5)
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
-
-
-# --- the basis --------------------------------------------------------------------------------------------------
+# --- the basis
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -39,14 +38,16 @@ def test_coefficients_are_scipys(shape: tuple[int, ...]) -> None:
 
 def test_the_basis_of_colours_is_grey_and_two_contrasts() -> None:
     grey = to_cosines(torch.ones(1, 3, 1, 1, dtype=torch.float64)).flatten()
-    torch.testing.assert_close(grey, torch.tensor([math.sqrt(3), 0, 0], dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(
+        grey, torch.tensor([math.sqrt(3), 0, 0], dtype=torch.float64), **EXACT
+    )
 
 
-# --- the estimator ----------------------------------------------------------------------------------------------
+# --- the estimator
 
 
 SHAPE = (2, 4, 4)
-PRIOR = 1 / (1 + torch.arange(math.prod(SHAPE), dtype=torch.float64).reshape(SHAPE))  # of the coefficients
+PRIOR = 1 / torch.arange(1.0, 33.0, dtype=torch.float64).reshape(SHAPE)  # of the coefficients
 
 
 def draws(count: int, seed: int = 0) -> Tensor:
@@ -69,7 +70,9 @@ def fitted(levels: list[NoiseLevel], count: int = 20_000) -> SpectralMoments:
     return SpectralMoments.fit(wiener, draws(count), levels, generator=Streams(1, count))
 
 
-@pytest.mark.parametrize("level", [NoiseLevel(sigma=0.3), NoiseLevel(alpha=0.6, sigma=0.8)], ids=str)
+@pytest.mark.parametrize(
+    "level", [NoiseLevel(sigma=0.3), NoiseLevel(alpha=0.6, sigma=0.8)], ids=str
+)
 def test_the_fit_is_the_posteriors_spectrum(level: NoiseLevel) -> None:
     moments = fitted([level])
     x_t = draws(3, seed=5)
@@ -81,8 +84,10 @@ def test_the_fit_is_the_posteriors_spectrum(level: NoiseLevel) -> None:
 
 
 def test_between_levels_logarithms_are_interpolated_and_beyond_them_kept() -> None:
-    moments = SpectralMoments(lambda x_t, level: x_t, LevelTable([0.1, 1.0, 10.0], [[1e-2], [1.0], [4.0]]))
-    for ratio, expected in ((math.sqrt(0.1), 0.1), (math.sqrt(10), 2.0), (10, 4.0), (0.05, 1e-2), (50, 4.0)):
+    moments = SpectralMoments(
+        lambda x_t, level: x_t, LevelTable([0.1, 1.0, 10.0], [[1e-2], [1.0], [4.0]])
+    )
+    for ratio, expected in ((0.1**0.5, 0.1), (10**0.5, 2.0), (10, 4.0), (0.05, 1e-2), (50, 4.0)):
         for level in (NoiseLevel(sigma=ratio), NoiseLevel(sigma=0.5 * ratio, alpha=0.5)):
             assert moments(numbers(1, 1), level).cov.variances.item() == pytest.approx(expected)
 
@@ -93,11 +98,12 @@ def test_the_floor_is_the_levels() -> None:
     assert q.cov.variances.min() == pytest.approx(1e-3 * LEVEL.variance)
 
 
-@pytest.mark.parametrize("levels", [4, 12])
+@pytest.mark.parametrize("levels", [4, 7])
 def test_ancestral_sampling_is_exact_in_any_number_of_steps(levels: int) -> None:
-    # Where a covariance that is diagonal in pixels is not: its samples have lost most of the smooth contrast.
+    # Where a covariance that is diagonal in pixels is not: its samples have lost most of the smooth
+    # contrast.
     path = schedules.geometric(levels, 20, 0.01)
-    count = 8_000
+    count = 4_000  # a variance of so many is within 10% (4.5 standard deviations)
 
     def power(moments: mmdgs.Moments) -> Tensor:
         plan = samplers.ancestral_plan(moments, path)
@@ -107,29 +113,25 @@ def test_ancestral_sampling_is_exact_in_any_number_of_steps(levels: int) -> None
 
     spectral = power(fitted(list(path)))
     torch.testing.assert_close(spectral, PRIOR, rtol=0.12, atol=2e-3)
-    pixels = power(mmdgs.IsotropicMoments.fit(wiener, draws(4_000), path, generator=Streams(1, 4_000)))
-    assert pixels.flatten()[0] < 0.8 * PRIOR.flatten()[0]
+    fit = mmdgs.IsotropicMoments.fit(wiener, draws(4_000), path, generator=Streams(1, 4_000))
+    assert power(fit).flatten()[0] < 0.8 * PRIOR.flatten()[0]
 
 
 def test_a_gibbs_chain_keeps_its_law() -> None:
-    count = 8_000
+    count = 4_000  # a variance of so many is within 10% (4.5 standard deviations)
     x = mmdgs.gibbs_chain(fitted([LEVEL]), draws(count, seed=9), LEVEL, steps=3, seed=0)[-1]
     torch.testing.assert_close(to_cosines(x).square().mean(0), PRIOR, rtol=0.12, atol=2e-3)
 
 
-# --- bad input --------------------------------------------------------------------------------------------------
-
-
-def broken(x_t: Tensor, level: NoiseLevel, /) -> Tensor:
-    return x_t * math.nan
+# --- bad input
 
 
 @pytest.mark.parametrize(
     ("denoiser", "x", "message"),
     [
-        (wiener, draws(1), "two images or more, all finite; got 1"),
-        (wiener, draws(3) * math.inf, "all finite"),
-        (broken, draws(3), r"the spectrum at .*sigma=0.5.* is not finite"),
+        (wiener, draws(1), "got 1"),
+        (wiener, draws(3) * math.inf, "not finite"),
+        (lambda x_t, level: x_t * math.nan, draws(3), "sigma=0.5"),
     ],
 )
 def test_what_cannot_be_fitted_on(denoiser: Denoiser, x: Tensor, message: str) -> None:
@@ -137,12 +139,8 @@ def test_what_cannot_be_fitted_on(denoiser: Denoiser, x: Tensor, message: str) -
         SpectralMoments.fit(denoiser, x, [LEVEL], generator=Streams(0, len(x)))
 
 
-def test_a_variance_of_zero_is_no_spectrum() -> None:
-    with pytest.raises(ValueError, match="must be positive and finite"):
+def test_a_variance_of_zero_and_images_of_another_shape() -> None:
+    with pytest.raises(ValueError, match="positive"):
         SpectralMoments(wiener, LevelTable([1.0], [[0.0]]))
-
-
-def test_images_of_another_shape() -> None:
-    moments = fitted([LEVEL], 10)
-    with pytest.raises(ValueError, match=r"fitted for \(2, 4, 4\), got x_t of shape \(3, 2, 5, 5\)"):
-        moments(numbers(3, 2, 5, 5), LEVEL)
+    with pytest.raises(ValueError, match=r"\(3, 2, 5, 5\)"):
+        fitted([LEVEL], 10)(numbers(3, 2, 5, 5), LEVEL)

@@ -7,7 +7,6 @@ import torch
 from oracles import as_distribution, assert_moments, points, random_covariances
 from torch import Tensor
 
-import mmdgs
 from mmdgs.noise import NoiseLevel
 from mmdgs.targets import GaussianMixture
 
@@ -33,7 +32,9 @@ def pair(request: pytest.FixtureRequest) -> tuple[GaussianMixture, Tensor]:
     return GaussianMixture(WEIGHTS, MEANS, given), matrices
 
 
-def test_log_prob_is_that_of_torch(pair: tuple[GaussianMixture, Tensor], generator: torch.Generator) -> None:
+def test_log_prob_is_that_of_torch(
+    pair: tuple[GaussianMixture, Tensor], generator: torch.Generator
+) -> None:
     mixture, matrices = pair
     torch.testing.assert_close(mixture.covariances, matrices, **TIGHT)
     reference = as_distribution(WEIGHTS, MEANS, matrices)
@@ -42,29 +43,36 @@ def test_log_prob_is_that_of_torch(pair: tuple[GaussianMixture, Tensor], generat
     torch.testing.assert_close(mixture.log_prob(x[0, 0]), reference.log_prob(x[0, 0]), **TIGHT)
 
 
-def test_score_is_the_gradient(pair: tuple[GaussianMixture, Tensor], generator: torch.Generator) -> None:
+def test_score_is_the_gradient(
+    pair: tuple[GaussianMixture, Tensor], generator: torch.Generator
+) -> None:
     mixture, matrices = pair
     x = torch.randn(50, 2, generator=generator, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(as_distribution(WEIGHTS, MEANS, matrices).log_prob(x).sum(), x)
-    torch.testing.assert_close(mixture.score(x.detach()), gradient, **TIGHT)
+    whole = as_distribution(WEIGHTS, MEANS, matrices).log_prob(x).sum()
+    torch.testing.assert_close(mixture.score(x.detach()), *torch.autograd.grad(whole, x), **TIGHT)
 
 
-def test_noised_is_the_mixture_of_x_t(pair: tuple[GaussianMixture, Tensor], level: NoiseLevel) -> None:
+def test_noised_is_the_mixture_of_x_t(
+    pair: tuple[GaussianMixture, Tensor], level: NoiseLevel
+) -> None:
     mixture, matrices = pair
-    reference = as_distribution(WEIGHTS, level.alpha * MEANS, level.alpha**2 * matrices + level.sigma**2 * EYE)
+    covariances = level.alpha**2 * matrices + level.sigma**2 * EYE
+    expected = as_distribution(WEIGHTS, level.alpha * MEANS, covariances)
     x_t = points(mixture, (2,), level, rows=50)
-    torch.testing.assert_close(mixture.noised(level).log_prob(x_t), reference.log_prob(x_t), **TIGHT)
+    torch.testing.assert_close(mixture.noised(level).log_prob(x_t), expected.log_prob(x_t), **TIGHT)
 
 
 def test_moments(pair: tuple[GaussianMixture, Tensor]) -> None:
     mixture, matrices = pair
-    mean = sum(w * m for w, m in zip(WEIGHTS, MEANS, strict=True))
-    second = sum(w * (s + torch.outer(m, m)) for w, m, s in zip(WEIGHTS, MEANS, matrices, strict=True))
+    mean = WEIGHTS @ MEANS
+    second = torch.einsum("k,kij->ij", WEIGHTS, matrices + MEANS[:, :, None] * MEANS[:, None])
     torch.testing.assert_close(mixture.mean(), mean, **TIGHT)
     torch.testing.assert_close(mixture.covariance(), second - torch.outer(mean, mean), **TIGHT)
 
 
-def test_samples_have_the_moments(pair: tuple[GaussianMixture, Tensor], generator: torch.Generator) -> None:
+def test_samples_have_the_moments(
+    pair: tuple[GaussianMixture, Tensor], generator: torch.Generator
+) -> None:
     mixture, _ = pair
     x = mixture.sample((100, 1000), generator=generator)
     assert x.shape == (100, 1000, 2)
@@ -73,8 +81,8 @@ def test_samples_have_the_moments(pair: tuple[GaussianMixture, Tensor], generato
 
 
 def test_posterior_is_bayes_rule(pair: tuple[GaussianMixture, Tensor], level: NoiseLevel) -> None:
-    # On a grid 0.06 apart a Gaussian of standard deviation above 0.15 sums to its integral to 1e-15, and the
-    # widest one (about 0.7, within 3 of the origin) has nothing left beyond 9.
+    # On a grid 0.06 apart a Gaussian of standard deviation above 0.15 sums to its integral to
+    # 1e-15, and the widest one (about 0.7, within 3 of the origin) has nothing left beyond 9.
     mixture, matrices = pair
     axis = torch.arange(-9, 9, 0.06, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
@@ -108,29 +116,6 @@ def test_posterior_samples_have_the_moments(
     assert posterior.sample(generator=generator).shape == x_t.shape
 
 
-def test_posterior_draws_have_the_posterior_density(
-    skewed: GaussianMixture, level: NoiseLevel, generator: torch.Generator
-) -> None:
-    # E[p(x) / q(x)] = 1 over draws from q, for any density p within q's reach: here q's moments as a Gaussian,
-    # shrunk so that the ratio is bounded. It fails if `sample` and `log_prob` speak of different laws.
-    x_t = points(skewed, (3,), level, rows=3)
-    posterior = skewed.posterior(x_t, level)
-    draws = posterior.sample((4000,), generator=generator)
-    reference = torch.distributions.MultivariateNormal(posterior.mean, 0.3 * posterior.covariance)
-    log_q = torch.stack([posterior.log_prob(x) for x in draws])
-    ratio = (reference.log_prob(draws) - log_q).exp()
-    error = ratio.std(0) / len(draws) ** 0.5
-    assert ((ratio.mean(0) - 1).abs() < 5 * error).all()
-    assert (error < 0.1).all(), "the ratio is too spread for the check to mean anything"
-
-
-def test_posterior_rows_have_streams_of_their_own(skewed: GaussianMixture, level: NoiseLevel) -> None:
-    x_t = points(skewed, (3,), level, rows=5)
-    together = skewed.posterior(x_t, level).sample(generator=mmdgs.Streams(4, 5))
-    alone = skewed.posterior(x_t[3:4], level).sample(generator=mmdgs.Streams(4, 1, first_row=3))
-    torch.testing.assert_close(alone, together[3:4], **TIGHT)
-
-
 def test_images_are_vectors_in_another_shape(
     target: tuple[GaussianMixture, tuple[int, ...]], level: NoiseLevel
 ) -> None:
@@ -139,28 +124,22 @@ def test_images_are_vectors_in_another_shape(
     shaped = flat.reshape(6, *event)
     torch.testing.assert_close(mixture.log_prob(shaped), mixture.log_prob(flat))
     torch.testing.assert_close(mixture.score(shaped).flatten(1), mixture.score(flat))
-    one, other = mixture.posterior(shaped, level), mixture.posterior(flat, level)
-    assert one.mean.shape == shaped.shape
-    torch.testing.assert_close(one.mean.flatten(1), other.mean)
-    torch.testing.assert_close(one.covariance, other.covariance)
-    torch.testing.assert_close(one.log_prob(shaped), other.log_prob(flat))
+    images, vectors = mixture.posterior(shaped, level), mixture.posterior(flat, level)
+    assert images.mean.shape == shaped.shape
+    torch.testing.assert_close(images.mean.flatten(1), vectors.mean)
+    torch.testing.assert_close(images.covariance, vectors.covariance)
+    torch.testing.assert_close(images.log_prob(shaped), vectors.log_prob(flat))
 
 
-def test_denoiser_jacobian_is_the_posterior_covariance(skewed: GaussianMixture, level: NoiseLevel) -> None:
+def test_denoiser_jacobian_is_the_posterior_covariance(
+    skewed: GaussianMixture, level: NoiseLevel
+) -> None:
     # Theorem 2 of the paper, for any alpha: Cov[x | x_t] = (sigma^2 / alpha) dD/dx_t.
     x_t = points(skewed, (3,), level, rows=4)
     for row in x_t:
         jacobian = torch.func.jacrev(lambda x: skewed.denoiser()(x[None], level)[0])(row)
         covariance = skewed.posterior(row[None], level).covariance[0]
         torch.testing.assert_close(level.sigma**2 / level.alpha * jacobian, covariance, **TIGHT)
-
-
-def test_to_changes_the_precision(skewed: GaussianMixture, level: NoiseLevel) -> None:
-    x = points(skewed, (3,), level, rows=10)
-    single = skewed.to(dtype=torch.float32)
-    assert single.log_prob(x.float()).dtype == torch.float32
-    # Single precision: 24 bits through sums of some ten numbers.
-    torch.testing.assert_close(single.log_prob(x.float()).double(), skewed.log_prob(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_of_zero_is_no_component(generator: torch.Generator) -> None:

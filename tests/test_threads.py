@@ -40,7 +40,9 @@ def test_all_jobs_run_on_one_thread_each(workers: int) -> None:
     assert seen == dict.fromkeys(range(5), 1)
 
 
-@pytest.mark.parametrize("failure", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize(
+    "failure", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"]
+)
 def test_a_failure_stops_the_others_and_is_raised(failure: BaseException) -> None:
     running, stopped = threading.Event(), []
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from nets import lively, tiny_unet
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 
 import mmdgs
 from mmdgs import losses
-from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser
+from mmdgs.denoisers import Compiled, Denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
-from mmdgs.networks.unet import Attention, GroupNorm
+from mmdgs.networks.unet import Attention
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
 from mmdgs.training.objective import CompiledEnergy
@@ -26,7 +23,9 @@ LEVEL = NoiseLevel(sigma=0.5)
 EXACT = {"rtol": 1e-9, "atol": 1e-10}  # in float64
 
 
-def images(n: int = 2, channels: int = 1, size: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
+def images(
+    n: int = 2, channels: int = 1, size: int = 8, dtype: torch.dtype = torch.float32
+) -> Tensor:
     return torch.randn(n, channels, size, size, generator=seeded(5), dtype=dtype)
 
 
@@ -34,30 +33,13 @@ def count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-# --- sizes and shapes -------------------------------------------------------------------------------------------
+# --- sizes and shapes
 
 
 def test_the_default_is_the_papers_network() -> None:
-    # Ho et al.'s 35.7 million parameters at 3x32x32; without the time embedding the authors' 32.9 million.
+    # Ho et al.'s 35.7 million parameters; without the time embedding the authors' 32.9 million.
     assert count(UNet(3)) == 32_856_707
     assert round(count(UNet(3, conditional=True)) / 1e6, 1) == 35.7
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 15, 28, 32, 64])
-@pytest.mark.parametrize(("channels", "outputs"), [(1, 1), (3, 6), (5, 2)])
-def test_any_size_and_channels(size: int, channels: int, outputs: int) -> None:
-    out = tiny_unet(channels, outputs, multipliers=[1, 1, 2])(images(1, channels, size))
-    assert out.shape == (1, outputs, size, size)
-    assert out.abs().max() > 1e-3
-
-
-def test_images_need_not_be_square() -> None:
-    x = torch.randn(2, 1, 7, 12, generator=seeded(0))
-    assert tiny_unet()(x).shape == (2, 1, 7, 12)
-
-
-def test_the_outputs_are_the_channels_unless_said() -> None:
-    assert tiny_unet(3)(images(1, 3)).shape == (1, 3, 8, 8)
 
 
 def test_a_fresh_network_puts_out_zeros_and_every_weight_can_learn() -> None:
@@ -73,14 +55,7 @@ def test_rows_do_not_see_each_other() -> None:
     torch.testing.assert_close(network(x)[1:2], network(x[1:2]), **EXACT)
 
 
-def test_every_pixel_reaches_every_pixel() -> None:
-    # The middle attends over the whole image.
-    network, x = tiny_unet(), images(1, size=15).requires_grad_(True)
-    (gradient,) = torch.autograd.grad(network(x)[0, 0, 0, 0], x)
-    assert (gradient != 0).all()
-
-
-# --- the noise level --------------------------------------------------------------------------------------------
+# --- the noise level
 
 
 def test_a_conditional_network_looks_at_the_ratio_of_the_level() -> None:
@@ -89,21 +64,18 @@ def test_a_conditional_network_looks_at_the_ratio_of_the_level() -> None:
     assert (at[0.1] - at[0.11]).abs().max() > 1e-3
     assert (at[0.1] - at[10.0]).abs().max() > 1e-3
     torch.testing.assert_close(network(x, NoiseLevel(alpha=0.5, sigma=0.05)), at[0.1])
-    torch.testing.assert_close(mmdgs.score_denoiser(network)(x, LEVEL), x + 0.25 * network(x, LEVEL))
-    with pytest.raises(ValueError, match=re.escape("conditional: call it as net(x, level)")):
+    denoised = mmdgs.score_denoiser(network)(x, LEVEL)
+    torch.testing.assert_close(denoised, x + 0.25 * network(x, LEVEL))
+    with pytest.raises(ValueError, match="conditional"):
         network(x)
-
-
-def test_an_unconditional_network_ignores_the_level() -> None:
-    network, x = tiny_unet(), images()
+    network = tiny_unet()
     assert torch.equal(network(x), network(x, NoiseLevel(sigma=0.1)))
-    assert torch.equal(network(x, NoiseLevel(sigma=3.0)), network(x, NoiseLevel(sigma=0.1)))
 
 
-# --- seeds and mistakes -----------------------------------------------------------------------------------------
+# --- seeds and mistakes
 
 
-@pytest.mark.parametrize("make", [UNet, ConvClassifier], ids=["unet", "classifier"])
+@pytest.mark.parametrize("make", [UNet, ConvClassifier])
 def test_the_seed_decides_the_weights(make) -> None:
     one, same, other = (make(1, 4, width=8, seed=seed).state_dict() for seed in (3, 3, 4))
     assert all(torch.equal(one[key], same[key]) for key in one)
@@ -119,64 +91,34 @@ def test_weights_start_within_one_over_the_root_of_the_fan_in() -> None:
     bound = 1 / math.sqrt(18)
     assert weight.abs().max() <= bound
     # U(-b, b) has variance b^2 / 3 and fourth moment b^4 / 5.
-    n = weight.numel()
-    assert abs(weight.square().mean().item() - bound**2 / 3) < 5 * bound**2 * math.sqrt((1 / 5 - 1 / 9) / n)
+    error = 5 * bound**2 * math.sqrt((1 / 5 - 1 / 9) / weight.numel())
+    assert abs(weight.square().mean().item() - bound**2 / 3) < error
 
 
 @pytest.mark.parametrize(
-    ("shape", "got"),
-    [((1, 3, 8, 8), "(1, 3, 8, 8)"), ((1, 8, 8), "(1, 8, 8)"), ((2, 1), "(2, 1)")],
-    ids=["channels", "no batch", "points"],
+    ("name", "value"), [("multipliers", []), ("attention", [2]), ("dropout", 1.0)]
 )
-def test_images_of_a_wrong_shape(shape: tuple[int, ...], got: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"the network takes images (B, 1, H, W), got shape {got}")):
-        tiny_unet()(torch.zeros(shape))
+def test_options_of_a_wrong_value(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        tiny_unet(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "sizes must be at least 1, got channels=1, outputs=1, width=0"),
-        ({"blocks": 0}, "blocks=0"),
-        ({"multipliers": []}, "multipliers=[]"),
-        ({"multipliers": [1, 0]}, "multipliers=[1, 0]"),
-        ({"attention": [2]}, "attention must name levels of the pyramid, 0 to 1, got [2]"),
-        ({"attention": [-1]}, "0 to 1, got [-1]"),
-        ({"dropout": 1.0}, "dropout must lie in [0, 1), got 1.0"),
-        ({"dropout": -0.1}, "dropout must lie in [0, 1), got -0.1"),
-    ],
-)
-def test_options_of_a_wrong_value(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        tiny_unet(**options)
-
-
-# --- derivatives ------------------------------------------------------------------------------------------------
+# --- derivatives
 
 
 def test_an_energys_jacobian_is_symmetric_and_has_its_diagonal() -> None:
     network = tiny_unet(attention=[1]).double()
     denoiser, x = mmdgs.energy_denoiser(network), images(2, size=5, dtype=torch.float64)
-    mean, jacobian = mean_and_jacobian(denoiser, x, LEVEL)
+    _, jacobian = mean_and_jacobian(denoiser, x, LEVEL)
     torch.testing.assert_close(jacobian, jacobian.mT, **EXACT)
     assert (jacobian - torch.eye(25, dtype=torch.float64)).abs().max() > 1e-3
     # By differences along a line: the derivative of D, which is itself a gradient.
     v, h = torch.randn(x.shape, generator=seeded(1), dtype=torch.float64), 1e-5
     slope = (denoiser(x + h * v, LEVEL) - denoiser(x - h * v, LEVEL)) / (2 * h)
-    torch.testing.assert_close((jacobian @ v.flatten(1)[:, :, None])[..., 0], slope.flatten(1), rtol=1e-5, atol=1e-7)
+    product = (jacobian @ v.flatten(1)[:, :, None])[..., 0]
+    torch.testing.assert_close(product, slope.flatten(1), rtol=1e-5, atol=1e-7)
     _, diagonal = mean_and_diagonal(denoiser, x, LEVEL)
     torch.testing.assert_close(diagonal.flatten(1), jacobian.diagonal(dim1=1, dim2=2), **EXACT)
-    # The estimators: the same mean, and variances sigma^2 J within the repair of the dense one.
-    full, exact = mmdgs.FullMoments(denoiser)(x, LEVEL), mmdgs.DiagonalMoments(denoiser, probes=None)(x, LEVEL)
-    torch.testing.assert_close(full.mean, mean, **EXACT)
-    torch.testing.assert_close(exact.mean, mean, **EXACT)
-    torch.testing.assert_close(exact.cov.variances, 0.25 * diagonal, **EXACT)
-
-
-def test_a_scores_jacobian_need_not_be_symmetric() -> None:
-    denoiser, x = mmdgs.score_denoiser(tiny_unet().double()), images(1, size=5, dtype=torch.float64)
-    _, jacobian = mean_and_jacobian(denoiser, x, LEVEL)
-    assert (jacobian - jacobian.mT).abs().max() > 1e-3
 
 
 def test_training_gradients_of_an_energy_are_those_of_differences() -> None:
@@ -187,10 +129,13 @@ def test_training_gradients_of_an_energy_are_those_of_differences() -> None:
     def loss() -> Tensor:
         return losses.dsm(denoiser, x, LEVEL, generator=seeded(2)).sum()
 
-    parameters = [p for name, p in network.named_parameters() if name != "last.2.bias"]  # it moves no gradient
+    # All but one that moves no gradient.
+    parameters = [p for name, p in network.named_parameters() if name != "last.2.bias"]
     gradients = torch.autograd.grad(loss(), parameters)
-    directions = [torch.randn(p.shape, generator=seeded(i), dtype=p.dtype) for i, p in enumerate(parameters)]
-    expected, h, moved = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)), 1e-6, []
+    shapes = enumerate(p.shape for p in parameters)
+    directions = [torch.randn(n, generator=seeded(i), dtype=torch.float64) for i, n in shapes]
+    expected = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True))
+    h, moved = 1e-6, []
     with torch.no_grad():
         for sign in (1, -2, 1):
             for p, d in zip(parameters, directions, strict=True):
@@ -199,33 +144,15 @@ def test_training_gradients_of_an_energy_are_those_of_differences() -> None:
     torch.testing.assert_close((moved[0] - moved[1]) / (2 * h), expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_group_norm_written_out_is_torchs(dtype: torch.dtype, monkeypatch) -> None:
-    norm = lively(nn.utils.skip_init(GroupNorm, 3, 12, eps=1e-3).requires_grad_(True)).to(dtype)
-    with torch.no_grad():
-        norm.weight.copy_(torch.linspace(0.5, 2, 12))
-        norm.bias.copy_(torch.linspace(-1, 1, 12))
-    x = (3 + torch.randn(2, 12, 4, 5, generator=seeded(0), dtype=dtype)).requires_grad_(True)
-    usual = norm(x)
-    (gradient,) = torch.autograd.grad(usual.square().sum(), x)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    written = norm(x)
-    (written_gradient,) = torch.autograd.grad(written.square().sum(), x)
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else EXACT
-    assert written.dtype == dtype
-    torch.testing.assert_close(written, usual, **tolerance)
-    torch.testing.assert_close(written_gradient, gradient, **tolerance)
-
-
 def test_written_out_norms_let_products_be_batched(monkeypatch, caplog) -> None:
     # What a GPU does with fixed weights: all products with an energy's Jacobian in one pass.
     denoiser = mmdgs.energy_denoiser(tiny_unet().requires_grad_(False).eval())
     x_t = torch.rand(2, 1, 8, 8, generator=seeded(0))
     v = torch.randn(3, *x_t.shape, generator=seeded(1))
-    one_by_one = torch.cat([linearised(denoiser, x_t, NoiseLevel(sigma=0.5)).pull(row[None]) for row in v])
+    one_by_one = torch.cat([linearised(denoiser, x_t, LEVEL).pull(row[None]) for row in v])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with caplog.at_level("INFO", logger="mmdgs"):
-        batched = linearised(denoiser, x_t, NoiseLevel(sigma=0.5)).pull(v)
+        batched = linearised(denoiser, x_t, LEVEL).pull(v)
     assert not caplog.records  # a line is logged where products fall back to one by one
     torch.testing.assert_close(batched, one_by_one, rtol=1e-4, atol=1e-5)
 
@@ -234,12 +161,13 @@ def test_attention_is_torchs_in_one_head() -> None:
     layer = next(m for m in tiny_unet().modules() if isinstance(m, Attention)).double()
     channels = layer.out.in_channels
     x = torch.randn(2, channels, 3, 5, generator=seeded(0), dtype=torch.float64)
-    q, k, v = (part.mT for part in layer.qkv(layer.norm(x)).flatten(2).chunk(3, dim=1))  # (B, pixels, C)
+    parts = layer.qkv(layer.norm(x)).flatten(2).chunk(3, dim=1)
+    q, k, v = (part.mT for part in parts)  # (B, pixels, C)
     mixed = nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(x.shape)
     torch.testing.assert_close(layer(x, None), x + layer.out(mixed), **EXACT)
 
 
-# --- dropout ----------------------------------------------------------------------------------------------------
+# --- dropout
 
 
 def masks(layer: RowDropout, keys: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -256,25 +184,18 @@ def test_a_mask_depends_on_the_examples_key_only() -> None:
     assert not torch.equal(together[0], together[1])
 
 
-@pytest.mark.parametrize("asked", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_right_share_and_the_mean(asked: float) -> None:
-    n = 64 * 4096
+def test_dropout_keeps_the_right_share_and_the_mean() -> None:
+    asked, n = 0.1, 64 * 4096
     out = masks(RowDropout(asked, layer=0), torch.arange(64) * 1000, (4, 32, 32))
     kept = out != 0
     p = round(256 * asked) / 256  # a byte of a hash decides
     torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - p)))
     assert abs(kept.float().mean().item() - (1 - p)) < 5 * math.sqrt(p * (1 - p) / n)
-    # No pixel and no row is favoured: the counts spread as binomial ones do (chi-squared, five deviations).
+    # No pixel and no row is favoured: counts spread as binomial ones do (chi-squared).
     for counts, trials in ((kept.flatten(1).sum(1), 4096), (kept.flatten(1).sum(0), 64)):
         statistic = ((counts - trials * (1 - p)) ** 2).sum().item() / (trials * p * (1 - p))
-        assert abs(statistic - len(counts)) < 5 * math.sqrt(2 * len(counts) * max(1.0, 1 / (2 * trials * p * (1 - p))))
-
-
-@pytest.mark.parametrize("p", [0.9999, 1e-6])
-def test_dropout_at_its_ends_is_finite_and_keeps_the_mean(p: float) -> None:
-    out = masks(RowDropout(p, layer=0), torch.arange(256), (4, 32, 32))
-    assert torch.isfinite(out).all()
-    assert abs(out.mean().item() - 1) < 5 * math.sqrt(255 / out.numel())  # a variance of p / (1 - p) at most
+        spread = math.sqrt(2 * len(counts) * max(1.0, 1 / (2 * trials * p * (1 - p))))
+        assert abs(statistic - len(counts)) < 5 * spread
 
 
 def test_masks_of_layers_rows_and_neighbours_are_independent() -> None:
@@ -290,46 +211,20 @@ def test_masks_of_layers_rows_and_neighbours_are_independent() -> None:
         assert abs(product.mean().item()) < 5 / math.sqrt(product.numel()), name
 
 
-def test_dropout_is_off_in_evaluation_and_at_zero() -> None:
-    x = torch.randn(3, 5, generator=seeded(0))
-    assert RowDropout(0.5, 0).eval()(x) is x
-    assert RowDropout(0.0, 0)(x) is x
+# --- torch.compile
 
 
-def test_dropout_needs_a_key_an_example() -> None:
-    layer = RowDropout(0.5, 0)
-    with pytest.raises(ValueError, match=r"one key an example: use networks\.dropout_keys"):
-        layer(torch.ones(2, 3))
-    with dropout_keys(layer, torch.arange(3)), pytest.raises(ValueError, match="one key an example"):
-        layer(torch.ones(2, 3))
-    masks(layer, torch.arange(2), (3,))
-    with pytest.raises(ValueError, match="one key an example"):  # the keys are gone with their block
-        layer(torch.ones(2, 3))
-
-
-def test_a_networks_dropout_layers_have_different_masks() -> None:
-    network = tiny_unet(dropout=0.5, blocks=2)
-    layers = [m for m in network.modules() if isinstance(m, RowDropout)]
-    assert len({layer.layer for layer in layers}) == len(layers) > 5
-    x, keys = images(2), torch.tensor([3, 4])
-    with dropout_keys(network, keys):
-        both = network(x)
-    with dropout_keys(network, keys[1:]):
-        alone = network(x[1:])
-    torch.testing.assert_close(both[1:], alone, rtol=1e-5, atol=1e-5)
-    assert (both - network.eval()(x)).abs().max() > 1e-2
-
-
-# --- torch.compile ----------------------------------------------------------------------------------------------
-
-
-def value_and_gradients(denoiser: Denoiser, network: nn.Module, keys: Tensor) -> tuple[Tensor, list[Tensor]]:
+def value_and_gradients(
+    denoiser: Denoiser, network: nn.Module, keys: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     x = images(len(keys), size=7)
     parameters = list(network.parameters())
     with dropout_keys(network, keys):
         loss = losses.dsm(denoiser, x, LEVEL, generator=Streams(1, len(x)))
-    found = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
-    return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    gradients = torch.autograd.grad(
+        loss.sum(), parameters, allow_unused=True, materialize_grads=True
+    )
+    return loss.detach(), list(gradients)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -353,19 +248,13 @@ def check_the_same(plain: Denoiser, compiled: Denoiser, network: nn.Module) -> N
 
 
 @pytest.mark.slow
-def test_a_compiled_energy_is_the_same_function_with_the_same_gradients(caplog) -> None:
-    network = tiny_unet(multipliers=[1, 1], dropout=0.2)  # tracing takes its time from the number of layers
-    denoiser = mmdgs.energy_denoiser(network)
-    assert isinstance(denoiser, EnergyDenoiser)
-    check_the_same(denoiser, CompiledEnergy(denoiser, network, backend="aot_eager"), network)
-    assert not said(caplog), "it was not compiled"
-
-
-@pytest.mark.slow
-def test_a_compiled_score_is_the_same_function_with_the_same_gradients(caplog) -> None:
-    network = tiny_unet(multipliers=[1, 1], dropout=0.2, conditional=True)
-    denoiser = mmdgs.score_denoiser(network)
-    check_the_same(denoiser, Compiled(denoiser, backend="aot_eager"), network)
+def test_a_compiled_energy_or_score_is_the_same_function_with_the_same_gradients(caplog) -> None:
+    network = tiny_unet(multipliers=[1], dropout=0.2)
+    energy = mmdgs.energy_denoiser(network)
+    check_the_same(energy, CompiledEnergy(energy, network, backend="aot_eager"), network)
+    network = tiny_unet(multipliers=[1], dropout=0.2, conditional=True)
+    score = mmdgs.score_denoiser(network)
+    check_the_same(score, Compiled(score, backend="aot_eager"), network)
     assert not said(caplog), "it was not compiled"
 
 
@@ -381,41 +270,12 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_the_log_says_so(caplog) -> No
     assert len(said(caplog)) == 1
     check_the_same(energy, CompiledEnergy(energy, network, backend=broken), network)
     assert len(said(caplog)) == 3  # once for the value, once for the gradients
-    assert all("torch.compile failed" in line and "going on without it" in line for line in said(caplog))
+    assert all("torch.compile failed" in line for line in said(caplog))
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 12)])
-def test_enlarging_is_written_out_where_it_is_compiled(size, monkeypatch) -> None:
+def test_enlarging_is_written_out_where_it_is_compiled(monkeypatch) -> None:
     network = tiny_unet(multipliers=[1, 1, 2])
-    x = torch.randn(2, 1, *size, generator=seeded(0))
+    x = torch.randn(2, 1, 7, 12, generator=seeded(0))
     plain = network(x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     torch.testing.assert_close(network(x), plain, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_compiled_network_keeps_its_maps_with_the_channels_last() -> None:
-    # A map in another layout is moved in memory before a convolution and after it: a tenth of the time on a GPU.
-    network = tiny_unet(multipliers=[1, 2]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    moved: list[str] = []
-
-    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
-        for node in graph.graph.nodes:
-            if node.op == "call_function" and "convolution" in str(node.target):
-                # Of a gradient of two maps side by side each has half: channels last, with gaps.
-                maps = [arg.meta["val"] for arg in node.args[:2] if isinstance(arg, torch.fx.Node)]
-                strides = [at.stride() for at in maps if at.shape[1] > 1 and at.shape[2] > 3 and at.stride(1) != 1]
-                moved.extend(f"{node.target}: {stride}" for stride in strides)
-        return make_boxed_func(graph.forward)
-
-    compiled = torch.compile(network, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
-    compiled(images()).sum().backward()
-    assert not moved
-
-
-def test_compiled_heads_are_called_as_the_network_is() -> None:
-    network = tiny_unet(outputs=2)
-    plain, compiled = mmdgs.LearnedMoments(network), mmdgs.LearnedMoments(Compiled(network, backend="eager"))
-    one, two = plain(images(), LEVEL), compiled(images(), LEVEL)
-    torch.testing.assert_close(two.mean, one.mean)
-    torch.testing.assert_close(two.cov.variances, one.cov.variances)

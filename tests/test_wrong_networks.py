@@ -1,4 +1,6 @@
-"""Networks that are not the denoiser they are said to be, through the calls a user makes; and none that are."""
+"""Networks that are not the denoiser they are said to be, through the calls a user makes; and none
+that are.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SHAPE, LEVEL = (1, 8, 8), mmdgs.NoiseLevel(0.25)
 
 
 def law() -> GaussianMixture:
-    """Three grey pictures in [0, 1] with variations: an image of 64 numbers whose posterior is known."""
+    """Three grey pictures in [0, 1] with variations: an image of 64 numbers whose posterior is
+    known.
+    """
     means = torch.rand(3, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return GaussianMixture([0.5, 0.3, 0.2], means, 0.1)
 
@@ -26,7 +30,9 @@ def images(n: int = 64, seed: int = 0) -> Tensor:
 
 
 def noisy(level: mmdgs.NoiseLevel = LEVEL, x: Tensor | None = None) -> Tensor:
-    return mmdgs.add_noise(images() if x is None else x, level, generator=torch.Generator().manual_seed(2))
+    return mmdgs.add_noise(
+        images() if x is None else x, level, generator=torch.Generator().manual_seed(2)
+    )
 
 
 class Noise(nn.Module):
@@ -41,9 +47,10 @@ class Noise(nn.Module):
         return self.drop((x_t - self.level.alpha * clean) / self.level.sigma)
 
 
-def clean_network(level: mmdgs.NoiseLevel = LEVEL) -> object:
+def clean_network(level: mmdgs.NoiseLevel = LEVEL) -> mmdgs.Denoiser:
+    """The denoiser of a network that predicts the clean image of one level."""
     network = Noise(level)
-    return lambda x_t: (x_t - level.sigma * network(x_t)) / level.alpha
+    return mmdgs.clean_denoiser(lambda x_t: (x_t - level.sigma * network(x_t)) / level.alpha)
 
 
 def score_network(x_t: Tensor) -> Tensor:
@@ -58,7 +65,9 @@ ESTIMATORS = {
 }
 
 
-def posterior(denoiser: object, x_t: Tensor, level: mmdgs.NoiseLevel = LEVEL, name: str = "diagonal") -> mmdgs.Gaussian:
+def posterior(
+    denoiser: object, x_t: Tensor, level: mmdgs.NoiseLevel = LEVEL, name: str = "diagonal"
+) -> mmdgs.Gaussian:
     return ESTIMATORS[name](denoiser)(x_t, level, generator=torch.Generator().manual_seed(3))
 
 
@@ -86,48 +95,36 @@ def test_predicted_noise_taken_for_the_clean_image_is_named(name: str, caplog):
     assert "noise_denoiser, clean_denoiser" in message
 
 
-@pytest.mark.parametrize(
-    ("denoiser", "at"),
-    [(mmdgs.clean_denoiser(clean_network()), LEVEL), (mmdgs.noise_denoiser(Noise()), LEVEL)],
-    ids=["clean", "noise"],
-)
-def test_a_network_of_another_sigma_is_named(denoiser, at: mmdgs.NoiseLevel, caplog):
-    posterior(denoiser, noisy(at), mmdgs.NoiseLevel(0.5))
+def right() -> mmdgs.Denoiser:
+    return mmdgs.noise_denoiser(Noise())
+
+
+def detached() -> mmdgs.Denoiser:
+    return mmdgs.noise_denoiser(lambda x_t: Noise()(x_t).detach() + 0 * x_t)
+
+
+OTHER = mmdgs.NoiseLevel(0.5)
+MISTAKES = {
+    "clean network of another sigma": (clean_network, noisy(), OTHER, "trained at"),
+    "noise network of another sigma": (right, noisy(), OTHER, "trained at"),
+    "images without noise": (right, images(), LEVEL, "less noise than"),
+    "pixels from 0 to 255": (right, noisy(x=255 * images()), LEVEL, "divide them by 255"),
+    "the mean is x_t": (lambda: lambda x_t, level: 1.0 * x_t, noisy(), LEVEL, "x_t itself"),
+    "no derivative": (detached, noisy(), LEVEL, "is not differentiated"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named(mistake, caplog):
+    denoiser, x_t, level, says = mistake
+    posterior(denoiser(), x_t, level)
     (message,) = logged(caplog)
-    assert "trained at" in message
-
-
-def test_clean_images_without_noise_are_named(caplog):
-    posterior(mmdgs.noise_denoiser(Noise()), images())
-    (message,) = logged(caplog)
-    assert "x_t holds less noise than" in message
-
-
-def test_pixels_from_0_to_255_are_named(caplog):
-    posterior(mmdgs.noise_denoiser(Noise()), noisy(x=255 * images()))
-    (message,) = logged(caplog)
-    assert "divide them by 255" in message
-
-
-def test_a_mean_that_is_x_t_is_named(caplog):
-    posterior(mmdgs.clean_denoiser(lambda x_t: 1.0 * x_t), noisy())
-    (message,) = logged(caplog)
-    assert "no noise is removed" in message
-
-
-def test_what_is_not_differentiated_is_named(caplog):
-    network = Noise()
-
-    def rounded(x_t: Tensor) -> Tensor:
-        return network(x_t).detach() + 0 * x_t
-
-    posterior(mmdgs.noise_denoiser(rounded), noisy())
-    (message,) = logged(caplog)
-    assert "is not differentiated" in message
+    assert says in message
 
 
 @pytest.mark.parametrize(
-    "wrap", [mmdgs.noise_denoiser, mmdgs.score_denoiser, mmdgs.velocity_denoiser, mmdgs.edm_denoiser]
+    "wrap",
+    [mmdgs.noise_denoiser, mmdgs.score_denoiser, mmdgs.velocity_denoiser, mmdgs.edm_denoiser],
 )
 def test_a_network_under_no_grad_is_refused(wrap):
     network = torch.no_grad()(Noise().forward)
@@ -144,13 +141,15 @@ class Holder:
 
 
 @pytest.mark.parametrize("way", ["module", "closure", "attribute"])
-@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm2d(1)], ids=["dropout", "batch norm"])
+@pytest.mark.parametrize("layer", [nn.Dropout(0.1), nn.BatchNorm2d(1)], ids=["dropout", "batch"])
 def test_a_network_in_training_mode_is_refused(way: str, layer: nn.Module):
     network = nn.Sequential(layer).double().train()
-    wrapped = {"module": network, "closure": lambda x_t, level: network(x_t), "attribute": Holder(network)}[way]
-    moments = mmdgs.DiagonalMoments(mmdgs.clean_denoiser(wrapped), probes=2)
+
+    ways = {"module": network, "closure": lambda x_t, level: network(x_t)}
+    ways["attribute"] = Holder(network)
+    moments = mmdgs.DiagonalMoments(mmdgs.clean_denoiser(ways[way]), probes=2)
     for _ in range(2):  # not only the first time
-        with torch.random.fork_rng(), pytest.raises(ValueError, match=r"training mode.*network\.eval\(\)"):
+        with torch.random.fork_rng(), pytest.raises(ValueError, match=r"network\.eval\(\)"):
             moments(noisy(), LEVEL, generator=torch.Generator().manual_seed(0))
     network.eval()
     moments(noisy(), LEVEL, generator=torch.Generator().manual_seed(0))
@@ -158,7 +157,9 @@ def test_a_network_in_training_mode_is_refused(way: str, layer: nn.Module):
 
 def chancy() -> mmdgs.Denoiser:
     network, g = clean_network(), torch.Generator().manual_seed(4)
-    return mmdgs.clean_denoiser(lambda x_t: network(x_t) * (1 + 0.1 * torch.randn(x_t.shape, generator=g)))
+    return mmdgs.clean_denoiser(
+        lambda x_t: network(x_t, LEVEL) * (1 + 0.1 * torch.randn(x_t.shape, generator=g))
+    )
 
 
 def test_two_means_of_one_x_t_are_named(caplog):
@@ -167,12 +168,6 @@ def test_two_means_of_one_x_t_are_named(caplog):
     posterior(denoiser, noisy(x=images(seed=5)))
     assert not logged(caplog)
     posterior(denoiser, x_t, name="krylov")
-    (message,) = logged(caplog)
-    assert "two means for the same x_t" in message
-
-
-def test_calibrate_names_what_is_random(caplog):
-    mmdgs.calibrate(mmdgs.DiagonalMoments(chancy()), images(), [LEVEL], progress=None)
     (message,) = logged(caplog)
     assert "two means for the same x_t" in message
 
@@ -186,7 +181,7 @@ def test_calibrate_names_what_is_random(caplog):
     ids=["noise for clean", "another sigma"],
 )
 def test_calibrate_refuses_what_is_no_denoiser(denoiser, level: mmdgs.NoiseLevel):
-    with pytest.raises(ValueError, match="farther from the clean data than the noisy data"):
+    with pytest.raises(ValueError, match="farther from the clean data"):
         mmdgs.calibrate(mmdgs.DiagonalMoments(denoiser), images(), [level], progress=None)
 
 
@@ -195,7 +190,7 @@ def test_fits_warn_of_what_is_no_denoiser(fit, caplog):
     for network, warned in ((mmdgs.clean_denoiser(Noise()), 1), (mmdgs.noise_denoiser(Noise()), 0)):
         caplog.clear()
         fit(network, images(), [LEVEL], generator=torch.Generator().manual_seed(0))
-        assert sum("farther from the clean data than the noisy data" in one for one in logged(caplog)) == warned
+        assert sum("farther from the clean data" in message for message in logged(caplog)) == warned
 
 
 def test_a_network_that_goes_on_training_may_change_its_means(caplog):
@@ -203,7 +198,8 @@ def test_a_network_that_goes_on_training_may_change_its_means(caplog):
     with torch.no_grad():
         network.weight.copy_(0.5 * torch.eye(64))
         network.bias.zero_()
-    denoiser, x_t = mmdgs.clean_denoiser(lambda x_t: network(x_t.flatten(1)).reshape(x_t.shape)), noisy()
+    denoiser = mmdgs.clean_denoiser(lambda x_t: network(x_t.flatten(1)).reshape(x_t.shape))
+    x_t = noisy()
     posterior(denoiser, x_t)
     with torch.no_grad():
         network.weight.mul_(0.8)
@@ -215,7 +211,7 @@ def test_a_network_that_goes_on_training_may_change_its_means(caplog):
     ("denoiser", "level"),
     [
         (mmdgs.clean_denoiser(Noise(mmdgs.NoiseLevel(3.0))), mmdgs.NoiseLevel(3.0)),
-        (mmdgs.clean_denoiser(clean_network(mmdgs.NoiseLevel(0.05))), mmdgs.NoiseLevel(0.5)),
+        (clean_network(mmdgs.NoiseLevel(0.05)), OTHER),
     ],
     ids=["noise for clean", "another sigma"],
 )
@@ -231,9 +227,9 @@ def test_a_number_in_place_of_a_level():
 
 
 @needs_cifar10_files
-@pytest.mark.parametrize("sigma", [50.0, 1.0, 0.1, 0.01])
+@pytest.mark.parametrize("sigma", [50.0, 0.1])
 def test_the_network_that_ships_is_not_warned_of(sigma: float, caplog):
     model, level = mmdgs.load("cifar10"), mmdgs.NoiseLevel(sigma)
-    x_t = noisy(level, cifar10_test_images(1, 1)[0].float() / 255)
+    x_t = noisy(level, cifar10_test_images(1, 1)[0][:1].float() / 255)
     posterior(model, x_t, level)
-    assert not [one for one in logged(caplog) if "raised to it" not in one]
+    assert not [message for message in logged(caplog) if "raised to it" not in message]

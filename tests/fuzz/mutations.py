@@ -1,7 +1,8 @@
-"""Mutations of valid files: bytes anywhere, and values inside a format with its lengths and checksums made right again.
+"""Mutations of valid files: bytes anywhere, and values inside a format with its lengths and
+checksums made right again.
 
-Each takes a random.Random and the content, and returns another content. A mutation inside a format reaches the code
-behind the checksum; one of bytes reaches the parser before it.
+Each takes a random.Random and the content, and returns another content. A mutation inside a format
+reaches the code behind the checksum; one of bytes reaches the parser before it.
 """
 
 from __future__ import annotations
@@ -24,56 +25,48 @@ import yaml
 
 Mutate = Callable[[random.Random, bytes], bytes]
 
-WORDS = [0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
+POWERS = (1, 7, 8, 16, 31, 32, 63, 64)
+WORDS = [0, 1] + [2**power - back for power in POWERS for back in (0, 1)]
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 3, 10**6, 10**9, 2**31, 2**63, 10**30, 10**400, 0.0, -0.5, 0.5, 1e-320, 1e308,
-    float("inf"), float("-inf"), float("nan"), "", "a", "1", "é\ud800", "../../etc/passwd", "../victim", "x" * 3000,
-    [], [[]], {}, {"a": 1}, [1, "b"], ["1", "2"], [None], [0, 0], [1, 10**9], [10**9] * 3, {"": None},
-    {"a": {"b": [{}]}},
+    None, True, False, 0, 1, -1, 2, 3, 10**6, 10**9, 2**31, 2**63, 10**30, 10**400, 0.0, -0.5, 0.5,
+    1e-320, 1e308, float("inf"), float("-inf"), float("nan"), "", "a", "1", "é\ud800",
+    "../../etc/passwd", "../victim", "x" * 3000, [], [[]], {}, {"a": 1}, [1, "b"], ["1", "2"],
+    [None], [0, 0], [1, 10**9], [10**9] * 3, {"": None}, {"a": {"b": [{}]}},
 ]  # fmt: skip
 """What a value is replaced by: other kinds, other signs, far too large, not finite."""
 TOKENS = [
-    b"NaN", b"Infinity", b"-1", b"1e999", b"99999999999999999999", b"null", b"[[[[", b"]", b"{", b"}", b'"', b"\\u0000",
-    b"&a [*a]", b"*a", b"!!bool x", b"!!python/object/apply:os.system [id]", b"2001-99-99", b"0x" + b"f" * 500, b": ",
-    b"- ", b"\n", b"\t", b"\xff\xfe", b"\x00", b"<<: *b", b"1:2:3:4", b"geometric:1000000000:50:0.01", b"none", b"%TAG",
+    b"NaN", b"Infinity", b"-1", b"1e999", b"99999999999999999999", b"null", b"[[[[", b"]", b"{",
+    b"}", b'"', b"\\u0000", b"&a [*a]", b"*a", b"!!bool x", b"2001-99-99", b"0x" + b"f" * 500,
+    b"!!python/object/apply:os.system [id]", b": ", b"- ", b"\n", b"\t", b"\xff\xfe", b"\x00",
+    b"<<: *b", b"1:2:3:4", b"geometric:1000000000:50:0.01", b"none", b"%TAG",
 ]  # fmt: skip
 
 
 def of_bytes(rng: random.Random, content: bytes) -> bytes:
     """A few changes of bytes: flipped, overwritten, cut out, repeated, inserted, cut off."""
-    found = bytearray(content)
+    changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
-        at, length = rng.randrange(len(found) + 1), rng.choice([1, 2, 4, 8, 32, 200])
+        at, length = rng.randrange(len(changed) + 1), rng.choice([1, 2, 4, 8, 32, 200])
         kind = rng.randrange(8)
-        if kind == 0 and at < len(found):
-            found[at] ^= 1 << rng.randrange(8)
+        if kind == 0 and at < len(changed):
+            changed[at] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            found[at : at + 1] = bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])])
+            changed[at : at + 1] = bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])])
         elif kind == 2:
             form = rng.choice(["<I", ">I", "<Q", ">Q", "<H", ">H"])
-            word = rng.choice(WORDS) & (256 ** struct.calcsize(form) - 1)
-            found[at : at + struct.calcsize(form)] = struct.pack(form, word)
+            size = struct.calcsize(form)
+            changed[at : at + size] = struct.pack(form, rng.choice(WORDS) & (256**size - 1))
         elif kind == 3:
-            del found[at : at + length]
+            del changed[at : at + length]
         elif kind == 4:
-            found[at:at] = found[at : at + length] * rng.choice([1, 2, 50])
+            changed[at:at] = changed[at : at + length] * rng.choice([1, 2, 50])
         elif kind == 5:
-            found[at:at] = rng.randbytes(length)
+            changed[at:at] = rng.randbytes(length)
         elif kind == 6:
-            found[at:at] = rng.choice(TOKENS)
+            changed[at:at] = rng.choice(TOKENS)
         else:
-            del found[at:]
-    return bytes(found)
-
-
-def sparse(file: Path) -> None:
-    """As before, and then zeros that take no room on the disk."""
-    os.truncate(file, SPARSE)
-
-
-def zeros(file: Path) -> None:
-    file.write_bytes(b"")
-    os.truncate(file, SPARSE)
+            del changed[at:]
+    return bytes(changed)
 
 
 def replaced(put: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -84,14 +77,18 @@ def replaced(put: Callable[[Path], object]) -> Callable[[Path], None]:
     return mutate
 
 
-SPARSE = 3 << 30
+def grown(file: Path) -> None:
+    """Zeros at the end, which take no room on the disk."""
+    os.truncate(file, 3 << 30)
+
+
 KINDS_OF_FILE: dict[str, Callable[[Path], None]] = {
     "pipe": replaced(os.mkfifo),
     "device": replaced(lambda file: file.symlink_to("/dev/zero")),
     "folder": replaced(Path.mkdir),
     "link to nothing": replaced(lambda file: file.symlink_to("nothing")),
-    "sparse": sparse,
-    "sparse zeros": zeros,
+    "zeros at the end": grown,
+    "zeros alone": lambda file: (file.write_bytes(b""), grown(file))[1],
 }
 """What may stand in the place of a file."""
 
@@ -108,7 +105,9 @@ def of_numbers(rng: random.Random, content: bytes) -> bytes:
 
 def of_value(rng: random.Random, value: Any) -> Any:
     """A value with one change somewhere inside: replaced, removed, moved, wrapped or repeated."""
-    inner = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    inner = [*value] if isinstance(value, dict) else []
+    if isinstance(value, list):
+        inner = [*range(len(value))]
     if inner and rng.random() < 0.8:
         key = rng.choice(inner)
         changed: Any = dict(value) if isinstance(value, dict) else list(value)
@@ -135,11 +134,11 @@ def of_value(rng: random.Random, value: Any) -> Any:
 
 def of_json(rng: random.Random, content: bytes) -> bytes:
     if rng.random() < 0.3:
-        return rng.choice([of_bytes, of_numbers])(rng, content)
-    found = json.loads(content)
+        return of_lines(rng, content)
+    value = json.loads(content)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        found = of_value(rng, found)
-    return json.dumps(found).encode()
+        value = of_value(rng, value)
+    return json.dumps(value).encode()
 
 
 def of_json_lines(rng: random.Random, content: bytes) -> bytes:
@@ -153,14 +152,16 @@ def of_json_lines(rng: random.Random, content: bytes) -> bytes:
 
 def of_yaml(rng: random.Random, content: bytes) -> bytes:
     if rng.random() < 0.5:
-        return rng.choice([of_bytes, of_numbers])(rng, content)
+        return of_lines(rng, content)
     return json.dumps(of_value(rng, yaml.safe_load(content))).encode() + b"\n"  # which is YAML too
 
 
 def of_card(rng: random.Random, content: bytes) -> bytes:
     """Markdown with YAML at its top."""
+    if rng.random() < 0.3:
+        return of_bytes(rng, content)
     _, front, rest = content.split(b"---\n", 2)
-    return of_bytes(rng, content) if rng.random() < 0.3 else b"---\n" + of_yaml(rng, front) + b"---\n" + rest
+    return b"---\n" + of_yaml(rng, front) + b"---\n" + rest
 
 
 def of_safetensors(rng: random.Random, content: bytes) -> bytes:
@@ -172,101 +173,95 @@ def of_safetensors(rng: random.Random, content: bytes) -> bytes:
         return of_bytes(rng, content)
     if kind == 1 and len(data) >= 8:
         at = rng.randrange(0, len(data) - 7, 4)
-        data[at : at + 4] = struct.pack("<f", rng.choice([float("nan"), float("inf"), -1.0, 500.0, 1e38, 0.0]))
+        number = rng.choice([float("nan"), float("inf"), -1.0, 500.0, 1e38, 0.0])
+        data[at : at + 4] = struct.pack("<f", number)
     else:
         header = of_json(rng, header)
     return struct.pack("<Q", len(header)) + header + bytes(data)
 
 
-def in_zip(inner: Callable[[str], Mutate], method: int = zipfile.ZIP_STORED) -> Mutate:
-    """One member of a zip mutated by what `inner` gives for its name, and the checksum right; or bytes of the whole."""
+def sometimes_bytes(mutate: Mutate) -> Mutate:
+    """A mutation inside a format, or one of its bytes."""
 
+    def either(rng: random.Random, content: bytes) -> bytes:
+        return (of_bytes if rng.random() < 0.3 else mutate)(rng, content)
+
+    return either
+
+
+def in_zip(inner: Callable[[str], Mutate]) -> Mutate:
+    """A member of a zip mutated by what `inner` gives for its name; or bytes."""
+
+    @sometimes_bytes
     def mutate(rng: random.Random, content: bytes) -> bytes:
-        if rng.random() < 0.3:
-            return of_bytes(rng, content)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
-        chosen = rng.choice(list(members))
+        name = rng.choice(list(members))
         kind = rng.randrange(12)
         if kind == 0:
-            del members[chosen]
+            del members[name]
         elif kind == 1:
-            members[rng.choice(["../" + chosen, "/" + chosen, chosen + "x", "é", "a/" * 300 + "b"])] = members.pop(
-                chosen
-            )
+            others = ["../" + name, "/" + name, name + "x", "é", "a/" * 300 + "b"]
+            members[rng.choice(others)] = members.pop(name)
         elif kind == 2:
-            members[chosen] = members[rng.choice(list(members))]
+            members[name] = members[rng.choice(list(members))]
         else:
-            members[chosen] = inner(chosen)(rng, members[chosen])
+            members[name] = inner(name)(rng, members[name])
         target = io.BytesIO()
-        with zipfile.ZipFile(target, "w", rng.choice([method, method, zipfile.ZIP_DEFLATED])) as archive:
-            for name, one in members.items():
-                archive.writestr(name, one)
+        method = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+        with zipfile.ZipFile(target, "w", method) as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
         return target.getvalue()
 
     return mutate
 
 
 def in_gzip(inner: Mutate) -> Mutate:
-    def mutate(rng: random.Random, content: bytes) -> bytes:
-        if rng.random() < 0.3:
-            return of_bytes(rng, content)
-        return gzip.compress(inner(rng, gzip.decompress(content)), 1)
-
-    return mutate
+    return sometimes_bytes(
+        lambda rng, content: gzip.compress(inner(rng, gzip.decompress(content)), 1)
+    )
 
 
 def in_tar(inner: Mutate) -> Mutate:
     """A member of a tar mutated, its name or kind changed; or bytes of the tar."""
 
+    @sometimes_bytes
     def mutate(rng: random.Random, content: bytes) -> bytes:
-        if rng.random() < 0.3:
-            return of_bytes(rng, content)
         target = io.BytesIO()
-        with tarfile.open(fileobj=io.BytesIO(content)) as source, tarfile.open(fileobj=target, mode="w") as made:
+        with (
+            tarfile.open(fileobj=io.BytesIO(content)) as source,
+            tarfile.open(fileobj=target, mode="w") as mutated,
+        ):
             members = source.getmembers()
-            chosen = rng.choice(members).name
+            name = rng.choice(members).name
             for member in members:
                 stream = source.extractfile(member)
                 data = stream.read() if stream else b""
-                if member.name == chosen and rng.random() < 0.7:
+                if member.name == name and rng.random() < 0.7:
                     data = inner(rng, data)
-                elif member.name == chosen:
-                    member.type = rng.choice([tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+                elif member.name == name:
+                    member.type = rng.choice([*b"1256"]).to_bytes()  # links, a folder, a pipe
                     member.linkname = "/etc/passwd"
                 member.size = len(data) if member.isfile() else 0
-                made.addfile(member, io.BytesIO(data))
+                mutated.addfile(member, io.BytesIO(data))
         return target.getvalue()
 
     return mutate
 
 
+KINDS_OF_NUMBERS = rb"<f8 >f4 <f2 |O |b1 <c8 <U3 |V4 <M8[s] |u1 <i4 <u2 |S9 x".split()
+
+
+@sometimes_bytes
 def of_npy(rng: random.Random, content: bytes) -> bytes:
     """Another header of the right length, or bytes."""
-    if rng.random() < 0.3:
-        return of_bytes(rng, content)
     size = struct.unpack("<H", content[8:10])[0]
     header, data = content[10 : 10 + size], content[10 + size :]
-    kinds = [
-        b"<f8",
-        b">f4",
-        b"<f2",
-        b"|O",
-        b"|b1",
-        b"<c8",
-        b"<U3",
-        b"|V4",
-        b"<M8[s]",
-        b"|u1",
-        b"<i4",
-        b"<u2",
-        b"|S9",
-        b"x",
-    ]
     if rng.random() < 0.5:
-        header = re.sub(rb"(?<=descr': ')[^']*", rng.choice(kinds), header)
+        header = re.sub(rb"(?<=descr': ')[^']*", rng.choice(KINDS_OF_NUMBERS), header)
     else:
-        header = rng.choice([of_numbers, of_bytes])(rng, header)
+        header = of_lines(rng, header)
     return content[:8] + struct.pack("<H", len(header) & 0xFFFF) + header + data
 
 
@@ -284,17 +279,18 @@ def of_png(rng: random.Random, content: bytes) -> bytes:
         chunks.insert(i, rng.choice(chunks))
     else:
         chunks[i] = chunks[i][0], of_bytes(rng, chunks[i][1])
-    made = content[:8]
+    mutated = content[:8]
     for kind, data in chunks:
-        made += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return made
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        mutated += struct.pack(">I", len(data)) + kind + data + check
+    return mutated
 
 
 OPCODES = [
-    b"r\xff\xff\xff\x7f", b"cos\nsystem\n", b"(", b"t", b"R", b"}", b"]", b"s", b"u", b"e", b"2", b"0", b"1", b".",
-    b"h\x00", b"j\xff\xff\xff\x00", b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", b"T\xff\xff\xff\x7f",
-    b"cbuiltins\neval\n", b"b", b"\x81", b"L99999999999999999999L\n", b"I01\n", b"N", b"K\x07", b"\x85", b"\x86",
-    b"Vabc\n", b"\x94", b"Q", b"P1\n", b"\x82\x01",
+    b"r\xff\xff\xff\x7f", b"cos\nsystem\n", b"(", b"t", b"R", b"}", b"]", b"s", b"u", b"e", b"2",
+    b"0", b"1", b".", b"h\x00", b"j\xff\xff\xff\x00", b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
+    b"T\xff\xff\xff\x7f", b"cbuiltins\neval\n", b"b", b"\x81", b"L99999999999999999999L\n",
+    b"I01\n", b"N", b"K\x07", b"\x85", b"\x86", b"Vabc\n", b"\x94", b"Q", b"P1\n", b"\x82\x01",
 ]  # fmt: skip
 
 

@@ -37,28 +37,29 @@ from mmdgs.errors import UsageError
 from mmdgs.evaluation import read_evaluations
 from mmdgs.evaluation.record import Evaluation, Images
 from mmdgs.files import to_json
-from mmdgs.generation import Method, generate, make_plan
-from mmdgs.generation.posterior_folder import PosteriorFolder
-from mmdgs.generation.writers import Destination
-from mmdgs.lab.workspace import Part, Workspace
 from mmdgs.metrics import inception_file, judge
 from mmdgs.models import Model, ModelConfig
-from mmdgs.models.catalogue import licence_of
 from mmdgs.models.conversion import convert_checkpoint
 from mmdgs.models.fits import FitStore
+from mmdgs.models.shipped import licence_of
 from mmdgs.networks import NCSNv2
 from mmdgs.noise import LevelTable
 from mmdgs.operators.named import parse_operator
+from mmdgs.sampling import SamplerSettings, generate, make_plan
+from mmdgs.sampling.writers import Destination
 from mmdgs.schedules import parse_levels
 from mmdgs.training import Recipe, TrainingSettings, read_recipe, train_model
 from mmdgs.training.recipe import parse_override
+from mmdgs.uncertainty.folder import PosteriorFolder
+from mmdgs.workspace import Part, Workspace
 
 SHAPE_8 = (1, 8, 8)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """`make` writes valid files into a folder, `files` are those to mutate, by pattern, and `read` reads them.
+    """`make` writes valid files into a folder, `files` are those to mutate, by pattern, and `read`
+    reads them.
 
     A reader that `writes` gets a fresh copy of the folder for each case.
     """
@@ -73,7 +74,9 @@ class Reader:
 
 
 def perceptron(folder: Path) -> None:
-    config = ModelConfig("mlp", "mean-std", (2,), {"width": 4, "depth": 1}, sigma=0.5, isotropic_variance=0.1)
+    config = ModelConfig(
+        "mlp", "mean-std", (2,), {"width": 4, "depth": 1}, sigma=0.5, isotropic_variance=0.1
+    )
     Model.build(config).save_pretrained(folder / "mlp")
 
 
@@ -81,13 +84,14 @@ def models(folder: Path) -> None:
     perceptron(folder)
     tiny_model().save_pretrained(folder / "unet")
     many_level_model(SHAPE_8).save_pretrained(folder / "levels")
-    classes = {"network": "classifier", "options": {"width": 4, "features": 4}, "sigma": None, "classes": ("a", "b")}
+    options = {"width": 4, "features": 4}
+    classes = {"network": "classifier", "options": options, "sigma": None, "classes": ("a", "b")}
     tiny_model("classes", (1, 16, 16), **classes).save_pretrained(folder / "classes")
 
 
 def load_each(folder: Path) -> None:
     """The one model that is not as it was; the others are read for nothing."""
-    changed = max((path for path in folder.glob("*/*")), key=lambda path: path.lstat().st_mtime_ns).parent
+    changed = max(folder.glob("*/*"), key=lambda path: path.lstat().st_mtime_ns).parent
     mmdgs.load(changed)
     licence_of(changed)
 
@@ -99,9 +103,8 @@ def shards(folder: Path) -> None:
 
 @cache
 def fit_model() -> Model:
-    return tiny_model(
-        sigma=None, sigmas=(2.0, 1.0, 0.5), param="clean", options={**tiny_model().config.options, "conditional": True}
-    )
+    options = {**tiny_model().config.options, "conditional": True}
+    return tiny_model(sigma=None, sigmas=(2.0, 1.0, 0.5), param="clean", options=options)
 
 
 def kept_fit(folder: Path, kind: str) -> FitStore:
@@ -112,19 +115,18 @@ def kept_fit(folder: Path, kind: str) -> FitStore:
 
 def make_fit(folder: Path, kind: str) -> None:
     store = kept_fit(folder, kind)
-    table = LevelTable(
-        [0.5, 1.0, 2.0], torch.rand(3, *store.shapes[-1], generator=torch.Generator().manual_seed(0)) + 0.1
-    )
-    store.write(folder / f"{kind}.safetensors", {"data": "a", "images": 3, "seed": 0, "of": "errors"}, table)
+    values = torch.rand(3, *store.shapes[-1], generator=torch.Generator().manual_seed(0)) + 0.1
+    key = {"data": "a", "images": 3, "seed": 0, "of": "errors"}
+    store.write(folder / f"{kind}.safetensors", key, LevelTable([0.5, 1.0, 2.0], values))
 
 
 def read_fit(folder: Path, kind: str) -> None:
     """A damaged fit is left aside; one that is taken must be positive and finite."""
-    found = kept_fit(folder, kind).best_of()
-    if found is None:  # the log names the file
+    table = kept_fit(folder, kind).best_of()
+    if table is None:  # the log names the file
         raise UsageError(f"{folder} holds no fit that can be used")
-    assert found.values.isfinite().all()
-    assert (found.values > 0).all()
+    assert table.values.isfinite().all()
+    assert (table.values > 0).all()
 
 
 def ncsnv2(folder: Path, new: bool) -> None:
@@ -164,18 +166,21 @@ def convert(folder: Path) -> None:
 def npz(folder: Path) -> None:
     x = np.random.default_rng(0).random((2, 3, 4, 4), dtype=np.float32)
     np.savez(folder / "float.npz", x=x)
-    np.savez_compressed(folder / "pixels.npz", arr_0=(x.transpose(0, 2, 3, 1) * 255).astype(np.uint8), y=np.arange(2))
+    pixels = (x.transpose(0, 2, 3, 1) * 255).astype(np.uint8)
+    np.savez_compressed(folder / "pixels.npz", arr_0=pixels, y=np.arange(2))
 
 
 def chains_and_draws(folder: Path) -> None:
     rng = np.random.default_rng(0)
-    np.savez(folder / "chain.npz", samples=rng.random((20, 2, 2)), modes=np.eye(2), weights=np.ones(2))
-    np.savez_compressed(folder / "draws.npz", draws=rng.random((5, 20)), truth=rng.random(20), task=np.arange(20) // 10)
+    chain = {"samples": rng.random((20, 2, 2)), "modes": np.eye(2), "weights": np.ones(2)}
+    np.savez(folder / "chain.npz", **chain)
+    draws = {"draws": rng.random((5, 20)), "truth": rng.random(20), "task": np.arange(20) // 10}
+    np.savez_compressed(folder / "draws.npz", **draws)
 
 
 def read_chains_and_draws(folder: Path) -> None:
-    found = read_chain(folder / "chain.npz")
-    diagnose(found["samples"], found.get("modes"), found.get("weights"))
+    chain = read_chain(folder / "chain.npz")
+    diagnose(chain["samples"], chain.get("modes"), chain.get("weights"))
     for pair in read_draws(folder / "draws.npz").values():
         judge(*pair)
 
@@ -187,33 +192,21 @@ def idx(folder: Path, packed: bool) -> None:
         (folder / name).write_bytes(gzip.compress(content) if packed else content)
 
 
-def cifar_files(python: bool) -> dict[str, bytes]:
-    rng = np.random.default_rng(0)
-    files = {}
-    for name in ("test_batch",):
-        data, labels = rng.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 9]
-        plain = np.concatenate([np.array(labels, np.uint8)[:, None], data], 1).tobytes()
-        files[name if python else f"{name}.bin"] = (
-            pickle.dumps({b"data": data, b"labels": labels}, 2) if python else plain
-        )
-    names = [f"class{i}" for i in range(10)]
-    files["batches.meta" if python else "batches.meta.txt"] = (
-        pickle.dumps({b"label_names": [name.encode() for name in names]}, 2) if python else "\n".join(names).encode()
-    )
-    return files
+def cifar_batch() -> bytes:
+    data = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
+    return pickle.dumps({b"data": data, b"labels": [3, 9]}, 4)
 
 
-def cifar(folder: Path, python: bool) -> None:
-    for name, content in cifar_files(python).items():
-        (folder / name).write_bytes(content)
+def cifar(folder: Path) -> None:
+    (folder / "test_batch").write_bytes(cifar_batch())
 
 
 def cifar_archive(folder: Path) -> None:
     with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as tar:
-        for name, content in cifar_files(python=True).items():
-            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+        content = cifar_batch()
+        member = tarfile.TarInfo("cifar-10-batches-py/test_batch")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
 
 
 def pictures(folder: Path) -> None:
@@ -273,7 +266,9 @@ def overwrite_posteriors(folder: Path) -> None:
 def celeba(folder: Path) -> None:
     (folder / "img_align_celeba").mkdir()
     for i in range(3):
-        Image.new("RGB", (178, 218), (i, 50, 90)).save(folder / "img_align_celeba" / f"00000{i}.jpg")
+        Image.new("RGB", (178, 218), (i, 50, 90)).save(
+            folder / "img_align_celeba" / f"00000{i}.jpg"
+        )
     (folder / "list_eval_partition.txt").write_text("000000.jpg 0\n000001.jpg 1\n000002.jpg 2\n")
 
 
@@ -293,7 +288,14 @@ learning_rate: 1e-3
 ema: 0.9
 watch: none
 """
-TOML = 'data = "mog"\nmodel = "mlp"\nsigma = 0.5\nsteps = 10\nlearning_rate = 1e-3\n[network]\nwidth = 4\n'
+TOML = """data = "mog"
+model = "mlp"
+sigma = 0.5
+steps = 10
+learning_rate = 1e-3
+[network]
+width = 4
+"""
 
 
 def recipe(folder: Path) -> None:
@@ -322,11 +324,13 @@ def evaluations(folder: Path) -> None:
 @cache
 def sampled() -> tuple[Model, Any]:
     model = exact()
-    return model, make_plan(Method("ddim", steps=2), model)
+    return model, make_plan(SamplerSettings("ddim", steps=2), model)
 
 
 def samples(folder: Path, name: str, finished: bool) -> None:
-    """Samples in a folder or file, or what a run leaves that is stopped before the last of them is written."""
+    """Samples in a folder or file, or what a run leaves that is stopped before the last of them is
+    written.
+    """
     write = Destination.write
 
     def stopping(place: Destination, first: int, *rest: Any) -> None:
@@ -346,12 +350,16 @@ def samples(folder: Path, name: str, finished: bool) -> None:
 def resume_samples(folder: Path, name: str) -> None:
     model, plan = sampled()
     start = torch.zeros(6, *SHAPE)
-    generate(model, plan, 6, out=folder / name, batch_size=2, progress=None, resume=True, start=start)
+    generate(
+        model, plan, 6, out=folder / name, batch_size=2, progress=None, resume=True, start=start
+    )
 
 
 def small_recipe(steps: int) -> Recipe:
-    sizes = TrainingSettings(steps=steps, batch_size=4, checkpoint_every=1, validate_every=None, ema=0.9)
-    return Recipe(data="mog", model="mlp", network={"width": 2, "depth": 1}, sigma=0.5, limit=16, training=sizes)
+    options = {"batch_size": 4, "checkpoint_every": 1, "validate_every": None, "ema": 0.9}
+    settings = TrainingSettings(steps=steps, **options)
+    network = {"width": 2, "depth": 1}
+    return Recipe(data="mog", model="mlp", network=network, sigma=0.5, limit=16, training=settings)
 
 
 def training(folder: Path) -> None:
@@ -365,7 +373,9 @@ def resume_training(folder: Path) -> None:
 def workspace(folder: Path) -> None:
     place = Workspace(folder / "out")
     place.part("a", {"b": 1}, lambda: Part({"c": 2.0}, {"x": torch.ones(3)}))
-    place.write_json("records.json", {"environment": {"mmdgs": "0"}, "figures": ["a.png"], "values": [1.0]})
+    place.write_json(
+        "records.json", {"environment": {"mmdgs": "0"}, "figures": ["a.png"], "values": [1.0]}
+    )
     place.write("a.png", b"png")
     place.close()
 
@@ -379,19 +389,26 @@ def read_workspace(folder: Path) -> None:
 
 
 def words(folder: Path) -> None:
-    (folder / "words.txt").write_text("geometric:232:50:0.01\nsteps=10\nbox:4\nblur:1.5\nmotion:3\n")
+    (folder / "words.txt").write_text(
+        "geometric:232:50:0.01\nsteps=10\nbox:4\nblur:1.5\nmotion:3\n"
+    )
 
 
 def read_words(folder: Path) -> None:
     """What is typed on the command line, in a file for once."""
     lines = (folder / "words.txt").read_bytes().decode("latin1").split("\n")
     operator = partial(parse_operator, shape=SHAPE_8)
-    for parse, line in zip((parse_levels, parse_override, operator, operator, operator), lines, strict=False):
+    for parse, line in zip(
+        (parse_levels, parse_override, operator, operator, operator), lines, strict=False
+    ):
         parse(line)
 
 
-def load_set(folder: Path, data: str) -> None:
-    load_images(data, "test" if data == "cifar10" else "train", data_dir=folder, download=False)
+def load_set(folder: Path, data: str, split: str = "train") -> None:
+    load_images(data, split, data_dir=folder, download=False)
+
+
+load_cifar = partial(load_set, data="cifar10", split="test")
 
 
 def skipping(folder: Path, name: str) -> None:
@@ -404,125 +421,65 @@ READERS = [
     Reader("model.safetensors", models, {"*/model.safetensors": m.of_safetensors}, load_each),
     Reader("shards", shards, {"*.index.json": m.of_json, "model-*": m.of_safetensors}, mmdgs.load),
     Reader("README.md", perceptron, {"*/README.md": m.of_card}, load_each),
-    *(
-        Reader(
-            f"{kind} fit",
-            partial(make_fit, kind=kind),
-            {"*.safetensors": m.of_safetensors},
-            partial(read_fit, kind=kind),
-        )
-        for kind in ("isotropic", "spectral", "calibration-full")
-    ),
-    Reader(
-        "NCSNv2 .pth", partial(ncsnv2, new=True), {"a.pth": m.in_zip(in_checkpoint)}, lambda f: mmdgs.load(f / "a.pth")
-    ),
-    Reader(
-        "NCSNv2 .pth, old",
-        partial(ncsnv2, new=False),
-        {"a.pth": m.of_pickle},
-        lambda f: mmdgs.load(f / "a.pth", ema=False),
-    ),
-    Reader(
-        "diffusers configurations",
-        pipeline,
-        {"tiny/*/*.json": m.of_json, "tiny/*.json": m.of_json},
-        run_pipeline,
-        optional="diffusers",
-    ),
-    Reader(
-        "diffusers weights",
-        pipeline,
-        {"tiny/unet/*.safetensors": m.of_safetensors},
-        lambda f: mmdgs.load(f / "tiny"),
-        optional="diffusers",
-    ),
-    Reader(
-        "diffusers .bin",
-        pickled_pipeline,
-        {"tiny/unet/*.bin": m.in_zip(in_checkpoint)},
-        convert,
-        writes=True,
-        optional="diffusers",
-    ),
-    Reader(
-        "npz",
-        npz,
-        {"*.npz": m.in_zip(lambda _: m.of_npy)},
-        lambda f: [load_samples(one) for one in sorted(f.iterdir())],
-    ),
-    Reader("chains and draws", chains_and_draws, {"*.npz": m.in_zip(lambda _: m.of_npy)}, read_chains_and_draws),
+    *(Reader(f"{kind} fit", partial(make_fit, kind=kind), {"*.safetensors": m.of_safetensors},
+             partial(read_fit, kind=kind))
+      for kind in ("isotropic", "spectral", "calibration-full")),
+    Reader("NCSNv2 .pth", partial(ncsnv2, new=True), {"a.pth": m.in_zip(in_checkpoint)},
+           lambda f: mmdgs.load(f / "a.pth")),
+    Reader("NCSNv2 .pth, old", partial(ncsnv2, new=False), {"a.pth": m.of_pickle},
+           lambda f: mmdgs.load(f / "a.pth", ema=False)),
+    Reader("diffusers configurations", pipeline, {"tiny/*/*.json": m.of_json,
+           "tiny/*.json": m.of_json}, run_pipeline, optional="diffusers"),
+    Reader("diffusers weights", pipeline, {"tiny/unet/*.safetensors": m.of_safetensors},
+           lambda f: mmdgs.load(f / "tiny"), optional="diffusers"),
+    Reader("diffusers .bin", pickled_pipeline, {"tiny/unet/*.bin": m.in_zip(in_checkpoint)},
+           convert, writes=True, optional="diffusers"),
+    Reader("npz", npz, {"*.npz": m.in_zip(lambda _: m.of_npy)},
+           lambda f: [load_samples(file) for file in sorted(f.iterdir())]),
+    Reader("chains and draws", chains_and_draws, {"*.npz": m.in_zip(lambda _: m.of_npy)},
+           read_chains_and_draws),
     Reader("idx", partial(idx, packed=False), {"*": m.of_bytes}, partial(load_set, data="mnist")),
-    Reader("idx.gz", partial(idx, packed=True), {"*": m.in_gzip(m.of_bytes)}, partial(load_set, data="mnist")),
-    Reader("CIFAR-10 pickles", partial(cifar, python=True), {"*": m.of_pickle}, partial(load_set, data="cifar10")),
-    Reader("CIFAR-10 binary", partial(cifar, python=False), {"*": m.of_bytes}, partial(load_set, data="cifar10")),
-    Reader(
-        "CIFAR-10 tar.gz", cifar_archive, {"*": m.in_gzip(m.in_tar(m.of_pickle))}, partial(load_set, data="cifar10")
-    ),
+    Reader("idx.gz", partial(idx, packed=True), {"*": m.in_gzip(m.of_bytes)},
+           partial(load_set, data="mnist")),
+    Reader("CIFAR-10 pickles", cifar, {"*": m.of_pickle}, load_cifar),
+    Reader("CIFAR-10 tar.gz", cifar_archive, {"*": m.in_gzip(m.in_tar(m.of_pickle))}, load_cifar),
     Reader("image files", pictures, {"set/*": m.of_png}, partial(skipping, name="set")),
-    Reader("zip of images", picture_zip, {"a.zip": m.in_zip(lambda _: m.of_png)}, partial(skipping, name="a.zip")),
+    Reader("zip of images", picture_zip, {"a.zip": m.in_zip(lambda _: m.of_png)},
+           partial(skipping, name="a.zip")),
     Reader("npy image", npy, {"*.npy": m.of_npy}, read_single),
     Reader("single images", deep_pictures, {"*": m.of_png}, read_single),
-    Reader("posterior record", posterior_record, {"out/posterior.json": m.of_json}, overwrite_posteriors, writes=True),
+    Reader("posterior record", posterior_record, {"out/posterior.json": m.of_json},
+           overwrite_posteriors, writes=True),
     Reader("CelebA partition", celeba, {"*.txt": m.of_lines}, partial(load_set, data="celeba")),
-    Reader("PNG mask", mask, {"mask.png": m.of_png}, lambda f: parse_operator(str(f / "mask.png"), SHAPE_8)),
-    Reader("YAML recipe", recipe, {"a.yaml": m.of_yaml}, lambda f: read_recipe(f / "a.yaml").command()),
-    Reader(
-        "TOML recipe", lambda f: (f / "a.toml").write_text(TOML), {"*": m.of_lines}, lambda f: read_recipe(f / "a.toml")
-    ),
-    Reader(
-        "Inception state dict",
-        partial(inception, script=False),
-        {"a.pth": m.in_zip(in_checkpoint)},
-        lambda f: inception_file.load_inception(f / "a.pth"),
-    ),
-    Reader(
-        "Inception TorchScript",
-        partial(inception, script=True),
-        {"a.pt": m.in_zip(in_checkpoint)},
-        lambda f: inception_file.load_inception(f / "a.pt"),
-    ),
-    Reader("evaluations", evaluations, {"a.json": m.of_json}, lambda f: _table(read_evaluations(f / "a.json"))),
-    Reader(
-        "samples, begun",
-        partial(samples, name="out", finished=False),
-        {"out/samples.json": m.of_json, "out/.parts/*.json": m.of_json},
-        partial(resume_samples, name="out"),
-        writes=True,
-    ),
-    Reader(
-        "samples in parts",
-        partial(samples, name="x.npz", finished=False),
-        {"x.samples.json": m.of_json, ".x.npz.parts/*.json": m.of_json, ".x.npz.parts/*.npy": m.of_npy},
-        partial(resume_samples, name="x.npz"),
-        writes=True,
-    ),
-    Reader(
-        "samples, finished",
-        partial(samples, name="x.npz", finished=True),
-        {"x.samples.json": m.of_json},
-        partial(resume_samples, name="x.npz"),
-        writes=True,
-    ),
-    Reader(
-        "training checkpoint",
-        training,
-        {
-            "run/checkpoints/last/state.json": m.of_json,
-            "run/checkpoints/last/*.safetensors": m.of_safetensors,
-            "run/metrics.jsonl": m.of_json_lines,
-        },
-        resume_training,
-        writes=True,
-    ),
-    Reader(
-        "parts of an experiment",
-        workspace,
-        {"out/parts/*.json": m.of_json, "out/parts/*.safetensors": m.of_safetensors, "out/records.json": m.of_json},
-        read_workspace,
-        writes=True,
-    ),
+    Reader("PNG mask", mask, {"mask.png": m.of_png},
+           lambda f: parse_operator(str(f / "mask.png"), SHAPE_8)),
+    Reader("YAML recipe", recipe, {"a.yaml": m.of_yaml},
+           lambda f: read_recipe(f / "a.yaml").command()),
+    Reader("TOML recipe", lambda f: (f / "a.toml").write_text(TOML), {"*": m.of_lines},
+           lambda f: read_recipe(f / "a.toml")),
+    Reader("Inception state dict", partial(inception, script=False),
+           {"a.pth": m.in_zip(in_checkpoint)},
+           lambda f: inception_file.load_inception(f / "a.pth")),
+    Reader("Inception TorchScript", partial(inception, script=True),
+           {"a.pt": m.in_zip(in_checkpoint)}, lambda f: inception_file.load_inception(f / "a.pt")),
+    Reader("evaluations", evaluations, {"a.json": m.of_json},
+           lambda f: _table(read_evaluations(f / "a.json"))),
+    Reader("samples, begun", partial(samples, name="out", finished=False),
+           {"out/samples.json": m.of_json, "out/.parts/*.json": m.of_json},
+           partial(resume_samples, name="out"), writes=True),
+    Reader("samples in parts", partial(samples, name="x.npz", finished=False),
+           {"x.samples.json": m.of_json, ".x.npz.parts/*.json": m.of_json,
+            ".x.npz.parts/*.npy": m.of_npy}, partial(resume_samples, name="x.npz"), writes=True),
+    Reader("samples, finished", partial(samples, name="x.npz", finished=True),
+           {"x.samples.json": m.of_json}, partial(resume_samples, name="x.npz"), writes=True),
+    Reader("training checkpoint", training, {"run/checkpoints/last/state.json": m.of_json,
+           "run/checkpoints/last/*.safetensors": m.of_safetensors,
+           "run/metrics.jsonl": m.of_json_lines}, resume_training, writes=True),
+    Reader("parts of an experiment", workspace, {"out/parts/*.json": m.of_json,
+           "out/parts/*.safetensors": m.of_safetensors, "out/records.json": m.of_json},
+           read_workspace, writes=True),
     Reader("command-line values", words, {"words.txt": m.of_lines}, read_words, typed=True),
-]
+]  # fmt: skip
 """All readers. A new reader of outside files is placed here."""
 
 warnings.simplefilter("ignore")

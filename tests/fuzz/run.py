@@ -1,11 +1,13 @@
-"""`make fuzz`: every reader of outside files, given mutated ones. Whatever it does not accept must be our own error.
+"""`make fuzz`: every reader of outside files, given mutated ones. Whatever it does not accept must
+be our own error.
 
-    python tests/fuzz/run.py [--cases N] [--seed S] [--jobs J] [WORD ...]      readers with one of the words in the name
-    python tests/fuzz/run.py --case I READER                                   one case again, with its traceback
+    python tests/fuzz/run.py [--cases N] [--seed S] [--jobs J] [WORD ...]
+    python tests/fuzz/run.py --case I READER       one case again, with its traceback
 
-A case is known by (seed, reader, number). Each reader runs in a process of its own, which an audit hook watches: it may
-write into its scratch folder alone, and may not run code, start programs or open connections. A case has 10 seconds,
-and 1 GB above what the valid files take.
+The words choose readers by their names.
+A case is known by (seed, reader, number). Each reader runs in a process of its own, which an audit
+hook watches: it may write into its scratch folder alone, and may not run code, start programs or
+open connections. A case has 10 seconds, and 1 GB above what the valid files take.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import logging
 import mmap
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -32,42 +35,50 @@ from typing import Any
 from mutations import KINDS_OF_FILE, of_bytes
 
 SECONDS, BYTES, SPACE = 10.0, 1 << 30, 6 << 30
-"""Of a case: its time, resident memory above the valid file's, and address space, which protects the machine."""
+"""Of a case: its time, resident memory above the valid file's, and address space, which protects
+the machine.
+"""
 OUTCOMES = ("accepted", "refused", "other", "unnamed", "hang", "memory", "executed", "crash")
 FINE = OUTCOMES[:2]
+
+
+CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod")
+STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.", "socket.connect",
+          "socket.bind", "pickle.find_class")  # fmt: skip
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Watch:
     """An audit hook that notes what a reader must not do; what is set up before `armed` is free."""
 
     def __init__(self, scratch: Path) -> None:
-        self.scratch, self.armed, self.seen = str(scratch), False, []  # type: ignore[var-annotated]
-        self.own = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2]))
+        self.scratch, self.armed, self.seen = str(scratch), False, list[str]()
+        own = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2]))
+        self.own = (*own, "<frozen", "<string>", "<attrs")
         sys.addaudithook(self)
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if self.armed and (said := self._forbidden(event, args)):
-            self.seen.append(said)
+        if self.armed and self._forbidden(event, args):
+            self.seen.append(f"{event} {args!r}")
 
-    def _forbidden(self, event: str, args: tuple[Any, ...]) -> str | None:
+    def _forbidden(self, event: str, args: tuple[Any, ...]) -> bool:
         if event == "open":
-            path, mode, flags = args
-            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            inside = not isinstance(path, int) and os.fspath(path).startswith((self.scratch, "/dev/null"))
-            return f"open {path!r} {mode}" if writes and not inside and not isinstance(path, int) else None
-        if event in ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod"):
-            within = [one for one in args if isinstance(one, int) and one > 0 and event in ("os.remove", "os.rmdir")]
+            path, _, flags = args
+            writes = isinstance(flags, int) and flags & WRITING and not isinstance(path, int)
+            return writes and not os.fspath(path).startswith((self.scratch, "/dev/null"))
+        if event in CHANGES:
             # A name below an open folder: where that is.
-            base = os.readlink(f"/proc/self/fd/{within[-1]}") if within and Path("/proc/self/fd").exists() else ""  # noqa: PTH115
-            paths = [os.path.join(base, one) for one in args if isinstance(one, str)]  # noqa: PTH118
-            outside = [one for one in paths if not one.startswith(self.scratch)]
-            return f"{event} {outside[0]!r}" if outside else None
+            folders = [number for number in args if isinstance(number, int) and number > 0]
+            inside = event in ("os.remove", "os.rmdir") and folders and DESCRIPTORS.exists()
+            base = os.readlink(DESCRIPTORS / str(folders[-1])) if inside else ""  # noqa: PTH115
+            paths = [Path(base, part) for part in args if isinstance(part, str)]
+            return any(not str(path).startswith(self.scratch) for path in paths)
         if event == "exec":
-            file = getattr(args[0], "co_filename", "")
-            return None if file.startswith((*self.own, "<frozen", "<string>", "<attrs")) else f"exec {file!r}"
-        if event == "pickle.find_class" or event.startswith(("os.system", "os.exec", "os.posix_spawn", "os.spawn")):
-            return f"{event} {args!r}"
-        return f"{event} {args!r}" if event.startswith(("subprocess.", "socket.connect", "socket.bind")) else None
+            return not getattr(args[0], "co_filename", "").startswith(self.own)
+        return event.startswith(STARTS)
+
+
+DESCRIPTORS, MEMORY = Path("/proc/self/fd"), Path("/proc/self/statm")
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
@@ -96,7 +107,9 @@ class Cases:
         reader.make(self.folder)
         self.valid = snapshot(self.folder)
         self.targets = [
-            (file, mutate) for pattern, mutate in reader.files.items() for file in sorted(self.folder.glob(pattern))
+            (file, mutate)
+            for pattern, mutate in reader.files.items()
+            for file in sorted(self.folder.glob(pattern))
         ]
         assert self.targets, f"{reader.name} has no files"
         reader.read(self.folder)  # the valid files are read
@@ -107,19 +120,18 @@ class Cases:
         """Write the files of a case; which of them is mutated, and its content."""
         rng = random.Random(f"{self.seed} {self.reader.name} {number}")
         file, mutate = rng.choice(self.targets)
+        if self.reader.writes:
+            restored(self.folder, self.valid)
         turn, every = divmod(number, 4)  # every fourth case, until each file has been of each kind
         if every == 3 and turn < len(KINDS_OF_FILE) * len(self.targets) and not self.reader.typed:
-            if self.reader.writes:
-                restored(self.folder, self.valid)
-            file, kind = self.targets[turn // len(KINDS_OF_FILE)][0], [*KINDS_OF_FILE][turn % len(KINDS_OF_FILE)]
+            target, place = divmod(turn, len(KINDS_OF_FILE))
+            file, kind = self.targets[target][0], [*KINDS_OF_FILE][place]
             KINDS_OF_FILE[kind](file)
             return file, kind.encode()
         try:
             content = mutate(rng, self.valid[file])
-        except (RecursionError, ValueError):  # of a writer of the format: what it cannot write is not a case
+        except (RecursionError, ValueError):  # what a writer of the format cannot write is no case
             content = of_bytes(rng, self.valid[file])
-        if self.reader.writes:
-            restored(self.folder, self.valid)
         file.write_bytes(content)
         return file, content
 
@@ -159,14 +171,14 @@ def judged(cases: Cases, watch: Watch, file: Path) -> tuple[str, str]:
     return outcome, said
 
 
-def work(reader: Any, scratch: Path, seed: int, numbers: range, clock: mmap.mmap, report: Any) -> None:
+def work(
+    reader: Any, scratch: Path, seed: int, numbers: range, clock: mmap.mmap, report: Any
+) -> None:
     """Run cases one after the other, and report each as a line of JSON."""
     cases, watch = Cases(reader, scratch, seed), Watch(scratch)
-    space = (
-        int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE if Path("/proc/self/statm").exists() else 0
-    )
-    if space:
-        resource.setrlimit(resource.RLIMIT_AS, (space + SPACE, space + SPACE))
+    if MEMORY.exists():
+        space = int(MEMORY.read_text().split()[0]) * mmap.PAGESIZE + SPACE
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
     for number in numbers:
         file, content = cases.write(number)
         clock[:16] = struct.pack("<qd", number, time.monotonic())
@@ -176,19 +188,23 @@ def work(reader: Any, scratch: Path, seed: int, numbers: range, clock: mmap.mmap
             outcome, said = "hang", f"{time.monotonic() - started:.0f} s"
         line = {"case": number, "outcome": outcome, "said": said[:3000], "file": file.name}
         if outcome not in FINE:
-            kept = (
-                scratch.parent / "failures" / f"{reader.name.replace(' ', '_').replace('/', '_')}-{number}-{file.name}"
-            )
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_bytes(content)
+            kept = scratch.parent / "failures"
+            kept.mkdir(exist_ok=True)
+            (kept / f"{file_name(reader)}-{number}-{file.name}").write_bytes(content)
         report.write(json.dumps(line) + "\n")
         report.flush()
         cases.clean(file)
         clock[:16] = struct.pack("<qd", -1, 0.0)
 
 
+def file_name(reader: Any) -> str:
+    return re.sub("[ /]", "_", reader.name)
+
+
 class Job:
-    """A reader's cases in a child process; one that hangs or dies is started again after the case it died in."""
+    """A reader's cases in a child process; one that hangs or dies is started again after the case
+    it died in.
+    """
 
     def __init__(self, reader: Any, root: Path, seed: int, count: int) -> None:
         self.reader, self.root, self.seed, self.count = reader, root, seed, count
@@ -199,7 +215,7 @@ class Job:
 
     def start(self, first: int) -> None:
         self.starts += 1
-        scratch = self.root / f"{self.reader.name.replace(' ', '_').replace('/', '_')}-{self.starts}"
+        scratch = self.root / f"{file_name(self.reader)}-{self.starts}"
         self.lines = self.root / f"{scratch.name}.jsonl"
         self.clock[:16] = struct.pack("<qd", -1, 0.0)
         self.first = first
@@ -210,8 +226,9 @@ class Job:
                 tempfile.tempdir = str(scratch)
                 os.fsync = lambda handle: None  # nobody cuts the power here
                 os.environ |= {"MMDGS_CACHE": str(scratch / "cache"), "TMPDIR": str(scratch)}
+                numbers = range(first, self.count)
                 with self.lines.open("w") as report:
-                    work(self.reader, scratch, self.seed, range(first, self.count), self.clock, report)
+                    work(self.reader, scratch, self.seed, numbers, self.clock, report)
                 code = 0
             except BaseException:
                 traceback.print_exc(-8)
@@ -232,19 +249,18 @@ class Job:
             self.results += [json.loads(line) for line in lines]
         if os.waitstatus_to_exitcode(status) == 0:
             return True
-        done = max((result["case"] for result in self.results), default=-1) + 1
-        if number < 0:
-            self.results.append({"case": done, "outcome": "crash", "said": "outside of a case", "file": ""})
-            return True
-        self.results.append({"case": number, "outcome": "hang" if late else "crash", "said": "killed", "file": "?"})
-        if number + 1 >= self.count:
+        outcome = "hang" if late else "crash"
+        self.results.append({"case": number, "outcome": outcome, "said": "killed", "file": "?"})
+        if number < 0 or number + 1 >= self.count:  # outside of a case, or in the last
             return True
         self.start(number + 1)
         return False
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*")
     parser.add_argument("--cases", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -258,14 +274,18 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
 
     logging.disable(logging.CRITICAL)
-    chosen = [one for one in READERS if not options.words or any(word in one.name for word in options.words)]
-    chosen = [one for one in chosen if not one.optional or importlib.util.find_spec(one.optional)]
-    for package in {one.optional for one in chosen} - {""}:
+    readers = [
+        reader
+        for reader in READERS
+        if not options.words or any(word in reader.name for word in options.words)
+        if not reader.optional or importlib.util.find_spec(reader.optional)
+    ]
+    for package in {reader.optional for reader in readers} - {""}:
         importlib.import_module(package)
     root = Path(tempfile.mkdtemp(prefix="fuzz-"))
     if options.case is not None:
-        return again(chosen[0], root, options.seed, options.case)
-    failed = run(chosen, root, options)
+        return again(readers[0], root, options.seed, options.case)
+    failed = run(readers, root, options)
     if not failed:
         shutil.rmtree(root)
     return int(failed)
@@ -280,12 +300,17 @@ def again(reader: Any, root: Path, seed: int, number: int) -> int:
     return 0
 
 
-def run(chosen: list[Any], root: Path, options: argparse.Namespace) -> bool:
+def run(readers: list[Any], root: Path, options: argparse.Namespace) -> bool:
     """Run all readers, some at a time, print a table; whether a case failed."""
-    waiting, running, failed = list(chosen), [], False
+    waiting, running, failed = list(readers), list[Job](), False
     total: Counter[str] = Counter()
-    print(f"| reader | {' | '.join(OUTCOMES)} | CPU s |\n|{' --- |' * (len(OUTCOMES) + 2)}", flush=True)
     spent = 0.0
+
+    def row(name: str, cells: list[str]) -> None:
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+    row("reader", [*OUTCOMES, "CPU s"])
+    row("---", ["---"] * (len(OUTCOMES) + 1))
     while waiting or running:
         while waiting and len(running) < options.jobs:
             running.append(Job(waiting.pop(0), root, options.seed, options.cases))
@@ -295,19 +320,15 @@ def run(chosen: list[Any], root: Path, options: argparse.Namespace) -> bool:
             counts = Counter(result["outcome"] for result in job.results)
             total += counts
             spent += job.seconds
-            cells = " | ".join(f"{counts[name]:,}" for name in OUTCOMES)
-            print(f"| {job.reader.name} | {cells} | {job.seconds:.1f} |", flush=True)
+            row(
+                job.reader.name, [f"{counts[name]:,}" for name in OUTCOMES] + [f"{job.seconds:.1f}"]
+            )
             bad = [result for result in job.results if result["outcome"] not in FINE]
             failed = failed or bool(bad)
-            seen: set[str] = set()
-            for result in bad:
-                key = result["said"][-160:]
-                if key not in seen and len(seen) < 6:
-                    seen.add(key)
-                    print(
-                        f"FAILED case {result['case']} ({result['file']}), {result['outcome']}: {result['said'][-900:]}"
-                    )
-    print(f"| all {len(chosen)} | {' | '.join(f'{total[name]:,}' for name in OUTCOMES)} | {spent:.0f} |")
+            for result in list({result["said"][-160:]: result for result in bad}.values())[:6]:
+                where = f"case {result['case']} ({result['file']}), {result['outcome']}"
+                print(f"FAILED {where}: {result['said'][-900:]}")
+    row(f"all {len(readers)}", [f"{total[name]:,}" for name in OUTCOMES] + [f"{spent:.0f}"])
     if failed:
         print(f"what failed is in {root / 'failures'}")
     return failed

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("gradio", reason="the studio's tests need its extra: make test-studio")
-playwright = pytest.importorskip("playwright.sync_api", reason="the studio's tests need Playwright: make test-studio")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the studio's tests need Playwright: make test-studio"
+)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
 """Milliseconds: the machine that tests run on may be busy."""
 
@@ -24,10 +27,13 @@ PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
 class Studio:
     """A studio that was started as a person starts it, and its folder for temporary files."""
 
-    def __init__(self, folder: Path, *options: str, program: tuple[str, ...] = ("-m", "mmdgs", "studio")) -> None:
+    def __init__(
+        self, folder: Path, *options: str, program: tuple[str, ...] = ("-m", "mmdgs", "studio")
+    ) -> None:
         self.log, self.scratch = folder / "log", folder / "scratch"
         self.scratch.mkdir()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.scratch), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment["TMPDIR"] = str(self.scratch)
         with self.log.open("w") as stream:
             words = [sys.executable, *program, "--port", "0", *options]
             self.process = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
@@ -36,8 +42,7 @@ class Studio:
     def address(self) -> str:
         """What it prints, once it listens."""
         for _ in range(1200):
-            printed = re.search(r"http://\S+", self.log.read_text())
-            if printed:
+            if printed := re.search(r"http://\S+", self.log.read_text()):
                 return printed.group()
             if self.process.poll() is not None:
                 break
@@ -45,7 +50,7 @@ class Studio:
         raise AssertionError(self.log.read_text())
 
     def end(self) -> float:
-        """Ask it to end; the seconds that took. It leaves no folder behind."""
+        """Ask it to end; the seconds that took. It leaves no folder and no traceback behind."""
         begun = time.monotonic()
         self.process.terminate()
         try:
@@ -54,6 +59,7 @@ class Studio:
             self.process.kill()
         assert self.process.returncode == 0
         assert list(self.scratch.glob("mmdgs-studio-*")) == []
+        assert "Traceback" not in self.log.read_text(), self.log.read_text()
         return time.monotonic() - begun
 
 
@@ -65,7 +71,6 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
         yield running
     finally:
         running.end()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -78,23 +83,23 @@ def browser() -> Iterator[playwright.Browser]:
     if CHROMIUM is None:
         pytest.fail("there is no Chromium: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield chromium
+        chromium.close()
 
 
 class Visitor:
     """A person at the page: what it asked of other hosts, and errors of its scripts."""
 
     def __init__(self, browser: playwright.Browser, address: str, **options: object) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        options = {"viewport": {"width": 1200, "height": 900}, **options}
+        self.context = browser.new_context(**options)
         self.context.set_default_timeout(PATIENCE)
         self.page = self.context.new_page()
-        self.elsewhere: list[str] = []
-        self.broken: list[str] = []
+        self.address, self.elsewhere, self.broken = address, [], []
         self.page.on("request", self._asked)
         self.page.on("pageerror", lambda error: self.broken.append(str(error)))
-        self.address = address
         self.page.goto(address)
         self.page.wait_for_selector("#plane-picture img")
 
@@ -105,15 +110,22 @@ class Visitor:
     def room(self, name: str) -> None:
         self.page.get_by_role("tab", name=name, exact=True).click()
 
-    def status(self, room: str) -> str:
-        return self.page.locator(f"#{room}-status").inner_text()
+    def click(self, element: str) -> None:
+        """Click a button, or open a section."""
+        locator = self.page.locator(f"button#{element}, #{element} button")
+        locator.first.click()
 
-    def expect_status(self, room: str, words: str) -> None:
-        playwright.expect(self.page.locator(f"#{room}-status")).to_contain_text(words, timeout=PATIENCE)
+    def expect(self, element: str, words: str) -> str:
+        """Wait for words; all that is said there."""
+        locator = self.page.locator(f"#{element}")
+        playwright.expect(locator).to_contain_text(words, timeout=PATIENCE)
+        return locator.inner_text()
 
     def settle(self) -> None:
-        """Gradio hands a section that opens for the first time its values once more, a frame after it appears."""
-        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        """A section that opens for the first time gets its values once more, a frame later."""
+        self.page.evaluate(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
     def set(self, element: str, value: float) -> None:
         field = self.page.locator(f"#{element} input[type=number]")
@@ -135,16 +147,17 @@ class Visitor:
         return said.inner_text()
 
     def download(self, room: str, to: Path) -> Path:
-        playwright.expect(self.page.locator(f"#{room}-download")).to_be_enabled(timeout=PATIENCE)
+        button = self.page.locator(f"#{room}-download")
+        playwright.expect(button).to_be_enabled(timeout=PATIENCE)
         with self.page.expect_download() as waiting:
-            self.page.locator(f"#{room}-download").click()
+            button.click()
         waiting.value.save_as(to)
         return to
 
 
 @pytest.fixture
 def visit(browser: playwright.Browser, address: str) -> Iterator[object]:
-    """Opens the page as a person; at the end nothing was asked of another host, and no script broke."""
+    """Opens the page; at the end nothing was asked of another host, and no script broke."""
     people: list[Visitor] = []
 
     def come(**options: object) -> Visitor:
@@ -152,7 +165,6 @@ def visit(browser: playwright.Browser, address: str) -> Iterator[object]:
         return people[-1]
 
     yield come
-    for one in people:
-        one.context.close()
-        assert one.elsewhere == []
-        assert one.broken == []
+    for person in people:
+        person.context.close()
+        assert person.elsewhere == person.broken == []

@@ -14,14 +14,16 @@ pytest.importorskip("material", reason="the site's tests need the extra docs: ma
 
 
 def test_search_works_without_a_server(browser, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    site = tmp_path / "site"
+    options = ["--strict", "--quiet", "--site-dir", str(site)]
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    subprocess.run(words, cwd=Path(__file__).parents[2], env=environment, check=True)
+    subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=True)
     page = browser.new_page()
-    page.goto((tmp_path / "site" / "api" / "models.html").as_uri())
+    page.goto((site / "use" / "api" / "models.html").as_uri())
     page.locator("input.md-search__input").click()
     page.keyboard.type("krylov", delay=50)
     result = page.locator(".md-search-result__link").first
     result.wait_for(timeout=PATIENCE)
-    assert result.get_attribute("href").startswith((tmp_path / "site").as_uri())
+    assert result.get_attribute("href").startswith(site.as_uri())
     page.close()

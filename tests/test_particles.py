@@ -1,0 +1,150 @@
+"""Weighted particles: evidences against closed forms, and draws of p(x | y) of mixtures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_given import COVARIANCES, MEAN, OPERATORS, SHAPE, B, D, numbers
+from torch import Tensor
+
+from mmdgs.errors import UsageError
+from mmdgs.linalg import LowRank, Spectral
+from mmdgs.linalg.evidence import factored, log_evidence, rows_of, seen
+from mmdgs.moments import FullMoments, GivenMoments
+from mmdgs.operators import Blur, Matrix, Operator, noise_variances
+from mmdgs.samplers import Plan, TwistedParticles, ancestral_plan, run
+from mmdgs.schedules import edm
+from mmdgs.targets import GaussianMixture
+
+
+def low_rank(base: Spectral) -> LowRank:
+    """Of matrices whose products are known, with two directions for what is measured."""
+    cov = COVARIANCES["dense"]
+
+    def product(v: Tensor) -> Tensor:
+        return torch.einsum("bij,nbj->nbi", cov.dense(), v)
+
+    none = torch.zeros(0, B, D, dtype=torch.float64)
+    return LowRank(base, MEAN, product, 2, lambda: (none, none), floor=1e-9)
+
+
+KINDS = {name: cov for name, cov in COVARIANCES.items() if name != "krylov, exact"}
+KINDS["low rank"] = low_rank(Spectral(COVARIANCES["spectral"].variances))
+
+
+def dense_of(cov) -> Tensor:  # type: ignore[no-untyped-def]
+    eye = torch.eye(D, dtype=torch.float64).reshape(D, *SHAPE)
+    return torch.stack([cov.apply(one.expand(B, *SHAPE)).flatten(1) for one in eye], -1)
+
+
+def closed_form(mean: Tensor, matrix: Tensor, operator: Operator, y: Tensor, tau: float) -> Tensor:
+    """log N(y; A m, A C A' + tau^2) by dense matrices, over what was measured."""
+    a = operator(torch.eye(D, dtype=torch.float64).reshape(D, *SHAPE)).flatten(1).mT
+    places = operator.known(torch.ones(1, *operator.out_shape)).flatten().bool()
+    a, y = a[places], y.flatten(1)[:, places]
+    s = a @ matrix @ a.mT + tau**2 * torch.eye(len(a), dtype=torch.float64)
+    left = mean.flatten(1) @ a.mT
+    return torch.distributions.MultivariateNormal(left, s).log_prob(y)
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
+@pytest.mark.parametrize("name", KINDS)
+def test_evidences_are_the_closed_form(name: str, operator: Operator) -> None:
+    """Before and after x itself is seen with noise; also of rows in another order."""
+    y, z = numbers(B, *operator.out_shape, seed=3), numbers(B, *SHAPE, seed=4)
+    variances = noise_variances(0.3, operator, y)
+    cov = factored(MEAN, KINDS[name], y, operator, variances)
+    matrix = dense_of(cov)
+    evidence = log_evidence(MEAN, cov, y, operator, variances)
+    torch.testing.assert_close(evidence, closed_form(MEAN, matrix, operator, y, 0.3))
+
+    mean, left = seen(MEAN, cov, z, 0.7)
+    after = torch.linalg.inv(torch.linalg.inv(matrix) + torch.eye(D) / 0.7)
+    expected = MEAN.flatten(1) + (after @ (z - MEAN).flatten(1)[..., None])[..., 0] / 0.7
+    torch.testing.assert_close(mean.flatten(1), expected)
+    torch.testing.assert_close(dense_of(left), after)
+    evidence = log_evidence(mean, left, y, operator, variances)
+    torch.testing.assert_close(evidence, closed_form(mean, after, operator, y, 0.3))
+
+    index = torch.tensor([2, 0, 2])
+    torch.testing.assert_close(dense_of(rows_of(cov, index)), matrix[index])
+
+
+def bimodal() -> GaussianMixture:
+    return GaussianMixture([0.5, 0.5], [[-1.5, -1.0], [1.5, 1.0]], [[0.09, 0.25], [0.16, 0.09]]).to(
+        dtype=torch.float64
+    )
+
+
+A, NOISE = Matrix(torch.tensor([[1.0, 0.0]], dtype=torch.float64)), 0.8
+
+
+def particles(mixture: GaussianMixture, y: Tensor, count: int, runs: int, steps: int = 25):  # type: ignore[no-untyped-def]
+    given = GivenMoments(FullMoments(mixture.denoiser()), y, A, NOISE)
+    plan = Plan.down(TwistedParticles(given, count), edm(steps, 20.0, 0.01))
+    x0 = mixture.noised(plan.start).sample(runs * count, generator=torch.Generator().manual_seed(1))
+    return run(plan, x0, seed=2, progress=None)
+
+
+@pytest.mark.parametrize("y", [0.35, -0.4])
+def test_modes_have_the_weights_that_y_gives_them(y: float) -> None:
+    mixture, values = bimodal(), torch.tensor([[y]], dtype=torch.float64)
+    exact = mixture.given(values, A, NOISE).weights[0, 1].item()
+    shares = {}
+    for count, runs in ((1, 1500), (8, 1200), (64, 150)):
+        result = particles(mixture, values, count, runs)
+        of_run = (result.x.sum(1) > 0).double().view(runs, count).mean(1)
+        shares[count] = of_run.mean().item(), of_run.std().item() / math.sqrt(runs)
+    # One particle is the bridge, which is far off; 8 and 64 are within the aims of 0.03 and 0.01.
+    assert abs(shares[1][0] - exact) > 0.1
+    assert abs(shares[8][0] - exact) < 0.03 + 2 * shares[8][1]
+    assert abs(shares[64][0] - exact) < 0.01 + 2 * shares[64][1]
+    assert result.info["effective"].shape == (64 * 150, 25)
+
+
+def test_the_evidence_of_a_gaussian_is_exact_and_all_weights_are_one() -> None:
+    """Where q is right nothing is left for weights: any number of particles, any levels."""
+    target = GaussianMixture([1.0], [[0.5, -1.0]], [[[0.5, 0.2], [0.2, 0.4]]]).to(
+        dtype=torch.float64
+    )
+    y = torch.tensor([[0.3]], dtype=torch.float64)
+    result = particles(target, y, 4, 3, steps=5)
+    s = target.covariance()[0, 0] + NOISE**2
+    exact = torch.distributions.Normal(target.mean()[0], s.sqrt()).log_prob(y[0, 0])
+    torch.testing.assert_close(
+        result.info["effective"], torch.ones(12, 5, dtype=torch.float64), atol=0.01, rtol=0
+    )
+    torch.testing.assert_close(result.info["log_evidence"], exact.expand(12), atol=0.02, rtol=0)
+
+
+def test_one_particle_is_the_bridge_and_runs_do_not_see_each_other() -> None:
+    mixture, y = bimodal(), torch.tensor([[0.35]], dtype=torch.float64)
+    given = GivenMoments(FullMoments(mixture.denoiser()), y, A, NOISE)
+    levels = edm(8, 20.0, 0.01)
+    x0 = mixture.noised(levels[0]).sample(12, generator=torch.Generator().manual_seed(0))
+    bridge = run(ancestral_plan(given, levels, mean_last=False), x0, seed=5, progress=None)
+    assert torch.equal(
+        run(Plan.down(TwistedParticles(given, 1), levels), x0, seed=5, progress=None).x, bridge.x
+    )
+    plan = Plan.down(TwistedParticles(given, 4), levels)
+    whole = run(plan, x0, seed=5, progress=None).x
+    part = run(plan, x0[4:], seed=5, first_chain=4, progress=None).x
+    torch.testing.assert_close(whole[4:], part)
+
+
+def test_what_has_no_evidence_is_refused() -> None:
+    shape = (1, 40, 40)
+    cov = Spectral(torch.ones(1, *shape))
+    motion = Blur.motion(shape, 5)
+    y = torch.zeros(1, *shape)
+    with pytest.raises(UsageError, match="factor"):
+        log_evidence(y, cov, y, motion, torch.full((1, 1, 1, 1), 0.1))
+    given = GivenMoments(FullMoments(bimodal().denoiser()), torch.zeros(1, 1).double(), A, 1.0)
+    with pytest.raises(ValueError, match="5 chains"):
+        run(
+            Plan.down(TwistedParticles(given, 2), edm(2, 2.0, 1.0)),
+            torch.zeros(5, 2).double(),
+            progress=None,
+        )

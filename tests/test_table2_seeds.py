@@ -1,0 +1,127 @@
+"""FIDs of more seeds: stopped, gone on with, joined."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from image_experiments import performed, picture_folder, resumed, use_fake_inception
+from nets import random_images
+from toy_models import stand_in_model
+
+from experiments import Context, TimeIsUp, Workspace, sampler_cells, table2, table2_seeds
+from experiments.grid import Grid, Results
+from experiments.sampler_cells import Judge, References
+from mmdgs.data import image_set
+from mmdgs.errors import UsageError
+from mmdgs.metrics import frechet_distance
+from mmdgs.metrics.features import image_features
+from mmdgs.workspace import Part
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+SHAPE = (3, 8, 8)
+TINY = replace(
+    table2.QUICK, images=4, seeds=2, levels=2, langevin_steps=1, tuning_images=2, fit_images=4,
+    reference_limit=None, metrics=("fid",), probes=1, heun=(2,), steps=(2,), rate_factors=(1.0,),
+)  # fmt: skip
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """A network with the name of the one that ships, a folder as its data, a fake Inception."""
+    stand_in_model(tmp_path / "cifar10", SHAPE)
+    images = str(picture_folder(tmp_path / "images"))
+    use_fake_inception(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table2, "DATA", images)
+    monkeypatch.setattr(table2, "FULL", TINY)
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), most_images=10)
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The rows and seeds that are sampled, in their order."""
+    generate, seeds = sampler_cells.generate, []
+
+    def watched(*args: Any, seed: int, progress: str, **rest: Any) -> Any:
+        seeds.append((progress.split(",")[0], seed))
+        return generate(*args, seed=seed, progress=None, **rest)
+
+    monkeypatch.setattr(sampler_cells, "generate", watched)
+    return seeds
+
+
+def heun(context: Context) -> list[dict[str, Any]]:
+    records, _ = performed("table2-seeds", context)
+    return [cell for cell in records["papers"] if cell["row"] == "Heun"]
+
+
+def test_a_run_that_is_stopped_goes_on_and_no_seed_is_sampled_twice(
+    prepared: Context, sampled: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Context) -> None:  # in the midst of the seeds
+        if sampled.count(("Heun", 2)):
+            raise TimeIsUp
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "check_time", stopped)
+        assert [cell["first images"] for cell in heun(prepared)] == [4]
+    assert [cell["first images"] for cell in heun(resumed(prepared))] == [4, 8, 10]
+    assert [seed for row, seed in sampled if row == "Heun"] == [0, 1, 2, 3, 4]
+
+
+def test_runs_that_leave_seeds_to_each_other_make_what_one_run_makes(
+    prepared: Context, sampled: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    whole = heun(prepared)
+    parts = {seed: f"seed-Heun-{seed}" for seed in range(5)}
+    folder = tmp_path / "out" / "parts"
+    for number in (0, 1):  # what another run has made is not in the folder
+        for ending in ("json", "safetensors"):
+            shutil.move(folder / f"{parts[number]}.{ending}", tmp_path)
+    for file in folder.glob("papers-*"):
+        file.unlink()
+    del sampled[:]
+    assert heun(resumed(prepared, skip_seeds=2)) == []
+    assert sampled == []
+    for file in tmp_path.glob("seed-*"):
+        shutil.copy(file, folder)
+    assert heun(resumed(prepared)) == whole
+    assert sampled == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"most_images": 5}, "--most-images"), ({"quick": True}, "--quick")]
+)
+def test_bad_input(prepared: Context, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        table2_seeds.run(replace(prepared, **{"model": "cifar10", **options}))
+
+
+def test_the_fid_of_groups_of_features_is_that_of_all_images(prepared: Context) -> None:
+    judge = Judge.of(prepared, ("fid",), References(table2.DATA, None, 8))
+    assert judge.inception is not None
+    images = image_set(random_images(9, SHAPE, seed=3), "x")
+    features = image_features(images, judge.inception, keep=True).features
+    theirs = image_features(judge.references.load(), judge.inception).moments
+    assert features is not None
+    values = judge.fid_of(features.split(3))
+    assert values["fid"] == pytest.approx(frechet_distance(features, theirs), rel=1e-9)
+    groups = [torch.cat([features[:i], features[i + 3 :]]) for i in (0, 3, 6)]
+    expected = [frechet_distance(group, theirs) for group in groups]
+    assert values["fid_left_out"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_fids_that_end_early_are_extrapolated_in_the_picture() -> None:
+    # FIDs 3 + 20 / n of n images; one of two groups left out has half of them.
+    few, many = ({"fid": 3 + 20 / n, "fid_left_out": [3 + 40 / n, 3 + 40 / n]} for n in (10, 40))
+    parts = {("Langevin", 10): Part(few), ("Heun", 10): Part(few), ("Heun", 40): Part(many)}
+    found = Results(Grid("papers", {}, lambda cell: Part({})), parts)
+    (axis,) = table2_seeds.count_figure(found, 40).axes
+    (dotted,) = (line for line in axis.lines if line.get_linestyle() == ":")  # Heun's has its end
+    assert dotted.get_xydata()[[0, -1]] == pytest.approx(numpy.array([[10, 5], [40, 3.5]]))
