@@ -1,10 +1,10 @@
-"""Draw the figures of docs/idea.md, by the library itself, into docs/images.
+"""Draw the figures of docs/use/idea.md, by the library itself, into docs/images.
 
     python docs/figures.py                 all figures (a minute on one core)
     python docs/figures.py point chain     some of them
-    python docs/figures.py inputs          the digit and the face of the notebooks: samples of the models (two minutes)
+    python docs/figures.py inputs          the digit and the face of the notebooks (two minutes)
 
-Needs mmdgs[lab]. Seeds are fixed.
+Needs mmdgs[report]. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,20 @@ from PIL import Image
 from torch import Tensor
 
 import mmdgs
-from mmdgs.lab.drawing import BLUE, GREEN, GREY, ORANGE, RED, density, grid, labelled, new_figure, scatter, square
 from mmdgs.metrics import kl_divergence
+from mmdgs.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    density,
+    grid,
+    labelled,
+    new_figure,
+    scatter,
+    square,
+)
 
 IMAGES = Path(__file__).parent / "images"
 LIMIT = 1.8
@@ -41,7 +53,11 @@ def point() -> Figure:
     x, x_t = CLEAN_POINT.double(), NOISY_POINT.double()
     true, q = rings.posterior(x_t, LEVEL), mmdgs.FullMoments(rings.denoiser())(x_t, LEVEL)
     figure, ((data, posterior, gaussian),) = new_figure(1, 3, inches=(8.4, 3.1))
-    titles = ("1. x gets noise", "2. the true p(x | noisy x), enlarged", "3. the Gaussian with its moments")
+    titles = (
+        "1. x gets noise",
+        "2. the true p(x | noisy x), enlarged",
+        "3. the Gaussian with its moments",
+    )
     for axis, title in zip((data, posterior, gaussian), titles, strict=True):
         square(axis, LIMIT, title, ticks=())
     density(data, rings.log_prob(points).exp(), LIMIT)
@@ -53,13 +69,21 @@ def point() -> Figure:
         _mark(axis, x_t, ORANGE, "noisy x", (2, 8))
     _mark(posterior, true.mean, RED, "mean", (-34, -10))
     _ellipses(gaussian, q)
-    scatter(gaussian, q.sample(60, generator=torch.Generator().manual_seed(0))[:, 0], RED, size=9, alpha=0.6)
+    scatter(
+        gaussian,
+        q.sample(60, generator=torch.Generator().manual_seed(0))[:, 0],
+        RED,
+        size=9,
+        alpha=0.6,
+    )
     return figure
 
 
 def slope() -> Figure:
     """One dimension: the slope of the denoiser is the variance of the posterior."""
-    mixture = mmdgs.targets.GaussianMixture([0.5, 0.5], torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 0.25)
+    mixture = mmdgs.targets.GaussianMixture(
+        [0.5, 0.5], torch.tensor([[-1.0], [1.0]], dtype=torch.float64), 0.25
+    )
     level = mmdgs.NoiseLevel(0.7)
     x_t = torch.linspace(-2.6, 2.6, 261, dtype=torch.float64)[:, None]
     q = mmdgs.FullMoments(mixture.denoiser())(x_t, level)
@@ -73,7 +97,12 @@ def slope() -> Figure:
         left.plot(place + ends, here.mean.item() + incline * ends, color=colour, linewidth=2.5)
         left.plot([place], [here.mean.item()], "o", color=colour, markersize=5)
         line = torch.linspace(-2, 2, 401, dtype=torch.float64)[:, None]
-        right.plot(line[:, 0], here.mixture(0).log_prob(line).exp(), color=colour, label=f"noisy x = {place:g}")
+        right.plot(
+            line[:, 0],
+            here.mixture(0).log_prob(line).exp(),
+            color=colour,
+            label=f"noisy x = {place:g}",
+        )
     labelled(left, "the denoiser D, and ± one standard deviation", "noisy x", "clean x")
     labelled(right, "p(x | noisy x) at the two points", "clean x", "density")
     right.legend(frameon=False, fontsize=8)
@@ -81,7 +110,9 @@ def slope() -> Figure:
 
 
 def covariances() -> Figure:
-    """One point: the posterior, and Gaussians of one variance, of one a coordinate, and of a full covariance."""
+    """One point: the posterior, and Gaussians of one variance, of one a coordinate, and of a full
+    covariance.
+    """
     rings = mmdgs.data.rings_density().to(dtype=torch.float64)
     denoiser, x_t = rings.denoiser(), NOISY_POINT.double()
     g = torch.Generator().manual_seed(0)
@@ -107,24 +138,48 @@ def covariances() -> Figure:
 def digit() -> Figure:
     """A noisy digit: mean, standard deviation, draws, and walks along two components."""
     clean = read("digit.png")
-    noisy = mmdgs.add_noise(clean, mmdgs.NoiseLevel(0.5), generator=torch.Generator().manual_seed(2))
-    asked = mmdgs.PosteriorSettings(components=2, draws=5)
-    seen = mmdgs.image_posterior(mmdgs.load("mnist-energy"), noisy, 0.5, asked)
+    noisy = mmdgs.add_noise(
+        clean, mmdgs.NoiseLevel(0.5), generator=torch.Generator().manual_seed(2)
+    )
+    settings = mmdgs.PosteriorSettings(0.5, components=2, draws=5)
+    seen = mmdgs.image_posterior(mmdgs.load("mnist-energy"), noisy, settings)
     walks = seen.walk()
     rows = [
-        (("clean", clean), ("noisy", noisy), ("mean", seen.mean), ("std", seen.std / seen.std.max())),
+        (
+            ("clean", clean),
+            ("noisy", noisy),
+            ("mean", seen.mean),
+            ("std", seen.std / seen.std.max()),
+        ),
         [(f"draw {i + 1}", draw) for i, draw in enumerate(seen.draws)],
-        [(f"{step:+d} std" if step else "mean", image) for step, image in zip(range(-2, 3), walks[0], strict=True)],
-        [(f"{step:+d} std" if step else "mean", image) for step, image in zip(range(-2, 3), walks[1], strict=True)],
+        [
+            (f"{step:+d} std" if step else "mean", image)
+            for step, image in zip(range(-2, 3), walks[0], strict=True)
+        ],
+        [
+            (f"{step:+d} std" if step else "mean", image)
+            for step, image in zip(range(-2, 3), walks[1], strict=True)
+        ],
     ]
     figure, axes = new_figure(4, 5, inches=(6.2, 5.6))
-    for line, images, name in zip(axes, rows, ("", "draws", "component 1", "component 2"), strict=True):
+    for line, images, name in zip(
+        axes, rows, ("", "draws", "component 1", "component 2"), strict=True
+    ):
         for axis in line:
             axis.set_axis_off()
         for axis, (title, image) in zip(line, images, strict=False):
             axis.set_title(title, fontsize=8)
             axis.imshow(image[0], cmap="magma" if title == "std" else "gray", vmin=0, vmax=1)
-        line[0].text(-0.12, 0.5, name, rotation=90, va="center", ha="right", transform=line[0].transAxes, fontsize=8)
+        line[0].text(
+            -0.12,
+            0.5,
+            name,
+            rotation=90,
+            va="center",
+            ha="right",
+            transform=line[0].transAxes,
+            fontsize=8,
+        )
     return figure
 
 
@@ -134,7 +189,11 @@ def chain() -> Figure:
     level, moments = mmdgs.NoiseLevel(0.5), mmdgs.FullMoments(mixture.denoiser())
     points, _ = grid(LIMIT, 240)
     figure, (axes,) = new_figure(1, 3, inches=(8.4, 3.1))
-    titles = ("three sweeps: noise, then a draw", "one chain, 200 sweeps", "1,000 chains after 50 sweeps")
+    titles = (
+        "three sweeps: noise, then a draw",
+        "one chain, 200 sweeps",
+        "1,000 chains after 50 sweeps",
+    )
     for axis, title in zip(axes, titles, strict=True):
         square(axis, LIMIT, title, ticks=())
         density(axis, mixture.log_prob(points).exp(), LIMIT)
@@ -144,7 +203,12 @@ def chain() -> Figure:
         x_t = mmdgs.add_noise(x, level, generator=g)
         following = moments(x_t, level).sample(generator=g)
         for start, end, colour in ((x, x_t, ORANGE), (x_t, following, RED)):
-            axes[0].annotate("", end[0].tolist(), start[0].tolist(), arrowprops={"arrowstyle": "->", "color": colour})
+            axes[0].annotate(
+                "",
+                end[0].tolist(),
+                start[0].tolist(),
+                arrowprops={"arrowstyle": "->", "color": colour},
+            )
         axes[0].plot(*x[0].tolist(), "o", color=GREEN, markersize=5)
         x = following
     axes[0].plot(*x[0].tolist(), "o", color=GREEN, markersize=5)
@@ -152,16 +216,23 @@ def chain() -> Figure:
     axes[1].plot(*one.mT, color=GREY, linewidth=0.5)
     scatter(axes[1], one, RED, size=8, alpha=0.8)
     start = 0.1 * torch.randn(1000, 2, generator=g, dtype=torch.float64)
-    scatter(axes[2], mmdgs.gibbs_chain(moments, start, level, steps=50, seed=1, progress=None)[-1], RED, size=4)
+    scatter(
+        axes[2],
+        mmdgs.gibbs_chain(moments, start, level, steps=50, seed=1, progress=None)[-1],
+        RED,
+        size=4,
+    )
     return figure
 
 
 def digits() -> Figure:
     """Chains of digits from noise, after some sweeps."""
     model, kept = mmdgs.load("mnist-energy"), (0, 1, 2, 5, 10, 20)
-    plan = mmdgs.samplers.single_level_plan(model.posterior("diagonal"), model.level, steps=kept[-1])
+    plan = mmdgs.samplers.single_level_plan(
+        model.posterior("diagonal"), model.level, steps=kept[-1]
+    )
     start = plan.noise(model.shape, 6, generator=torch.Generator().manual_seed(0), centre=0.5)
-    states = mmdgs.run(plan, start, seed=0, keep=kept, progress=None).samples
+    states = mmdgs.samplers.run(plan, start, seed=0, keep=kept, progress=None).samples
     figure, (axes,) = new_figure(1, len(kept), inches=(6.4, 2.0))
     for axis, sweeps, images in zip(axes, kept, states, strict=True):
         axis.imshow(mmdgs.data.image_grid(images, columns=2), cmap="gray")
@@ -172,8 +243,12 @@ def digits() -> Figure:
 
 def inputs() -> None:
     """docs/images/digit.png and face.png: samples of the models that ship, so nobody's."""
-    digit = mmdgs.generate(mmdgs.load("mnist-energy"), mmdgs.Method(steps=20, mean=True), 16, progress=None).x[7]
-    face = mmdgs.generate(mmdgs.load("celeba"), mmdgs.Method(sampler="heun", steps=12), 2, progress=None).x[1]
+    digit = mmdgs.generate(
+        mmdgs.load("mnist-energy"), mmdgs.SamplerSettings(steps=20, mean=True), 16, progress=None
+    ).x[7]
+    face = mmdgs.generate(
+        mmdgs.load("celeba"), mmdgs.SamplerSettings(sampler="heun", steps=12), 2, progress=None
+    ).x[1]
     for name, image in (("digit.png", digit), ("face.png", face)):
         pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).movedim(0, -1).squeeze(-1)
         Image.fromarray(pixels.numpy()).save(IMAGES / name, optimize=True)
@@ -187,7 +262,9 @@ def read(name: str) -> Tensor:
 
 def _mark(axis: Axes, place: Tensor, colour: str, name: str, offset: tuple[int, int]) -> None:
     axis.plot(*place[0].tolist(), "o", color=colour, markersize=6, markeredgecolor="white")
-    axis.annotate(name, place[0].tolist(), offset, textcoords="offset points", fontsize=8, color=INK)
+    axis.annotate(
+        name, place[0].tolist(), offset, textcoords="offset points", fontsize=8, color=INK
+    )
 
 
 def _zoomed(axis: Axes, values: Tensor) -> None:
@@ -201,7 +278,11 @@ def _ellipses(axis: Axes, q: mmdgs.Gaussian) -> None:
     turn = torch.rad2deg(torch.atan2(vectors[1, 1], vectors[0, 1])).item()
     for reach in (1, 2):
         width, height = (2 * reach * values.sqrt()).flip(0).tolist()
-        axis.add_patch(Ellipse(q.mean[0].tolist(), width, height, angle=turn, fill=False, color=RED, linewidth=1.4))
+        axis.add_patch(
+            Ellipse(
+                q.mean[0].tolist(), width, height, angle=turn, fill=False, color=RED, linewidth=1.4
+            )
+        )
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -218,7 +299,9 @@ def main(names: list[str]) -> None:
     """Draw the figures that are named, or all."""
     unknown = set(names) - {*FIGURES, "inputs"}
     if unknown:
-        raise SystemExit(f"no figure {sorted(unknown)[0]!r}; there are {', '.join(FIGURES)}, and inputs")
+        raise SystemExit(
+            f"no figure {sorted(unknown)[0]!r}; there are {', '.join(FIGURES)}, and inputs"
+        )
     if "inputs" in names:
         inputs()
     for name in names or FIGURES:

@@ -1,6 +1,8 @@
-"""Notebooks as pages: docs/notebooks/NAME.ipynb becomes notebooks/NAME.md, with the outputs it was saved with.
+"""Notebooks as pages: docs/notebooks/NAME.ipynb becomes notebooks/NAME.md, with the outputs it was
+saved with.
 
-A notebook is a JSON file of Markdown, code and outputs, so that nothing of Jupyter is needed to show one.
+A notebook is a JSON file of Markdown, code and outputs, so that nothing of Jupyter is needed to
+show one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from mkdocs.structure.files import File, Files
 
 WIDTH = 88
 """Characters of a line of output."""
-NOTE = "*This page is a notebook: [download it]({name}.ipynb). Its outputs are those of the models that ship.*\n"
+NOTE = (
+    "*This page is a notebook: [download it]({name}.ipynb). Its outputs are those of the models "
+    "that ship.*\n"
+)
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
