@@ -48,12 +48,14 @@ def models(as_json: bool = Option(False, "--json", help="Print JSON instead of a
 
 
 def _row(model: ShippedModel) -> list[str]:
+    from mmdgs.models.config import shape_in_words
+
     levels = model.config.levels
     ends = (levels[0], levels[-1]) if len(levels) > 1 else levels
     return [
         ", ".join(model.names),
         model.config.param,
-        f"{model.config.trained_on}\n{'x'.join(map(str, model.config.shape))}",
+        f"{model.config.trained_on}\n{shape_in_words(model.config.shape)}",
         f"{len(levels)}: {' to '.join(f'{level.ratio:g}' for level in ends)}" if levels else "none",
         "\n".join(model.fitted) or "none",
         model.licence.upper() if model.licence == FREE else model.licence,
@@ -75,12 +77,13 @@ def convert(
 ) -> None:
     """Convert an old pickled checkpoint to safetensors; nothing in the pickle is run."""
     from mmdgs.models import load
+    from mmdgs.models.config import shape_in_words
     from mmdgs.models.conversion import convert_checkpoint
     from mmdgs.models.levels import in_words
 
     folder = convert_checkpoint(checkpoint, out, ema=not raw, size=size, overwrite=overwrite)
     model = load(folder)
-    tell(f"{in_words(model.levels)}, images {'x'.join(map(str, model.shape))}")
+    tell(f"{in_words(model.levels)}, images {shape_in_words(model.shape)}")
     show_path("model", out)
 
 

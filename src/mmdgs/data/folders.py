@@ -129,8 +129,7 @@ def read_images(gallery: Gallery, names: Sequence[str], reading: Reading) -> Ima
                 advice = "give the size to bring them to, --size 64 (size=64)"
                 raise UsageError(f"the images in {path} differ ({sizes}); {advice}")
             pixels[len(kept)] = image
-            for kind in picture.remarks.keys() & SAID:
-                remarks.setdefault(kind, []).append((f"{path}/{name}", picture.remarks[kind]))
+            _note(remarks, f"{path}/{name}", picture)
             kept.append(name)
             bar.update()
     if pixels is None:
@@ -139,6 +138,11 @@ def read_images(gallery: Gallery, names: Sequence[str], reading: Reading) -> Ima
     title = path.resolve().stem if path.is_file() else path.resolve().name
     images = torch.from_numpy(pixels[: len(kept)])
     return ImageSet(title, SAMPLES, images, skipped=tuple(skipped), names=tuple(kept))
+
+
+def _note(remarks: dict[str, list[tuple[str, str]]], where: str, picture: Decoded) -> None:
+    for kind in picture.remarks.keys() & SAID:
+        remarks.setdefault(kind, []).append((where, picture.remarks[kind]))
 
 
 def _readable(
@@ -186,6 +190,44 @@ def load_folder(path: Path, split: str, reading: Reading) -> ImageSet:
     classes = tuple(sorted(set(class_of.values())))
     labels = torch.tensor([classes.index(class_of[name]) for name in images.names])
     return replace(images, split=split, labels=labels, classes=classes)
+
+
+def load_pictures(
+    data: str | Path,
+    split: str,
+    *,
+    channels: int | None = None,
+    limit: int | None = None,
+    least: int = 1,
+    unreadable: str = "refuse",
+) -> list[torch.Tensor]:
+    """The images (C, H, W) of a split of a folder or zip, uint8, each at its own size.
+
+    Both sides have at least `least` pixels.
+    """
+    path = Path(data).expanduser()
+    if not is_gallery(path):
+        raise UsageError(f"crops are of a folder or .zip of images, and {str(data)!r} is none")
+    check_split(str(path), split, tuple(PARTS))
+    reading, skipped = Reading(Fit(channels=channels), unreadable, limit), list[str]()
+    with open_gallery(path) as gallery:
+        names = choose(gallery.names, split)[0]
+        total = min(limit or len(names), len(names))
+        images, remarks = [], dict[str, list[tuple[str, str]]]()
+        readable = _readable(gallery, names, reading, total, skipped)
+        with closing(readable), progress_bar(total, f"reading {path.name}", unit="image") as bar:
+            for name, picture in readable:
+                if min(picture.pixels.shape[1:]) < least:
+                    height, width = picture.pixels.shape[1:]
+                    small = f"{path}/{name} is {width} x {height}"
+                    raise UsageError(f"{small}, and crops need {least} x {least} pixels")
+                _note(remarks, f"{path}/{name}", picture)
+                images.append(torch.from_numpy(np.ascontiguousarray(picture.pixels)))
+                bar.update()
+    if not images:
+        raise UsageError(f"{path} holds no readable image for {split!r}")
+    announced(remarks)
+    return images
 
 
 def choose(names: Sequence[str], split: str) -> tuple[list[str], dict[str, str]]:

@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mmdgs.models.config import CLASSES, COVARIANCE, HEADS, MEAN_STD, VARIANCE_RATIO, ModelConfig
+from mmdgs.models.config import (
+    CLASSES,
+    COVARIANCE,
+    HEADS,
+    MEAN_STD,
+    VARIANCE_RATIO,
+    ModelConfig,
+    shape_in_words,
+)
 
 LICENCE = "license: mit\n"
 TITLES = {
@@ -30,7 +38,7 @@ def model_card(
     facts = {
         "network": f"{config.network}, {parameters / 1e6:.2f} million parameters",
         "output": config.param,
-        "shape": "x".join(map(str, config.shape)),
+        "shape": shape_in_words(config.shape),
         "noise levels" if config.sigmas else "noise level": _levels(config),
         "trained on": config.trained_on or "not said",
     }

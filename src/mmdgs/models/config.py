@@ -21,6 +21,8 @@ from mmdgs.noise import AnyLevel, NoiseLevel
 from mmdgs.version import __version__
 
 FORMAT = 1
+ANY_SIZE = (None, None)
+"""The sides of images in the shape of a model that takes any."""
 MOST_LEVELS, MOST_SHAPE = 10_000, 1 << 28
 """Noise levels of a model (DDPM has 1,000), and numbers of one example (16,384 x 16,384 pixels)."""
 
@@ -91,7 +93,7 @@ class ModelConfig:
 
     network: str
     param: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]  # of an example; (3, None, None): images of any size
     options: dict[str, Any] = field(default_factory=dict)
     sigma: float | None = None
     alpha: float = 1.0
@@ -112,9 +114,11 @@ class ModelConfig:
         for name in ("sigmas", "alphas", "interval"):
             object.__setattr__(self, name, _finite(name, getattr(self, name)))
         shape = shown(self.shape)
-        if not self.shape or any(type(n) is not int or n < 1 for n in self.shape):
-            raise UsageError(f"shape must be that of an example, [1, 28, 28], got {shape}")
-        if math.prod(self.shape) > MOST_SHAPE:
+        fixed = self.shape[:1] if self.shape[1:] == ANY_SIZE else self.shape
+        if not fixed or any(type(n) is not int or n < 1 for n in fixed):
+            some = "[1, 28, 28], or [3, null, null] of images of any size"
+            raise UsageError(f"shape must be that of an example, {some}, got {shape}")
+        if math.prod(fixed) > MOST_SHAPE:
             raise UsageError(f"shape {shape} has more than {MOST_SHAPE:,} numbers an example")
         if self.param == CLASSES and not self.classes:
             raise UsageError("a classifier needs the names of its classes, and its data labels")
@@ -166,16 +170,23 @@ class ModelConfig:
         return check_levels(self.sigmas, self.alphas)
 
     @property
+    def channels(self) -> int:
+        """Numbers of a point, or colours of an image."""
+        channels = self.shape[0]
+        assert channels is not None
+        return channels
+
+    @property
     def inputs(self) -> int:
         """Numbers or channels of the network's input: a head sees the denoised image too."""
-        return self.shape[0] * (2 if self.param in HEADS else 1)
+        return self.channels * (2 if self.param in HEADS else 1)
 
     @property
     def outputs(self) -> int:
         """Numbers or channels of the network's output."""
         if self.param == CLASSES:
             return len(self.classes)
-        return self.shape[0] * (2 if self.param in (MEAN_STD, COVARIANCE) else 1)
+        return self.channels * (2 if self.param in (MEAN_STD, COVARIANCE) else 1)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: object) -> ModelConfig:
@@ -219,3 +230,10 @@ def _finite(name: str, values: Sequence[Any]) -> tuple[float, ...]:
         if not number or not abs(value) < math.inf:
             raise UsageError(f"{name} must be finite numbers, got {shown(value)}")
     return tuple(map(float, values))
+
+
+def shape_in_words(shape: Sequence[int | None]) -> str:
+    """3x32x32, or 3 x any size."""
+    if tuple(shape[1:]) == ANY_SIZE:
+        return f"{shape[0]} x any size"
+    return "x".join(map(str, shape))

@@ -7,6 +7,7 @@ configuration (`models/loading.py`).
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,16 @@ from mmdgs.denoisers import Denoiser, HasPure, Network, NetworkDenoiser, require
 from mmdgs.errors import UsageError
 from mmdgs.files import files_written_together, made, to_json, write_atomically
 from mmdgs.models.card import model_card
-from mmdgs.models.config import COVARIANCE, DENOISERS, MEAN_STD, VARIANCE_RATIO, ModelConfig
+from mmdgs.models.config import (
+    ANY_SIZE,
+    COVARIANCE,
+    DENOISERS,
+    MEAN_STD,
+    MOST_SHAPE,
+    VARIANCE_RATIO,
+    ModelConfig,
+    shape_in_words,
+)
 from mmdgs.models.estimators import kept_calibration, make_moments, own_covariance
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
@@ -43,8 +53,8 @@ class Model:
     them raises UsageError.
 
     Your own network is a model by `Model(mmdgs.noise_denoiser(net), levels=levels, shape=(3, 32,
-    32))`; `network` holds its weights, and without one the networks that the denoiser calls are
-    looked for.
+    32))`, or shape=(3, None, None) where it takes images of any size; `network` holds its weights,
+    and without one the networks that the denoiser calls are looked for.
     """
 
     def __init__(
@@ -52,7 +62,7 @@ class Model:
         denoiser: Denoiser | None,
         network: nn.Module | None = None,
         levels: Sequence[NoiseLevel] = (),
-        shape: Sequence[int] = (),
+        shape: Sequence[int | None] = (),
         interval: tuple[float, float] = (0.0, 1.0),
         source: str = "",
     ) -> None:
@@ -61,7 +71,7 @@ class Model:
         self._denoiser = denoiser
         self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
         self.levels = tuple(levels)
-        self.shape = tuple(shape)  # of one example
+        self.shape: tuple[Any, ...] = tuple(shape)  # of one example; (3, None, None): any size
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
@@ -94,7 +104,7 @@ class Model:
         classes = 0 if self._config is None else len(self._config.classes)
         answers = f"{classes} classes" if classes else in_words(self.levels)
         size = sum(weights.numel() for weights in self.network.parameters()) / 1e6
-        shape = "x".join(map(str, self.shape))
+        shape = shape_in_words(self.shape)
         return f"Model({self.source!r}, {what}, {shape}, {answers}, {size:.2f} million parameters)"
 
     # --- the denoiser
@@ -222,6 +232,24 @@ class Model:
         """Values in [0, 1] as they lie in the data's interval."""
         low, high = self.interval
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
+
+    @property
+    def any_size(self) -> bool:
+        """Whether it takes images of any size: its shape is (channels, None, None)."""
+        return self.shape[1:] == ANY_SIZE
+
+    def sized(self, height: int, width: int) -> Model:
+        """The model for images of one size: itself, or of a model of any size a view of it."""
+        if not self.any_size or self.shape[1:] == (height, width):
+            return self
+        if height * width * self.shape[0] > MOST_SHAPE:
+            size = f"{width} x {height} pixels"
+            raise UsageError(
+                f"an image of {size} has more than {MOST_SHAPE:,} numbers: make it smaller"
+            )
+        model = copy.copy(self)
+        model.shape = (self.shape[0], height, width)
+        return model
 
     def beside(self, name: str) -> Path | None:
         """A folder of this name inside the model's own, if there is one: its heads, its guide."""

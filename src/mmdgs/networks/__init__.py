@@ -5,6 +5,7 @@ from mmdgs.networks.dropout import RowDropout, dropout_keys
 from mmdgs.networks.ncsnv2 import NCSNv2
 from mmdgs.networks.perceptron import ACTIVATIONS, MLP, PerceptronHessian
 from mmdgs.networks.registry import NETWORKS, PRESETS, build_network, preset
+from mmdgs.networks.residual_unet import ResidualUNet
 from mmdgs.networks.unet import UNet
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ConvClassifier",
     "NCSNv2",
     "PerceptronHessian",
+    "ResidualUNet",
     "RowDropout",
     "UNet",
     "build_network",

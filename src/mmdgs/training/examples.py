@@ -6,8 +6,8 @@ the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from mmdgs.data import TOYS, ImageSet, dequantised, flipped, load_images, midpoints, spread, toy
+from mmdgs.data.folders import load_pictures
 from mmdgs.errors import UsageError
 from mmdgs.identity import digest_of
 from mmdgs.models import CLASSES, Model
-from mmdgs.randomness import Generator, Streams, child_seed, seeded
+from mmdgs.models.config import ANY_SIZE
+from mmdgs.randomness import Generator, Streams, child_seed, seeded, signs, uniforms
 from mmdgs.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -90,12 +92,68 @@ class ImageExamples:
 
 
 @dataclass(frozen=True)
+class CropExamples:
+    """Square parts of images of any sizes, an example an image.
+
+    Their places, flips and turns are drawn by the generator; without one they are the centres.
+    """
+
+    pixels: Tensor  # uint8 (C, of all images, row after row)
+    table: Tensor  # int64 (n, 3): where an image begins, its height and width
+    crop: int
+    flips: bool = False
+    turns: bool = False
+
+    @classmethod
+    def of(cls, images: Sequence[Tensor], crop: int, **kinds: bool) -> CropExamples:
+        """Of images (C, H, W) of the same channels."""
+        sizes = torch.tensor([image.shape[1:] for image in images])
+        ends = sizes.prod(1).cumsum(0)
+        firsts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        pixels = torch.cat([image.flatten(1) for image in images], 1)
+        return cls(pixels, torch.cat([firsts[:, None], sizes], 1), crop, **kinds)
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def to(self, device: torch.device) -> CropExamples:
+        """The same on another device."""
+        return replace(self, pixels=self.pixels.to(device), table=self.table.to(device))
+
+    def take(self, indices: Tensor, generator: Generator | None) -> Tensor:
+        firsts, heights, widths = self.table[indices.to(self.device, non_blocking=True)].unbind(1)
+        free = torch.stack([heights, widths], 1) - self.crop
+        like = torch.empty(0, dtype=torch.float32, device=self.device)
+        if generator is None:
+            corners = free // 2
+        else:
+            drawn = uniforms((len(indices), 2), like, generator)
+            corners = torch.minimum((drawn * (free + 1)).long(), free)
+        sides = torch.arange(self.crop, device=self.device)
+        rows = (corners[:, :1] + sides) * widths[:, None] + firsts[:, None]
+        columns = corners[:, 1:] + sides
+        batch = self.pixels[:, rows[:, :, None] + columns[:, None, :]].transpose(0, 1)
+        if generator is None:
+            return midpoints(batch)
+        batch = flipped(batch, generator) if self.flips else batch
+        if self.turns:  # with mirrors, a transposition makes all quarter turns
+            batch = flipped(flipped(batch.mT, generator).mT, generator)
+            across = signs((len(batch),), like, generator)[:, None, None, None] > 0
+            batch = torch.where(across, batch.mT, batch)
+        return dequantised(batch, generator)
+
+
+@dataclass(frozen=True)
 class Sets:
     """Examples to train and to validate on, with what the model must know of them."""
 
     train: Examples
     held_out: Examples
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     classes: tuple[str, ...] = ()
     images: ImageSet | None = None  # those to train on, as they are stored
     digest: str | None = None  # of all images with their labels; points come from the seed
@@ -110,6 +168,8 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = Non
         held_out = points.sample(most, child_seed(seed, "validation"))
         return Sets(TensorExamples(train.to(device)), TensorExamples(held_out.to(device)), (2,))
 
+    if recipe.crop is not None:
+        return _crops(recipe, recipe.crop, device)
     size, channels = recipe.size, None
     if denoiser is not None and len(denoiser.shape) == 3:
         channels, height, width = denoiser.shape
@@ -129,6 +189,18 @@ def read_sets(recipe: Recipe, device: torch.device, denoiser: Model | None = Non
     train_examples = ImageExamples(images.images, flips, images.labels if labelled else None)
     held_out_examples = ImageExamples(test.images, labels=test.labels if labelled else None)
     return Sets(train_examples, held_out_examples, images.shape, images.classes, images, digest)
+
+
+def _crops(recipe: Recipe, crop: int, device: torch.device) -> Sets:
+    """Crops of a folder or zip of images of any size."""
+    common: dict[str, Any] = {"least": crop, "unreadable": recipe.unreadable}
+    images = load_pictures(recipe.data, "train", limit=recipe.limit, **common)
+    held_out = load_pictures(recipe.data, "test", channels=len(images[0]), **common)
+    kinds = {"flips": recipe.flips is not False, "turns": recipe.turns}
+    train = CropExamples.of(images, crop, **kinds).to(device)
+    test = CropExamples.of(held_out, crop).to(device)
+    digest = digest_of(*images, *held_out)
+    return Sets(train, test, (len(images[0]), *ANY_SIZE), digest=digest)
 
 
 def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:

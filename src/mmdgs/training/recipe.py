@@ -101,11 +101,16 @@ class Recipe:
     )
     data_dir: str | None = option(None, "Where data files are.", envvar="MMDGS_DATA")
     size: int | None = option(None, "Crop and resize images to this many pixels.")
+    crop: int | None = key(
+        None, "Train on square parts of so many pixels a side: for models of any size."
+    )
+    turns: bool = key(False, "Of crop: turn images by 0, 90, 180 or 270 degrees.")
     limit: int | None = key(None, "Most examples to train on.")
     flips: bool | None = key(None, "Mirror half of the images; none: of CIFAR-10 and faces.")
     unreadable: str = option("refuse", "An unreadable image: refuse it, or skip it.")
     model: str = option(
-        "unet-small", "unet-small, unet-paper, unet-tiny, ncsnv2, mlp, classifier or spectrum-head."
+        "unet-small",
+        "unet-small, unet-paper, unet-photo, unet-tiny, ncsnv2, mlp, classifier or spectrum-head.",
     )
     network: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Options over those of the model."}
@@ -149,7 +154,7 @@ class Recipe:
         from mmdgs.training.objective import DRAWS
 
         config.check_param(self.param)
-        for name in ("size", "flips", "unreadable") if self.data in TOYS else ():
+        for name in ("size", "flips", "unreadable", "crop") if self.data in TOYS else ():
             if getattr(self, name) != Recipe.__dataclass_fields__[name].default:
                 raise UsageError(f"{name} is for images, and {self.data!r} has points: remove it")
         if self.sigma is not None:
@@ -187,6 +192,15 @@ class Recipe:
         jitter, probes = self.level_jitter, self.probes
         both = f"levels {self.levels!r} and sigma {self.sigma}, alpha {self.alpha}"
         rules = (
+            (
+                self.crop is not None and (self.size is not None or self.crop < 1),
+                f"crop must be positive, and excludes size; got crop {self.crop}, size {self.size}",
+            ),
+            (self.turns and self.crop is None, "turns is for crops: give crop, or leave it out"),
+            (
+                self.crop is not None and (head or self.param == "classes"),
+                f"crop is for denoisers, and param is {self.param!r}: leave it out",
+            ),
             (loss != own_loss, f"param {self.param!r} needs the loss {own_loss!r}, got {loss!r}"),
             (
                 self.denoiser and not head,

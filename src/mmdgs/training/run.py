@@ -201,7 +201,8 @@ class RecipeRun:
         """What looks at samples on the way."""
         images, data = self.sets.images, self.recipe.data
         if images is None:
-            raise UsageError(f"watch is for images, and {data!r} has points: leave it out")
+            what = "crops" if self.recipe.crop else "points"
+            raise UsageError(f"watch is for images, and {data!r} has {what}: leave it out")
         folder = self.folder.path / WATCH
         return sample_watcher(self.model, images, self.recipe.training, folder, report)
 

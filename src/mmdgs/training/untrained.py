@@ -29,7 +29,9 @@ SCALE_EXAMPLES = {"cuda": 128, "cpu": 32}
 """Examples to measure the scale of a head's ratios on, to some percent; the head corrects it."""
 
 
-def new_model(recipe: Recipe, shape: tuple[int, ...], classes: tuple[str, ...] = ()) -> Model:
+def new_model(
+    recipe: Recipe, shape: tuple[int | None, ...], classes: tuple[str, ...] = ()
+) -> Model:
     """The untrained model of a recipe, for data of this shape."""
     levels: Sequence[NoiseLevel] = parse_levels(recipe.levels) if recipe.levels is not None else ()
     if recipe.sigma is not None:
@@ -73,7 +75,7 @@ def _covariance_head(
 ) -> Model:
     """The untrained head of a covariance: the same spectrum of errors on x at every place."""
     ratios = [level.ratio for level in levels]
-    options = {"size": list(denoiser.shape[1:]), "ends": [min(ratios), max(ratios)]}
+    options: dict[str, Any] = {"size": list(denoiser.shape[1:]), "ends": [min(ratios), max(ratios)]}
     options |= {"knots": 1} if min(ratios) == max(ratios) else {}
     options |= {"conditional": len(levels) > 1} | recipe.network
     recipe = dataclasses.replace(recipe, network=options)
@@ -92,7 +94,7 @@ def _covariance_head(
 
 
 def _model(
-    recipe: Recipe, shape: tuple[int, ...], levels: Sequence[NoiseLevel], **more: Any
+    recipe: Recipe, shape: Sequence[int | None], levels: Sequence[NoiseLevel], **more: Any
 ) -> Model:
     """The untrained model of a recipe at some levels; of many, the network takes the level."""
     network, options = preset(recipe.model)
@@ -104,5 +106,5 @@ def _model(
     elif levels:
         more |= {"sigma": levels[0].sigma, "alpha": levels[0].alpha}
     more |= {"options": options | recipe.network, "trained_on": recipe.published().data}
-    config = ModelConfig(network, recipe.param, shape, **more)
+    config = ModelConfig(network, recipe.param, tuple(shape), **more)
     return Model.build(config, seed=recipe.training.seed)
