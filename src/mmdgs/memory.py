@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,16 @@ def keep_freed_memory() -> None:
     2-D chains took a quarter longer without: 13,000 page faults.
     """
     torch.empty(KEPT, dtype=torch.uint8)
+
+
+def memory_of(device: torch.device) -> int:
+    """The bytes of memory of a GPU, or of the machine (16 GiB where the system does not say)."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 16 << 30
 
 
 def is_out_of_memory(error: BaseException) -> bool:

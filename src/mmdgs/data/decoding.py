@@ -63,6 +63,7 @@ def decode(content: bytes, fit: Fit) -> Decoded:
     from PIL import Image, ImageOps
 
     with _opened(content) as image:
+        several = _several(image)
         if _is_deep(image):
             full, remarks = _in_units(image, content)
             remarks["reduced"] = "its 16 or 32 bits a channel were reduced to 8"
@@ -73,18 +74,25 @@ def decode(content: bytes, fit: Fit) -> Decoded:
             if _is_transparent(picture):
                 remarks["transparent"] = TRANSPARENT
         pixels = np.asarray(_fitted(picture, fit))
-    return Decoded(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), remarks)
+    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return Decoded(pixels, remarks | several)
 
 
-def decode_deep(content: bytes, fit: Fit = Fit()) -> Decoded:  # noqa: B008  it is frozen
+def decode_deep(
+    content: bytes,
+    fit: Fit = Fit(),  # noqa: B008  it is frozen
+    most: int | None = None,
+) -> Decoded:
     """The image in these bytes at full depth, float32 in [0, 1], grey or in colour as stored.
 
+    One of more than `most` pixels is refused before it is decoded.
     A level k of b bits stands for (k + 1/2) / 2^b, with b the container's. Floating-point pixels
     must lie in [0, 1]. What is transparent is laid over white.
     """
     from PIL import Image
 
-    with _opened(content) as image:
+    with _opened(content, most) as image:
+        several = _several(image)
         full, remarks = _in_units(image, content)
         planes = [np.ascontiguousarray(plane) for plane in full.transpose(2, 0, 1)]
         if fit.size is not None:
@@ -92,7 +100,7 @@ def decode_deep(content: bytes, fit: Fit = Fit()) -> Decoded:  # noqa: B008  it 
             cut = [Image.fromarray(plane).crop(box) for plane in planes]
             small = [np.asarray(plane.resize(size, Image.Resampling.LANCZOS)) for plane in cut]
             planes = [plane.clip(0, 1) for plane in small]  # it overshoots at edges
-    return Decoded(np.stack(planes), remarks)
+    return Decoded(np.stack(planes), remarks | several)
 
 
 def is_deep(content: bytes) -> bool:
@@ -101,8 +109,15 @@ def is_deep(content: bytes) -> bool:
         return _is_deep(image)
 
 
+def _several(image: Image.Image) -> dict[str, str]:
+    """A remark where a file holds several images; a second one of a JPEG is a preview."""
+    if image.format in ("JPEG", "MPO") or not getattr(image, "is_animated", False):
+        return {}
+    return {"several": "it holds several images, and the first was taken"}
+
+
 @contextmanager
-def _opened(content: bytes) -> Iterator[Image.Image]:
+def _opened(content: bytes, most: int | None = None) -> Iterator[Image.Image]:
     """The image in these bytes, not decoded yet; any error with it becomes `Unreadable`."""
     from PIL import Image, UnidentifiedImageError  # here: it would slow down every start
 
@@ -110,6 +125,8 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             # Pillow only warns up to twice its limit, and warning filters are not per thread.
             limit, size = Image.MAX_IMAGE_PIXELS, f"{image.width} x {image.height} pixels"
+            if most is not None and image.width * image.height > most:
+                raise Unreadable(f"it has {size}, and {most:,} are the most")
             if limit is not None and image.width * image.height > limit:
                 raise Unreadable(f"a decompression bomb? {size}, more than the limit of {limit:,}")
             with _one_at_a_time if image.width * image.height > LARGE else nullcontext():

@@ -39,7 +39,7 @@ LARGEST = 1 << 28
 """Most bytes of an image file: a member of a zip may unpack to any size."""
 BLOCK, WORKERS = 32, min(8, os.cpu_count() or 1)
 """Files decoded side by side: Pillow lets other threads run."""
-SAID = {"reduced", "transparent"}
+SAID = {"reduced", "several", "transparent"}
 """The remarks on the images of a set that are logged (`Decoded.remarks`)."""
 HELD_OUT = 20
 PARTS = {"train": ("train",), "test": ("test", "valid", "val"), "valid": ("valid", "val", "test")}

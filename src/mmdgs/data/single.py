@@ -107,7 +107,7 @@ def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[tu
 
 def _decoded(read: Callable[[], bytes], where: str, remarks: Remarks) -> Tensor:
     try:
-        image = decode_deep(read())
+        image = decode_deep(read(), most=MOST_PIXELS)
     except Unreadable as error:
         raise UsageError(f"the image {where} cannot be read: {error}") from error
     for kind, remark in image.remarks.items():

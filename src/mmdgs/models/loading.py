@@ -65,6 +65,7 @@ def load(
         model = _from_name(str(source), ema, subfolder or "", size, hub)
     else:
         model = _from_object(source, size)
+    model = model if size is None else model.sized(size, size)
     if size is not None and model.param is not None and model.shape[1:] != (size, size):
         raise UsageError(f"{model.source} has its own shape {model.shape}: leave out size")
     for place in (device, dtype):
@@ -186,7 +187,7 @@ def load_head(source: str | Path | Model, denoiser: Model, *, kind: str | None =
             f"{kind or ' or '.join(HEADS)!r}; make one with `mmdgs train --loss "
             f"{LOSS[kind or VARIANCE_RATIO]} --denoiser ...`"
         )
-    if model.shape != denoiser.shape:
+    if model.shape != denoiser.shape and not (model.any_size and denoiser.any_size):
         raise UsageError(
             f"{name} is for data of shape {model.shape}, and {denoiser.source} has {denoiser.shape}"
         )

@@ -30,10 +30,10 @@ from mmdgs.cost import Cost
 from mmdgs.covariances import Covariance, Krylov
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.memory import Batches, evenly
+from mmdgs.memory import Batches, evenly, memory_of
 from mmdgs.models import Model
 from mmdgs.models.model import as_model
-from mmdgs.moments import GivenMoments, Moments
+from mmdgs.moments import GivenMoments, IsotropicMoments, Moments, SpectralMoments
 from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
 from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
@@ -52,6 +52,10 @@ from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
 from mmdgs.sampling.named import edm_levels
+
+BYTES_A_PIXEL, BYTES_WITH_PRODUCTS = 4 << 10, 12 << 10
+"""Of memory, for one chain: the network of `photo` takes 2 kB a pixel, and 11 where products with
+its Jacobian are made; draws take 12 more each."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ class Restoration:
         noise = noise_of(noise, y, operator)
         if isinstance(moments, Covariance | str):
             moments = model.posterior(moments)
+        _require_room(model, moments)
         levels = edm_levels(model, settings.steps) if levels is None else tuple(levels)
         return cls(settings, model, y, operator, noise, moments, levels, first)
 
@@ -311,6 +316,19 @@ def _sized(model: Model, y: Tensor, operator: Any) -> Model:
             )
         shape = y.shape[1:]
     return model if shape is None else model.sized(*shape[-2:])
+
+
+def _require_room(model: Model, moments: Moments) -> None:
+    """Refuse an image with which not one chain would fit in memory."""
+    inner = getattr(moments, "moments", moments)
+    fitted = isinstance(inner, IsotropicMoments | SpectralMoments)
+    needed = math.prod(model.shape[1:]) * (BYTES_A_PIXEL if fitted else BYTES_WITH_PRODUCTS)
+    memory = memory_of(model.device)
+    if len(model.shape) == 3 and needed > memory:
+        sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
+        advice = "restore parts of it, or make it smaller"
+        less = "" if fitted else ", or use --quality good (quality='good')"
+        raise UsageError(f"{sizes} of memory, and there are {memory / 1e9:.0f}: {advice}{less}")
 
 
 def check_model(model: Model) -> None:

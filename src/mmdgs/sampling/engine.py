@@ -26,7 +26,7 @@ from mmdgs.compiled import fast_path
 from mmdgs.cost import Cost
 from mmdgs.errors import UsageError
 from mmdgs.identity import input_record, plan_record
-from mmdgs.memory import Batches, evenly
+from mmdgs.memory import Batches, evenly, memory_of
 from mmdgs.models import FitData, Model
 from mmdgs.randomness import Streams, checked_seed, uniforms
 from mmdgs.reading import reading
@@ -247,8 +247,7 @@ def chains_at_once(model: Model) -> int:
     """How many chains run together at most, where no batch size is given."""
     numbers = NUMBERS
     if model.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(model.device).total_memory
-        numbers = NUMBERS_A_GIBIBYTE * (memory >> 30)
+        numbers = NUMBERS_A_GIBIBYTE * (memory_of(model.device) >> 30)
     return max(1, numbers // math.prod(model.shape))
 
 
@@ -295,6 +294,11 @@ def generate(
     the run is long enough to gain by it.
     """
     runtime.check_precision(precision)
+    if None in model.shape:
+        raise UsageError(
+            f"{model.source} takes images of any size: say which, such as --size 64 (size=64). It "
+            "is for restoration; a network without a scene to fill draws textures"
+        )
     _check(model, count, batch_size, out, floating)
     processes = accelerator or _Alone()
     if out is None and processes.num_processes > 1:
