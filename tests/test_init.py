@@ -33,6 +33,7 @@ from mmdgs.training import (
 from mmdgs.training.examples import batch_order, read_sets
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.usefixtures("small_fits")
 FAST = TrainingSettings(
     steps=4, batch_size=8, learning_rate=1e-2, warmup=1, ema=0.9, checkpoint_every=2
 )
