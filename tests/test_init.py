@@ -131,12 +131,6 @@ def test_the_average_of_an_earlier_model_is_not_forgotten() -> None:
         torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-8)
 
 
-def test_a_new_optimiser_is_warmed_up() -> None:
-    assert Recipe(sigma=0.5, init="x", training=TrainingSettings(warmup=0)).training.warmup == 100
-    assert Recipe(sigma=0.5, init="x", training=TrainingSettings(warmup=7)).training.warmup == 7
-    assert Recipe(sigma=0.5, training=TrainingSettings(warmup=0)).training.warmup == 0
-
-
 CLASSIFIER = {"param": "classes", "sigma": None, "model": "classifier"}
 KINDS: dict[str, dict[str, object]] = {
     "energy": {"param": "energy"},
