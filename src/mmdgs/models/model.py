@@ -72,6 +72,7 @@ class Model:
         self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
         self.levels = tuple(levels)
         self.shape: tuple[Any, ...] = tuple(shape)  # of one example; (3, None, None): any size
+        self.any_size = self.shape[1:] == ANY_SIZE  # and so of the views by `sized`
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
@@ -233,17 +234,14 @@ class Model:
         low, high = self.interval
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
-    @property
-    def any_size(self) -> bool:
-        """Whether it takes images of any size: its shape is (channels, None, None)."""
-        return self.shape[1:] == ANY_SIZE
-
     def sized(self, height: int, width: int) -> Model:
         """The model for images of one size: itself, or of a model of any size a view of it."""
         if not self.any_size or self.shape[1:] == (height, width):
             return self
+        least, size = getattr(self.network, "smallest", 1), f"{width} x {height} pixels"
+        if min(height, width) < least:
+            raise UsageError(f"an image of {size} is too small: the model takes {least} x {least}")
         if height * width * self.shape[0] > MOST_SHAPE:
-            size = f"{width} x {height} pixels"
             raise UsageError(
                 f"an image of {size} has more than {MOST_SHAPE:,} numbers: make it smaller"
             )
