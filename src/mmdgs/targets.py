@@ -157,6 +157,13 @@ class GaussianMixture:
         `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then
         have. The weights are those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
         """
+        return self._through(y, operator, noise)[0]
+
+    def log_evidence(self, y: Tensor, operator: Any, noise: float) -> Float[Tensor, " batch"]:
+        """The exact log p(y) of measurements as in `given`, (B,)."""
+        return self._through(y, operator, noise)[1]
+
+    def _through(self, y: Tensor, operator: Any, noise: float) -> tuple[MixturePosterior, Tensor]:
         operator = operator.to(self.means) if isinstance(operator, Tensor) else operator
         operator = as_operator(operator, None, self.means)
         if math.prod(operator.shape) != self.dim:
@@ -174,13 +181,14 @@ class GaussianMixture:
         after = cov - gain @ a @ cov
         values, vectors = torch.linalg.eigh(0.5 * (after + after.mT))
         evidence = self.weights.log() - 0.5 * (inner + torch.linalg.slogdet(s).logabsdet)
-        return MixturePosterior(
+        posterior = MixturePosterior(
             weights=torch.softmax(evidence, dim=-1),
             means=self.means + torch.einsum("kij,nkj->nki", gain, left),
             values=values.clamp(min=torch.finfo(values.dtype).tiny),
             vectors=vectors,
             event_shape=operator.shape,
         )
+        return posterior, evidence.logsumexp(-1) - 0.5 * len(a) * math.log(2 * math.pi)
 
     def denoiser(self) -> MixtureDenoiser:
         """The exact E[x | x_t] as a Denoiser, differentiable."""
