@@ -160,7 +160,7 @@ class GaussianMixture:
         return self._through(y, operator, noise)[0]
 
     def log_evidence(self, y: Tensor, operator: Any, noise: float) -> Float[Tensor, " batch"]:
-        """The exact log p(y) of measurements as in `given`, (B,)."""
+        """The exact log p(y), (B,), of measurements as in `given`: those that say something."""
         return self._through(y, operator, noise)[1]
 
     def _through(self, y: Tensor, operator: Any, noise: float) -> tuple[MixturePosterior, Tensor]:
@@ -173,6 +173,8 @@ class GaussianMixture:
             raise ValueError(f"the noise must be positive and finite, got {noise}")
         eye = torch.eye(self.dim).to(self.means)
         a = operator(eye.reshape(self.dim, *operator.shape)).flatten(1).mT
+        measured_at = operator.known(torch.ones(1, *operator.out_shape)).flatten().bool()
+        a, y = a[measured_at], y[:, measured_at]
         cov = self.covariances
         s = a @ cov @ a.mT + noise**2 * torch.eye(len(a)).to(self.means)
         gain = torch.linalg.solve(s, a @ cov).mT
