@@ -42,6 +42,13 @@ EXPERIMENTS = {
             ("images", "minutes", "model", "only"),
         ),
         Experiment(
+            "particles",
+            "Weighted particles: draws of p(x | y) that are exact in the limit",
+            "Weights of modes, evidences and calibration on exact mixtures, by particles and by "
+            "evaluations, beside sweeps, TDS and azula's solvers.",
+            ("minutes", "only"),
+        ),
+        Experiment(
             "digs",
             "Metropolis-Gibbs on the 40 modes of Diffusive Gibbs Sampling",
             "Exact chains of a known density: MMD and modes with exact and with estimated moments, "

@@ -248,7 +248,7 @@ def _measured(cell: Cell, settings: InverseSettings) -> Part:
     if rival:
         values |= _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
     for seed in cell.seeds:
-        operator, truth, y = _problem(cell.column, settings.images, seed)
+        operator, truth, y = problem(cell.column, settings.images, seed)
         exact = changing_mixture().given(y, operator, NOISE)
         if cell.row == EXACT:
             draws, evaluations = exact.sample(settings.draws, generator=seeded(seed, "exact")), 0.0
@@ -265,7 +265,7 @@ def _measured(cell: Cell, settings: InverseSettings) -> Part:
     return Part(values)
 
 
-def _problem(task: str, images: int, seed: int) -> tuple[Operator, Tensor, Tensor]:
+def problem(task: str, images: int, seed: int) -> tuple[Operator, Tensor, Tensor]:
     """The operator, images and measurements of a seed."""
     operator = TASKS[task]()
     truth = changing_mixture().sample(images, generator=seeded(seed, "truth")).reshape(-1, *SHAPE)
@@ -277,7 +277,7 @@ def _tuned(
     name: str, steps: int, tried: Sequence[float], task: str, settings: InverseSettings, seed: int
 ) -> dict[str, Any]:
     """The setting of a rival with the least CRPS on measurements that are not scored."""
-    operator, truth, y = _problem(task, settings.tuned_on, seed)
+    operator, truth, y = problem(task, settings.tuned_on, seed)
 
     def score(setting: float) -> tuple[Tensor, Tensor]:
         return _by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)[0], truth

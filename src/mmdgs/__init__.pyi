@@ -65,6 +65,7 @@ from mmdgs.moments import (
 from mmdgs.noise import CLEAN as CLEAN, NoiseLevel as NoiseLevel, add_noise as add_noise
 from mmdgs.posterior import Gaussian as Gaussian
 from mmdgs.restoration.draws import restore as restore
+from mmdgs.restoration.evidence import Evidence as Evidence, evidence as evidence
 from mmdgs.samplers import Gibbs as Gibbs, gibbs_chain as gibbs_chain
 from mmdgs.sampling import SamplerSettings as SamplerSettings, generate as generate
 from mmdgs.uncertainty.image import image_posterior as image_posterior

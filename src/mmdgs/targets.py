@@ -157,6 +157,13 @@ class GaussianMixture:
         `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then
         have. The weights are those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
         """
+        return self._through(y, operator, noise)[0]
+
+    def log_evidence(self, y: Tensor, operator: Any, noise: float) -> Float[Tensor, " batch"]:
+        """The exact log p(y), (B,), of measurements as in `given`: those that say something."""
+        return self._through(y, operator, noise)[1]
+
+    def _through(self, y: Tensor, operator: Any, noise: float) -> tuple[MixturePosterior, Tensor]:
         operator = operator.to(self.means) if isinstance(operator, Tensor) else operator
         operator = as_operator(operator, None, self.means)
         if math.prod(operator.shape) != self.dim:
@@ -166,6 +173,8 @@ class GaussianMixture:
             raise ValueError(f"the noise must be positive and finite, got {noise}")
         eye = torch.eye(self.dim).to(self.means)
         a = operator(eye.reshape(self.dim, *operator.shape)).flatten(1).mT
+        measured_at = operator.known(torch.ones(1, *operator.out_shape)).flatten().bool()
+        a, y = a[measured_at], y[:, measured_at]
         cov = self.covariances
         s = a @ cov @ a.mT + noise**2 * torch.eye(len(a)).to(self.means)
         gain = torch.linalg.solve(s, a @ cov).mT
@@ -174,13 +183,14 @@ class GaussianMixture:
         after = cov - gain @ a @ cov
         values, vectors = torch.linalg.eigh(0.5 * (after + after.mT))
         evidence = self.weights.log() - 0.5 * (inner + torch.linalg.slogdet(s).logabsdet)
-        return MixturePosterior(
+        posterior = MixturePosterior(
             weights=torch.softmax(evidence, dim=-1),
             means=self.means + torch.einsum("kij,nkj->nki", gain, left),
             values=values.clamp(min=torch.finfo(values.dtype).tiny),
             vectors=vectors,
             event_shape=operator.shape,
         )
+        return posterior, evidence.logsumexp(-1) - 0.5 * len(a) * math.log(2 * math.pi)
 
     def denoiser(self) -> MixtureDenoiser:
         """The exact E[x | x_t] as a Denoiser, differentiable."""

@@ -73,13 +73,14 @@ class TwistedParticles:
             state = _Weighted(x, none, none, none, none[:, None][:, :0])
         evidence = log_evidence(q.mean, cov, y, operator, variances)
         weights = (state.log_weights + evidence - state.predicted).view(runs, self.count)
-        share = (2 * weights.logsumexp(1) - (2 * weights).logsumexp(1)).exp() / self.count
+        share = effective_share(weights)
         shares = torch.cat([state.shares, share.repeat_interleave(self.count)[:, None]], 1)
         last = following == CLEAN
         resampled = (share < RESAMPLED_BELOW) | last
         mean, repaired = q.mean, q.repaired
         if self.count > 1:  # always: what a row draws may not depend on the rows beside it
-            index = self._resampled(weights, resampled, last, x, generator)
+            u = uniforms((len(x), 1), x, generator)[:, 0].double().view(runs, self.count)
+            index = resampled_rows(weights, u if last else u[:, :1], resampled)
             x, mean, cov = x[index], mean[index], rows_of(cov, index)
             repaired = None if repaired is None else repaired[index]
         gained = torch.where(resampled, weights.logsumexp(1) - math.log(self.count), 0.0)
@@ -91,33 +92,44 @@ class TwistedParticles:
         x_s, info = bridge.sample_with_info(generator=generator)
         if last:
             return State(finite(x_s)), {**info, "log_evidence": total, "effective": shares}
-        predicted = self._predicted(posterior, (x, x_s), (level, following))
+        predicted = seen_evidence(self.given, posterior, (x, x_s), (level, following))
         return _Weighted(finite(x_s), log_weights, predicted, total, shares), info
 
-    def _predicted(
-        self,
-        posterior: Gaussian,
-        states: tuple[Tensor, Tensor],
-        levels: tuple[NoiseLevel, NoiseLevel],
-    ) -> Tensor:
-        """log q(y | x_s, x_t): x_s = g x + c x_t + sqrt(v) e sees x with noise."""
-        (x_t, x_s), (level, cleaner) = states, levels
-        operator, y, variances = self.given.checked
-        a, b = transition(cleaner, level)
-        gain = cleaner.alpha * b**2 / level.sigma**2
-        noise = (cleaner.sigma * b / level.sigma / gain) ** 2
-        seen_x = (x_s - (a * cleaner.sigma**2 / level.sigma**2) * x_t) / gain
-        mean, left = seen(posterior.mean, posterior.cov, seen_x, noise)  # type: ignore[arg-type]
-        return log_evidence(mean, left, y.to(mean), operator, variances.to(mean))
 
-    def _resampled(
-        self, weights: Tensor, resampled: Tensor, last: bool, x: Tensor, generator: Generator
-    ) -> Tensor:
-        """The rows to go on with: systematic in a run, at the last step each row by itself."""
-        runs, count = weights.shape
-        u = uniforms((len(x), 1), x, generator)[:, 0].double().view(runs, count)
-        places = u if last else (torch.arange(count, device=u.device) + u[:, :1]) / count
-        shares = weights.softmax(1).cumsum(1)
-        index = torch.searchsorted(shares.contiguous(), places.contiguous()).clamp(max=count - 1)
-        index = torch.where(resampled[:, None], index, torch.arange(count, device=u.device))
-        return (index + count * torch.arange(runs, device=u.device)[:, None]).flatten()
+def seen_evidence(
+    given: GivenMoments,
+    posterior: Gaussian,
+    states: tuple[Tensor, Tensor],
+    levels: tuple[NoiseLevel, NoiseLevel],
+) -> Tensor:
+    """log q(y | x_s, x_t), (B,), of the posterior at x_t: x_s = g x + c x_t + sqrt(v) e sees x.
+
+    `states` are x_t and x_s, `levels` theirs; the posterior's covariance is a factored one.
+    """
+    (x_t, x_s), (level, cleaner) = states, levels
+    operator, y, variances = given.checked
+    a, b = transition(cleaner, level)
+    gain = cleaner.alpha * b**2 / level.sigma**2
+    noise = (cleaner.sigma * b / level.sigma / gain) ** 2
+    seen_x = (x_s - (a * cleaner.sigma**2 / level.sigma**2) * x_t) / gain
+    mean, left = seen(posterior.mean, posterior.cov, seen_x, noise)  # type: ignore[arg-type]
+    return log_evidence(mean, left, y.to(mean), operator, variances.to(mean))
+
+
+def effective_share(weights: Tensor) -> Tensor:
+    """The effective share (runs,) of particles with log weights (runs, count): 1 / count to 1."""
+    return (2 * weights.logsumexp(1) - (2 * weights).logsumexp(1)).exp() / weights.shape[1]
+
+
+def resampled_rows(weights: Tensor, u: Tensor, resampled: Tensor) -> Tensor:
+    """The rows to go on with, of runs that are resampled: by uniforms u for log weights (runs, n).
+
+    With one u a run (runs, 1) systematic, with one a row (runs, n) each row by itself.
+    """
+    runs, count = weights.shape
+    rows = torch.arange(count, device=u.device)
+    places = (rows + u) / count if u.shape[1] == 1 else u
+    shares = weights.softmax(1).cumsum(1)
+    index = torch.searchsorted(shares.contiguous(), places.contiguous()).clamp(max=count - 1)
+    index = torch.where(resampled[:, None], index, rows)
+    return (index + count * torch.arange(runs, device=u.device)[:, None]).flatten()
