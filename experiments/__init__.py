@@ -100,6 +100,13 @@ EXPERIMENTS = {
             ("model", "most_images", "skip_seeds", "minutes", "only"),
         ),
         Experiment(
+            "photographs",
+            "Photographs: denoising, calibration, and where the error lies",
+            "The denoiser of photographs beside FFDNet on a folder of images (--data-dir): PSNR, "
+            "coverage, and the error that its map of uncertainty sets aside.",
+            ("model", "ffdnet", "images", "minutes"),
+        ),
+        Experiment(
             "celeba",
             "Faces at 64x64 by Langevin dynamics and by Gibbs sampling",
             "Samples by both of the paper's algorithms, against CelebA or a zip of faces "
