@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -30,11 +31,13 @@ import oracles
 import pytest
 import sizes
 import torch
+import typer.testing
 
 import mmdgs
 from mmdgs.demo import figures, page, toys
-from mmdgs.moments import calibrated
+from mmdgs.moments import calibrated, ocm
 from mmdgs.targets import GaussianMixture
+from mmdgs.training import run as training_run, untrained as new_heads
 
 # The tests' matrices are small: one thread is faster than two that wait for each other, above all
 # on a busy machine.
@@ -43,6 +46,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, too
 # A suite that a shell started in the background ignores Ctrl-C, and so would what its tests
 # interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# All commands with their options take 20 ms to build, and hundreds of tests run one.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 with contextlib.suppress(ImportError):  # `make test-gpu` takes the packages that are there
     from hypothesis import settings
@@ -114,3 +120,12 @@ def untrained(monkeypatch):
 def unpainted(monkeypatch):
     """Figures are made, but painted as an empty PNG: matplotlib takes seconds for a large one."""
     sizes.unpaint(monkeypatch)
+
+
+@pytest.fixture
+def small_fits(monkeypatch):
+    """What a training measures beside its loss takes few examples: seconds of products less."""
+    monkeypatch.setattr(training_run, "ISOTROPIC_EXAMPLES", {"cpu": 16})
+    monkeypatch.setattr(training_run, "HEAD_EXAMPLES", {"cpu": 8})
+    monkeypatch.setattr(new_heads, "SCALE_EXAMPLES", {"cpu": 8})
+    monkeypatch.setattr(ocm, "FITTED_LEVELS", 4)

@@ -1,7 +1,6 @@
 """The benchmark's plain implementations must be right, or its ratios mean nothing."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -106,16 +105,6 @@ def test_the_moments_benchmark_compares_like_with_like():
     assert all(row.error < 1e-4 and row.memory is None for row in rows)  # the same probes
     with pytest.raises(UsageError, match="size"):
         bench.moments(CPU, size=12)
-
-
-def test_the_error_shows_short_numbers():
-    # bfloat16 keeps 8 bits: a relative error of 2^-9 a number, and some of that is left in the
-    # diagonal.
-    case = replace(bench.cases(CPU)[-1], precisions=("float32", "bf16"))
-    exact, short = bench.case_rows(case, CPU, 1, 2, 16, 1)
-    assert exact.error < 1e-5
-    assert 1e-5 < short.error < 1e-1
-    assert (exact.precision, short.precision) == ("float32", "bf16")
 
 
 def test_the_first_call_is_timed_apart_and_the_best_counts(monkeypatch):

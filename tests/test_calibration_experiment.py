@@ -10,7 +10,6 @@ import pytest
 import torch
 from image_experiments import performed, picture_folder, pictures_of, resumed
 from sizes import unpaint
-from torch import Tensor
 from toy_models import many_level_model
 
 from experiments import Context, Workspace, calibration, covariances, held_out
@@ -115,22 +114,6 @@ def test_models_are_columns_and_data_may_be_absent(
     monkeypatch.setattr(held_out, "DATA", {SHAPE: str(tmp_path / "nowhere")})
     outcome = calibration.run(replace(beside, case=("diffusers", "exact")))
     assert list(outcome.records["absent"]) == ["diffusers 0.3"]
-
-
-def test_means_are_computed_once_for_estimators_that_need_no_more(prepared: Context) -> None:
-    case = calibration.cases(prepared, TINY)["digits MLP"]()
-    batches: list[Tensor] = []
-
-    def denoiser(x_t: Tensor, level: NoiseLevel) -> Tensor:
-        batches.append(x_t)
-        return exact(x_t, level)
-
-    exact, case = case.denoiser, replace(case, denoiser=denoiser)
-    counts = []
-    for row in (calibration.ISOTROPIC, calibration.SPECTRAL):
-        calibration.measured(Cell(row, "digits MLP", None, (0,)), case, TINY, prepared)
-        counts.append(len(batches))
-    assert counts[0] == counts[1] > 0
 
 
 def test_few_images_are_of_all_classes(

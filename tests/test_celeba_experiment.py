@@ -12,13 +12,11 @@ import pytest
 import torch
 from image_experiments import picture_folder
 from nets import tiny_model
-from toy_models import many_level_model
 from typer.testing import CliRunner
 
 from experiments import Context, Workspace, celeba, sampler_cells
 from experiments.__main__ import app
 from mmdgs import save
-from mmdgs.covariances import RademacherDiagonal
 from mmdgs.errors import UsageError
 
 TINY_RECIPE = replace(
@@ -58,16 +56,6 @@ def test_quick_from_a_zip_and_resumed_without_work(
     }
     monkeypatch.setattr(sampler_cells, "generate", None)
     assert CliRunner().invoke(app, [*words, "--images", "4", "--resume"]).exit_code == 0
-
-
-def test_both_algorithms_walk_the_models_levels_at_the_suggested_rate() -> None:
-    model = many_level_model((3, 8, 8))
-    found = celeba.celeba_cells(model, celeba.FULL)
-    assert list(found) == [(celeba.SPECTRAL, 24), (celeba.LANGEVIN, 5), (celeba.GIBBS, 5)]
-    langevin, gibbs = found[celeba.LANGEVIN, 5], found[celeba.GIBBS, 5]
-    assert langevin.levels == gibbs.levels == model.levels
-    assert langevin.rate == celeba.suggested_rate(model.levels, 5)
-    assert isinstance(gibbs.covariance, RademacherDiagonal)
 
 
 def test_bad_input_is_named(faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

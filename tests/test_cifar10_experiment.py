@@ -16,8 +16,7 @@ from shared import cifar10_test_images, needs_cifar10_files
 from toy_models import many_level_model
 
 from experiments import Context, Workspace, cifar10, sampler_cells, single_level_chains
-from experiments.cifar10 import MANY_LEVELS, TEST, collapses
-from experiments.grid import Grid, Results
+from experiments.cifar10 import MANY_LEVELS, TEST
 from experiments.sampler_cells import References, SamplingSettings
 from experiments.single_level_chains import (
     DRAWS,
@@ -38,7 +37,6 @@ from mmdgs.networks import preset
 from mmdgs.noise import CLEAN
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import Gibbs, State
-from mmdgs.workspace import Part
 
 SHAPE = (3, 12, 12)
 TINY = replace(
@@ -133,48 +131,6 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(
         assert (found[kind][2].float() - expected).abs().max() <= 1
     assert torch.equal(found[DRAWS][0], found[MEANS][0])  # the start
     assert not torch.equal(found[DRAWS][2], found[MEANS][2])
-
-
-@pytest.mark.parametrize(
-    ("values", "holds"),
-    [
-        ((90.0, 60.0, 50.0, 70.0, 75.0), True),
-        ((90.0, 60.0, 50.0, 50.5, 50.9), False),  # a percent or two is luck
-        ((90.0, 60.0, 50.0, 45.0, 40.0), False),
-        ((50.0, 60.0, 65.0, 70.0, 75.0), False),  # it only rises
-    ],
-)
-def test_the_fid_falls_and_rises(values: tuple[float, ...], holds: bool) -> None:
-    steps = (10, 20, 40, 80, 100)
-    claim = cifar10.falls_and_rises("diagonal", steps, values)
-    assert claim.holds == holds
-    assert f"lowest after {steps[values.index(min(values))]}: {min(values):.2f}" in claim.numbers
-
-
-@pytest.mark.parametrize(
-    ("diversities", "holds"),
-    [
-        ((2.4, 2.0, 0.8), True),
-        ((1.0, 1.2, 1.2), False),  # too near, but they do not come nearer
-        ((3.0, 2.4, 2.0), False),  # nearer, but as far as data
-        ((2.0, 2.0, 2.0), False),
-    ],
-)
-def test_a_collapse_is_against_data_and_against_before(
-    diversities: tuple[float, ...], holds: bool
-) -> None:
-    classes: dict[str, Any] = {
-        "class_shares": [0.2, 0.8],
-        "class_names": ["cat", "dog"],
-        "class_entropy": 0.5,
-    }
-    parts = {(TEST, 0): Part({"diversity": 2.0})}
-    for steps, value in zip((10, 100, 1_000), diversities, strict=True):
-        parts["row", steps] = Part({"diversity": value, **classes})
-    claim = collapses("row", Results(Grid("t", {}, Part), parts))
-    assert claim.holds == holds
-    assert f"{diversities[-1] / 2:.2f} after 1,000 steps" in claim.numbers
-    assert "the commonest dog with 80%" in claim.numbers
 
 
 def test_models_that_do_not_fit_are_refused(

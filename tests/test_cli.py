@@ -8,20 +8,11 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from experiments.__main__ import app as experiments
 from mmdgs import cli
 from mmdgs.cli.reports import called
 from mmdgs.files import LOCK
 
 run = CliRunner().invoke
-
-
-def test_the_experiments_have_a_help():
-    assert "Usage:" in run(experiments, ["--help"]).output
-
-
-def test_version():
-    assert run(cli.app, ["--version"]).output.startswith("mmdgs 0.")
 
 
 def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_active(

@@ -33,7 +33,6 @@ from mmdgs.denoisers import (
     velocity_denoiser,
 )
 from mmdgs.derivatives import group_norm, load_forward_mode
-from mmdgs.errors import UsageError
 from mmdgs.jacobians import linearised
 from mmdgs.models import load
 from mmdgs.networks import NCSNv2
@@ -295,17 +294,6 @@ def test_mixed_precision_has_programs_of_its_own(monkeypatch) -> None:
     assert kinds == ["mean", "mean"]
     torch.testing.assert_close(low, plain, rtol=2e-2, atol=2e-2)
     assert not torch.equal(low, full)
-
-
-def test_unknown_modes_are_named(monkeypatch) -> None:
-    with pytest.raises(UsageError, match="'sometimes'"), fast_path("sometimes"):
-        pass
-    monkeypatch.setenv("MMDGS_FAST", "quick")
-    with pytest.raises(UsageError, match="'quick'"):
-        compiled.applies(batch())
-    for mode in ("now", "never"):
-        monkeypatch.setenv("MMDGS_FAST", mode)
-        assert compiled.applies(batch()) is (mode == "now")
 
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 5)])

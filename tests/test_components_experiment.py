@@ -54,9 +54,3 @@ def test_subspace_iteration_finds_the_largest_eigenvalues() -> None:
     found, residual = components.subspace_iteration(model, x_t, NoiseLevel(1.0), 3, 40)
     assert residual < 1e-9
     torch.testing.assert_close(found.T @ found, basis[:, :3] @ basis[:, :3].T, rtol=0, atol=1e-8)
-
-
-def test_cosines_are_orthonormal_and_coarse() -> None:
-    found = components.coarsest_cosines(torch.zeros(1, *SHAPE, dtype=torch.float64), 5).flatten(1)
-    torch.testing.assert_close(found @ found.T, torch.eye(5, dtype=torch.float64))
-    torch.testing.assert_close(found[0], torch.full((192,), 192**-0.5, dtype=torch.float64))

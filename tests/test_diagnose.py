@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -193,52 +190,6 @@ def test_arviz_gets_chains_first() -> None:
     pytest.importorskip("arviz")
     chain = normals(10, 3, 2, 2)
     assert np.array_equal(to_arviz(chain, "y").posterior["y"].values, chain.movedim(0, 1).numpy())
-
-
-@pytest.mark.slow  # a race of arviz with itself, in a process of its own
-def test_arviz_is_imported_while_another_process_imports_it(tmp_path: Path) -> None:
-    pytest.importorskip("arviz")
-    # It renames a file once a day: another process does so between its writing and its renaming.
-    program = """
-import pathlib, torch
-renamed, rename = [], pathlib.Path.replace
-def raced(path, target):
-    if path.name == "daily_warning.tmp" and not renamed:
-        renamed.append(rename(path, target))
-    return rename(path, target)
-pathlib.Path.replace = raced
-from mmdgs.diagnostics import to_arviz
-assert to_arviz(torch.zeros(4, 2, 1)).posterior["x"].shape == (2, 4, 1)
-print(len(renamed))
-"""
-    environment = os.environ | {"HOME": str(tmp_path)}
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) <= 1  # no race where arviz announces nothing any more
-
-
-@pytest.mark.slow  # .ci/run asks the same of the whole suite
-def test_tests_leave_the_home_folder_alone(tmp_path: Path) -> None:
-    pytest.importorskip("xdist")
-    # Two workers that both import arviz, and other libraries with caches, where the home folder is
-    # empty.
-    words = ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-k", "those_of_arviz"]
-    environment = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST_")}
-    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    run = subprocess.run(
-        [sys.executable, *words, __file__], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_arviz_the_command_that_installs_it_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "arviz", None)
-    with pytest.raises(UsageError, match=r"pip install mmdgs\[arviz\]"):
-        to_arviz(normals(10, 2, 1))
 
 
 def command(*words: object, name: str = "diagnose") -> tuple[int, str]:

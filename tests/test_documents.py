@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.tables import MARK, app, dumped, markdown, pages, rewritten, take, write_tables
+from experiments.tables import MARK, app, dumped, pages, rewritten, take, write_tables
 from mmdgs.errors import UsageError
 
 ROOT = Path(__file__).parents[1]
@@ -32,68 +32,6 @@ def test_records_say_where_their_numbers_come_from_and_all_their_tables_are_show
         assert record["source"].keys() >= {"title", "command", "machine", "version", "note"}
         for name in record["tables"]:
             assert f"<!-- table: {path.stem} {name} -->" in text
-
-
-def shown(columns, rows, **record):
-    return markdown({"columns": columns, "rows": rows}, record, Path("r.json")).splitlines()
-
-
-def test_cells_are_texts_numbers_intervals_or_places_in_the_record():
-    columns = [
-        {"title": "row"},
-        {"title": "MMD", "digits": 3},
-        {"title": "ratio", "unit": "x", "sign": "+"},
-    ]
-    cells = {"mmd": [1.0, 2.0, 3.0], "fid": 2.2, "fid_left_out": [1.0, 3.0]}
-    at = ["single", {"row": "full"}]
-    rows = [["a", 1, 2.5], ["b", [1, 0.5], None], ["c", {"at": [*at, "mmd"]}, {"at": [*at, "fid"]}]]
-    lines = shown(columns, rows, single=[{"row": "iso", "mmd": [9.0]}, {"row": "full", **cells}])
-    assert lines[:2] == ["| row | MMD | ratio |", "| --- | --- | --- |"]
-    assert lines[2:4] == ["| a | 1.000 | +2.5x |", "| b | 1.000 ± 0.500 | |"]
-    # Student's t with two degrees of freedom: 4.302653 / sqrt(3); the jackknife of two: 12.7062.
-    assert lines[4].startswith("| c | 2.000 ± 2.484 | +2.2 ± 12.70")
-
-
-def test_bold_is_the_best_where_intervals_tell_it_from_all_others():
-    less, first = {"title": "FID", "better": "less"}, {"title": ""}
-    lines = shown([first, less], [["a", 2], ["b", 2.1], ["*paper*", 1], ["c", 3]])
-    assert lines[0] == "| | FID ↓ |"
-    assert lines[2:] == ["| a | **2** |", "| b | 2.1 |", "| *paper* | 1 |", "| c | 3 |"]
-    assert "**" not in "".join(shown([first, less], [["a", 2], ["b", 2], ["c", 3]]))
-    apart = [["a", [2, 0.5]], ["c", [2.8, 0.5]]]
-    assert [line.count("**") for line in shown([first, less], apart)[2:]] == [2, 0]
-    assert "**" not in "".join(shown([first, less], [*apart, ["b", [2.6, 0.5]]]))
-    assert "**" not in "".join(shown([first, {**less, "bold": False}], apart))
-    one = {"title": "diversity", "better": "one"}
-    lines = shown([first, one], [["a", 0.9], ["b", 1.05]])
-    assert [line.count("**") for line in lines[2:]] == [0, 2]
-
-
-def test_several_numbers_of_the_record_in_one_cell():
-    cells = [
-        {"row": "full", "nats": 0.951, "z": 1817.6, "share": 0.9, "fid": 4.5, "cost": 1325.0},
-        {"row": "iso", "nats": [1.0, 3.0], "z": 1, "share": 0.5, "fid": 4.0, "cost": 225},
-    ]
-    for cell, left_out in zip(cells, ([4.0, 5.0], [3.5, 4.5]), strict=True):
-        cell["fid_left_out"] = left_out
-
-    def paths(*keys, rows=("full",)):
-        return [["cells", {"row": row}, key] for row in rows for key in keys]
-
-    both = ("full", "iso")
-    row = [
-        {"all": paths("nats", "z", "share")},
-        {"range": paths("cost", rows=both)},
-        {"range": paths("cost", "cost")},
-        {"zero": paths("nats", rows=["iso"])[0]},
-        {"list": paths("cost", rows=both)},
-        {"minus": paths("fid", rows=both)},
-    ]
-    (line,) = shown([{"title": "", "digits": 2}] * len(row), [row], cells=cells)[2:]
-    assert line == (
-        "| +0.95 / 1,818 / 0.90 | 225 to 1,325 | 1,325 | 0 (2.00 ± 12.71) | 1,325.00 / 225.00 "
-        "| +0.50 ± 0.00 |"
-    )
 
 
 def tree(folder: Path) -> Path:
@@ -173,12 +111,3 @@ def test_marks_that_lead_nowhere_are_refused_and_no_page_is_written(
     with pytest.raises(UsageError, match=message):
         write_tables(tmp_path)
     assert [path.read_text() for path in pages(tmp_path)] == before
-
-
-def test_a_cell_that_is_not_in_the_record_is_named():
-    with pytest.raises(UsageError, match="'fid'"):
-        shown([{"title": "a"}], [[{"at": ["single", "fid"]}]], single={"mmd": 1})
-    with pytest.raises(UsageError, match="'full'"):
-        shown([{"title": "a"}], [[{"at": ["single", {"row": "full"}, "fid"]}]], single=[])
-    with pytest.raises(UsageError, match="2 cells"):
-        shown([{"title": "a"}], [["x", 1]])

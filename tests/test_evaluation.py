@@ -617,20 +617,3 @@ def test_different_counts_need_force(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "a:samples" in forced
         assert "b:samples" in forced
         command(f"{words} --limit 20")
-
-
-@pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("a.npz --metrics fid,magic", "'magic'"),
-        ("c.npz", "'c.npz'"),
-        ("a.npz --compare none.json", "cannot read none.json"),
-        ("a.npz --out no/where.json", "no folder no"),
-        ("a.npz --metrics fid,classes", "--classifier"),
-        ("a.npz --metrics fid,classes --classifier mnist-classifier", "images 1x28x28"),
-        ("a.npz --groups 11", "11 of 20 samples"),
-    ],
-)
-def test_misuse_is_status_2(words: str, message: str) -> None:
-    assert message in command(words, status=2)

@@ -14,7 +14,7 @@ from experiments.__main__ import app
 from experiments.experiment import QUICK_NOTE
 from experiments.grid import Cell, Grid, Measure, Number, Results, axis
 from mmdgs import cli
-from mmdgs.demo import page, toys
+from mmdgs.demo import toys
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.files import LOCK
 from mmdgs.report.mathematics import typeset
@@ -285,25 +285,6 @@ def test_the_demo_is_one_page_that_leads_with_its_takeaway_and_ends_with_a_comma
     records = json.loads((tmp_path / "records.json").read_text())
     assert len(records["posteriors"]) == 5 * 4
     assert len(records["many"]) == len(toys.METHODS) + 1
-    # Chains of the demo are those of the experiments.
-    whole = perform(EXPERIMENTS["table1"], tmp_path / "table1", data=("rings",))[0]
-    full = {one["row"]: one["deficit"] for one in whole["many"]["density"]}
-    assert {one["row"]: one["deficit"] for one in records["many"]} == full
-
-
-def test_the_demo_says_that_the_full_covariance_is_nearest_only_where_intervals_say_so():
-    clear = {
-        "full": [1.8, 1.9],
-        "isotropic": [3.0, 3.1],
-        "learned": [4.0, 4.1],
-        "exact": [0.0, 0.01],
-    }
-
-    def takeaway(deficits):
-        return page.takeaway({(row, page.DATA): {"deficit": deficits[row]} for row in deficits})
-
-    assert takeaway(clear).startswith("The full covariance")
-    assert "do not show" in takeaway(clear | {"isotropic": [1.7, 3.0]})
 
 
 def test_mathematics_is_set_in_the_page_and_spelt_out_elsewhere():
@@ -345,17 +326,6 @@ def test_a_stopped_run_keeps_its_parts_and_a_resumed_one_redoes_only_the_rest(
 
 
 # --- workspaces
-
-
-def test_a_part_depends_on_settings_but_for_those_that_say_which_cells_there_are(tmp_path):
-    workspace, settings = Workspace(tmp_path), Settings()
-
-    def value(settings, new):
-        depends = {"settings": settings, "dtype": torch.float64}
-        return workspace.part("a", depends, lambda: Part({"value": new})).values["value"]
-
-    assert [value(settings, 1), value(replace(settings, steps=(3,)), 2)] == [1, 1]
-    assert value(replace(settings, images=4), 2) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from image_experiments import performed, picture_folder, pictures_of, resumed, u
 from nets import tiny_pipeline
 
 from experiments import Context, Workspace, few_steps, sampler_cells
-from mmdgs.models import VARIANCE_RATIO, load
-from mmdgs.samplers import run
-from mmdgs.sampling import make_plan
+from mmdgs.models import VARIANCE_RATIO
 from mmdgs.training import Recipe, TrainingSettings, train_model
 
 pytest.importorskip("diffusers")
@@ -82,16 +80,3 @@ def test_single_cells_can_be_asked_for(prepared: Context) -> None:
         ("DDIM", 5),
     ]
     assert found[1]["evaluations"] == 5 < found[0]["evaluations"] < 5 + 2 * 4
-
-
-@pytest.mark.parametrize("steps", [3, 4])
-def test_heun_has_as_many_evaluations_as_the_others_or_one_less(
-    steps: int, prepared: Context
-) -> None:
-    model = load(prepared.model)
-    costs = []
-    for row in ("DDIM", "Heun"):
-        plan = make_plan(few_steps.at(row, few_steps.ROWS[row], steps, model), model)
-        costs.append(run(plan, torch.zeros(1, 3, 8, 8), progress=None).cost.forwards)
-    assert costs[0] == steps
-    assert steps - 1 <= costs[1] <= steps

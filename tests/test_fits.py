@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,18 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from toy_models import LEVELS, SHAPE, Weights, many_level_model
+from toy_models import LEVELS, SHAPE, Weights, any_size_model, many_level_model
 from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli
 from mmdgs.data import midpoints
+from mmdgs.data.folders import load_pictures
 from mmdgs.errors import UsageError
+from mmdgs.linalg.spectral import resampled
 from mmdgs.models import FitData, Model
-from mmdgs.models.fits import KNOTS, FitStore, isotropic_moments, spectral_moments
-from mmdgs.moments import FLOOR, IsotropicMoments, SpectralMoments
+from mmdgs.models.fits import CROP, KNOTS, FitStore, isotropic_moments, spectral_moments
+from mmdgs.moments import FLOOR, CalibratedMoments, IsotropicMoments, SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams
 
@@ -199,6 +202,74 @@ def test_a_spectrum_is_fitted_between_the_ends_of_the_models_range(data: FitData
     streams = Streams(3, IMAGES, purpose="fit")
     by_hand = SpectralMoments.fit(denoiser, x, [level], generator=streams)
     torch.testing.assert_close(table[level], by_hand.variances[level], rtol=KEPT, atol=0)
+
+
+# --- models of any size
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> FitData:
+    """Images of three sizes, in parts for training and for testing."""
+    for part, seed in (("train", 0), ("test", 1)):
+        (tmp_path / "photographs" / part).mkdir(parents=True)
+        for i, size in enumerate([(CROP, CROP), (CROP + 9, CROP), (CROP, CROP + 30)]):
+            (image,) = random_images(1, (3, *size), seed=10 * seed + i)
+            file = tmp_path / "photographs" / part / f"{i}.png"
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    return FitData(str(tmp_path / "photographs"), 10, seed=3)
+
+
+def test_crops_are_spread_over_the_photographs(photographs: FitData) -> None:
+    crops = photographs.crops("train", 3)
+    assert crops.shape == (10, 3, CROP, CROP)
+    assert torch.equal(crops, photographs.crops("train", 3))
+    pictures = load_pictures(photographs.name, "train")
+    for first, stop, picture in zip((0, 4, 7), (4, 7, 10), pictures, strict=True):
+        parts = picture.unfold(1, CROP, 1).unfold(2, CROP, 1)  # every place, (3, rows, columns, ..)
+        same = (parts == crops[first:stop, :, None, None]).all(-1).all(-1).all(1)
+        assert same.flatten(1).any(1).all()
+    assert not torch.equal(crops[4], crops[5])
+    assert not torch.equal(crops, photographs.crops("test", 3))
+    assert not torch.equal(crops, FitData(photographs.name, 10, seed=4).crops("train", 3))
+
+
+def test_one_fit_serves_images_of_every_size(photographs: FitData, cache: Path) -> None:
+    model = any_size_model()
+    spectral = model.posterior("spectral", data=photographs)
+    assert spectral.variances.values.shape == (KNOTS, 3, CROP, CROP)
+    isotropic = model.posterior("isotropic", data=photographs)
+    level = NoiseLevel(sigma=1.0)
+    for size in ((16, 40), (33, 17)):
+        view = model.sized(*size)
+        x_t = torch.zeros(1, 3, *size)
+        q = view.posterior("spectral")(x_t, level)  # what is kept
+        expected = resampled(spectral.variances[level], size).float()
+        torch.testing.assert_close(q.cov.variances[0], expected, rtol=1e-4, atol=0)
+        assert view.posterior("isotropic").variances[level] == isotropic.variances[level]
+    other = Model.build(replace(model.config, shape=(3, 8, 8)), model.network)
+    with pytest.raises(UsageError, match="no spectral variances are kept"):
+        other.posterior("spectral")  # the same weights for one size alone
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_calibration_serves_images_of_every_size(photographs: FitData) -> None:
+    model = any_size_model()
+    moments = model.posterior("diagonal")
+    assert not isinstance(moments, CalibratedMoments)
+    calibrated = mmdgs.calibrate(moments, photographs, NoiseLevel(sigma=1.0), progress=None)
+    view = model.sized(20, 30).posterior("diagonal")
+    assert isinstance(view, CalibratedMoments)
+    assert view.fit_digest == calibrated.fit_digest
+    x = model.scaled(midpoints(random_images(8, (3, 20, 30))))  # or images of another size
+    assert mmdgs.calibrate(moments, x, NoiseLevel(sigma=1.0), progress=None).report
+    with pytest.raises(ValueError, match="shape"):
+        mmdgs.calibrate(moments, x[:, :1], NoiseLevel(sigma=1.0))
+
+
+def test_images_smaller_than_a_crop(photographs: FitData) -> None:
+    Image.new("RGB", (CROP, CROP - 1)).save(Path(photographs.name) / "train" / "9.png")
+    with pytest.raises(UsageError, match=rf"9\.png is {CROP} x {CROP - 1}, and crops need"):
+        any_size_model().posterior("spectral", data=photographs)
 
 
 # --- the store

@@ -206,6 +206,7 @@ def plain_outcome(name: str, inputs: Path) -> tuple[int, str, str]:
     return first
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize(
     ("name", "added"), [(name, added) for name in CASES for added in tried(name)]
 )

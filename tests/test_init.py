@@ -33,6 +33,7 @@ from mmdgs.training import (
 from mmdgs.training.examples import batch_order, read_sets
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.usefixtures("small_fits")
 FAST = TrainingSettings(
     steps=4, batch_size=8, learning_rate=1e-2, warmup=1, ema=0.9, checkpoint_every=2
 )
@@ -128,12 +129,6 @@ def test_the_average_of_an_earlier_model_is_not_forgotten() -> None:
         moved = (end - start).abs()
         expected = torch.full_like(moved, share * 1e-2)
         torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-8)
-
-
-def test_a_new_optimiser_is_warmed_up() -> None:
-    assert Recipe(sigma=0.5, init="x", training=TrainingSettings(warmup=0)).training.warmup == 100
-    assert Recipe(sigma=0.5, init="x", training=TrainingSettings(warmup=7)).training.warmup == 7
-    assert Recipe(sigma=0.5, training=TrainingSettings(warmup=0)).training.warmup == 0
 
 
 CLASSIFIER = {"param": "classes", "sigma": None, "model": "classifier"}

@@ -6,20 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from image_experiments import performed
-from toy_models import many_level_model
 
 from experiments import Context, Workspace, inverse, inverse_networks, rivals
-from experiments.grid import Cell, Grid, Results
 from experiments.inverse import EXACT, FULL_ROW, InverseSettings, energy_distance, judged
-from mmdgs.data import image_set
-from mmdgs.workspace import Part
 
 TINY = InverseSettings(images=4, draws=4, levels=3, seeds=2, samples=6)
 
@@ -88,71 +82,6 @@ def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         == free["low rank, 2 products"]["evaluations"]
         == 3 + 2 * 4
     )
-
-
-@pytest.mark.parametrize(
-    ("spread", "rivals_psnr", "holds"),
-    [
-        (1.0, 20.2, True),
-        (1.0, 20.4, False),
-        (0.8, 20.2, False),
-        (1.0, None, None),
-        (0.8, None, False),
-    ],
-)
-def test_without_a_rival_a_goal_may_be_missed_but_not_reached(
-    spread: float, rivals_psnr: float | None, holds: bool | None
-) -> None:
-    ours, rival, tasks = "spectral, 25 steps", "DPS (azula), 100 steps", ("box", "blur")
-    good = {"calibration": 1.0, "coverage_90": 0.9, "psnr_shared": 20.0, "evaluations": 25.0}
-    parts = {(ours, task): Part(good) for task in tasks} | {
-        (rival, "box"): Part({"psnr_shared": 20.1})
-    }
-    parts[ours, "blur"] = Part(good | {"calibration": spread})
-    if rivals_psnr is not None:
-        parts[rival, "blur"] = Part({"psnr_shared": rivals_psnr})
-    grid = Grid("restore", {}, lambda cell: Part({}), (), "task")
-    claim = inverse_networks._goal(Results(grid, parts), ours)
-    assert claim.holds is holds
-    assert ("20.00 dB (no rival ran)" in claim.numbers) is (rivals_psnr is None)
-    assert "20.00 dB (best rival 20.10)" in claim.numbers
-
-
-def test_pictures_of_rivals_are_of_the_same_images_as_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rivals restore every second image here. Both "restore" by giving the measurements back."""
-    stored = (torch.arange(12 * 3 * 16 * 16) % 251).reshape(12, 3, 16, 16).to(torch.uint8)
-    monkeypatch.setattr(
-        inverse_networks, "stored_images", lambda *given: image_set(stored, "images")
-    )
-    monkeypatch.setattr(inverse_networks, "simulated", lambda truth, operator, noise, seed: truth)
-    monkeypatch.setattr(
-        rivals,
-        "restore",
-        lambda name, model, y, *given, **named: (y[None].repeat(2, 1, 1, 1, 1), 1.0),
-    )
-    ours = partial(SimpleNamespace, cost=SimpleNamespace(evaluations=1.0), seconds=1.0)
-    monkeypatch.setattr(
-        inverse_networks,
-        "restore",
-        lambda model, y, *given, **named: ours(draws=y[None].repeat(2, 1, 1, 1, 1)),
-    )
-    rows = ("isotropic, 50 steps", "PiGDM (azula), 50 steps")
-    settings = inverse_networks.NetworkSettings(
-        images=12, seeds=2, rival_every=2, tuned_on=2, rows=rows, shown=3
-    )
-    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"))
-    model = many_level_model((3, 16, 16))
-    monkeypatch.setattr(type(model), "posterior", lambda *given, **named: None)
-    work = inverse_networks._Work(context, model, settings, None)
-    for row in rows:
-        part = work(Cell(row, "box", inverse_networks.ROWS[row], (0,)))
-        assert torch.equal(part.tensors["draw"], stored[[0, 4, 8]])
-    strips: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(inverse_networks, "image_rows", lambda rows, **given: strips.update(rows))
-    inverse_networks._draw(Results(Grid("restore", {}, work, (), "task"), {}), work, "box")
-    assert torch.equal(strips["truth"], stored[[0, 4, 8]])
 
 
 def test_azulas_solvers_are_rows_where_it_is_installed(

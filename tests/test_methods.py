@@ -4,7 +4,6 @@ are clipped.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -18,23 +17,13 @@ from toy_models import LEVELS, exact, of_levels
 
 import mmdgs
 from mmdgs import samplers, schedules
-from mmdgs.covariances import (
-    COVARIANCES,
-    OPTIONS,
-    Diagonal,
-    Krylov,
-    LatticeDiagonal,
-    RademacherDiagonal,
-    as_covariance,
-    named,
-)  # fmt: skip
+from mmdgs.covariances import Diagonal, Krylov, LatticeDiagonal, RademacherDiagonal  # fmt: skip
 from mmdgs.errors import UsageError
 from mmdgs.models import FitData, Model, ModelConfig, estimators
 from mmdgs.moments import Moments
 from mmdgs.moments.clipped import ClippedDenoiser, ClippedMoments
 from mmdgs.moments.probes import Lattice, ProbeDesign, Rademacher
 from mmdgs.noise import CLEAN, LevelTable, NoiseLevel
-from mmdgs.options import option_name
 from mmdgs.randomness import Streams, seeded
 from mmdgs.samplers import (
     DDIM,
@@ -348,28 +337,6 @@ def test_data_are_for_fitted_covariances() -> None:
     for settings in (SamplerSettings("ddim"), SamplerSettings("gibbs", covariance="full")):
         with pytest.raises(UsageError, match="--data"):
             make_plan(settings, MANY, data=FitData("cifar10", 5))
-
-
-@pytest.mark.parametrize("name", COVARIANCES)
-def test_options_of_a_covariance_are_its_fields(name: str) -> None:
-    """Each option of the command line is taken by the covariances that have it, and no other."""
-    fields = {option_name(field) for field in dataclasses.fields(COVARIANCES[name])}
-    for option in OPTIONS:
-        if option in fields:
-            assert 1 in named(name, {option: 1}).__dict__.values()
-        else:
-            with pytest.raises(UsageError, match=option.replace("_", "-")):
-                named(name, {option: 1})
-    assert named(name) == as_covariance(name) == COVARIANCES[name]()
-
-
-def test_a_record_holds_what_is_set() -> None:
-    found = resolved(SamplerSettings("ddim", steps=50), of_levels(DDPM)).to_json()
-    assert found.pop("levels")["count"] == 50
-    assert found == {"sampler": "ddim", "steps": 50, "eta": 0.0, "clip": True}
-    assert resolved(SamplerSettings("langevin"), MANY).to_json()["rate"] == pytest.approx(
-        0.062, abs=5e-4
-    )
 
 
 @pytest.mark.parametrize(

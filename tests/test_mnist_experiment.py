@@ -14,11 +14,11 @@ import pytest
 import torch
 from sizes import unpaint
 
-from experiments import EXPERIMENTS, Context, Outcome, Workspace, mnist, mnist_networks
-from experiments.mnist import SCORES, TEST, Instability, stability_claims
+from experiments import EXPERIMENTS, Context, Outcome, Workspace, mnist_networks
+from experiments.mnist import SCORES, TEST
 from experiments.mnist_networks import ENERGY, LEARNED, QUANTISATION, SIGMAS, MnistSettings
 from mmdgs.data import load_images
-from mmdgs.errors import NonFiniteError, UsageError
+from mmdgs.errors import UsageError
 from mmdgs.training import TrainingSettings, examples, run as training_run
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -72,10 +72,6 @@ def run(folder: Path, **flags: bool) -> Outcome:
         return MNIST.run(context)
     finally:
         context.workspace.close()
-
-
-def text_of(found: Outcome) -> str:
-    return " ".join(paragraph for section in found.sections for paragraph in section.text)
 
 
 def forbid(monkeypatch, *places: str) -> None:
@@ -190,63 +186,3 @@ def test_a_stopped_training_goes_on_from_its_checkpoint_and_overwrite_begins_ane
 def _losses(folder: Path) -> list[float]:
     lines = (folder / "models" / ENERGY / "metrics.jsonl").read_text().splitlines()
     return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
-
-
-@needs_digits
-@pytest.mark.usefixtures("tiny_mnist")
-@pytest.mark.parametrize("keeps_best", [True, False])
-def test_a_kl_run_that_blows_up_is_said_and_its_best_weights_serve(copied, monkeypatch, keeps_best):
-    def blows_up(recipe, folder, **options):
-        assert recipe.param == "mean-std"
-        if not keeps_best:
-            shutil.rmtree(Path(folder) / "best")
-        raise NonFiniteError("training loss", [], 9)
-
-    (copied / "parts" / f"train-{LEARNED}.json").unlink()
-    monkeypatch.setattr(mnist_networks, "train_model", blows_up)
-    found = run(copied)
-    records, said = found.records, text_of(found)
-    assert records["training"][LEARNED]["stopped_at"] == 9
-    assert records["instability"][LEARNED]["failed_at"] is not None
-    assert ("learned" in {one["row"] for one in records["chains"]}) == keeps_best
-    assert "ended in a loss that is not finite, at step 9" in said
-    assert ("its best weights before that are used" in said) == keeps_best
-
-
-@needs_digits
-@pytest.mark.usefixtures("tiny_mnist")
-def test_chains_that_break_off_leave_an_empty_row_and_a_sentence(copied, monkeypatch):
-    def diverges(*args, **options):
-        raise NonFiniteError("denoising mean", [3], 1)
-
-    (copied / "parts" / "chains-learned-0.5.json").unlink()
-    monkeypatch.setattr(mnist, "generate", diverges)
-    found = run(copied)
-    failed = {one["row"]: one["failed"] for one in found.records["chains"]}
-    assert "not finite" in failed["learned"]
-    assert failed["diagonal"] is None
-    table = next(
-        table
-        for section in found.sections
-        for table in section.tables
-        if table.title.startswith("Last states")
-    )
-    assert next(row for row in table.rows if row[0] == "learned by KL")[1:] == [""] * len(SCORES)
-    assert "learned at sigma 0.5 broke off" in text_of(found)
-
-
-def curve(spikes: int, jump: float, failed_at: int | None = None) -> Instability:
-    return Instability(1_000, tuple(range(300, 300 + spikes)), spikes / 800, jump, failed_at)
-
-
-@pytest.mark.parametrize(
-    ("dsm", "kl", "holds"),
-    [
-        (curve(0, 0.02), curve(9, 1.4), [True, True]),
-        (curve(5, 0.9), curve(1, 0.1), [False, False]),
-        (curve(1, 0.02), curve(0, 0.3), [False, True]),
-        (curve(9, 2.0), curve(0, 0.1, failed_at=500), [True, True]),
-    ],
-)
-def test_the_claims_on_the_losses_follow_the_numbers(dsm, kl, holds):
-    assert [claim.holds for claim in stability_claims(dsm, kl)] == holds

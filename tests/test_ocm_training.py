@@ -29,6 +29,7 @@ from mmdgs.training import (
 )
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.usefixtures("small_fits")
 FAST = TrainingSettings(
     steps=4, batch_size=6, learning_rate=1e-2, ema=0.9, checkpoint_every=2, validate_every=2
 )

@@ -93,7 +93,7 @@ def test_modes_have_the_weights_that_y_gives_them(y: float) -> None:
     mixture, values = bimodal(), torch.tensor([[y]], dtype=torch.float64)
     exact = mixture.given(values, A, NOISE).weights[0, 1].item()
     shares = {}
-    for count, runs in ((1, 1500), (8, 1200), (64, 150)):
+    for count, runs in ((1, 600), (8, 600), (64, 75)):
         result = particles(mixture, values, count, runs)
         of_run = (result.x.sum(1) > 0).double().view(runs, count).mean(1)
         shares[count] = of_run.mean().item(), of_run.std().item() / math.sqrt(runs)
@@ -101,7 +101,7 @@ def test_modes_have_the_weights_that_y_gives_them(y: float) -> None:
     assert abs(shares[1][0] - exact) > 0.1
     assert abs(shares[8][0] - exact) < 0.03 + 2 * shares[8][1]
     assert abs(shares[64][0] - exact) < 0.01 + 2 * shares[64][1]
-    assert result.info["effective"].shape == (64 * 150, 25)
+    assert result.info["effective"].shape == (64 * 75, 25)
 
 
 def test_the_evidence_of_a_gaussian_is_exact_and_all_weights_are_one() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli, data, schedules
-from mmdgs.errors import UsageError, nearest
+from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import check_metrics
 from mmdgs.models.shipped import PACKAGED, SHIPPED, licence_of, shipped_folders, shipped_models
 
@@ -155,11 +155,6 @@ SLIPS = {
 def test_a_slip_gets_the_name_that_was_meant(meant: str) -> None:
     with pytest.raises(UsageError, match=rf"\(did you mean '{meant}'\?\)"):
         SLIPS[meant]()
-
-
-def test_what_is_like_nothing_gets_no_suggestion() -> None:
-    assert nearest("xyz", ["heun", "ddim"]) == ""
-    assert nearest("HEUN", ["heun", "ddim"]) == " (did you mean 'heun'?)"
 
 
 def test_a_model_that_is_none_gets_the_list(tmp_path: Path, monkeypatch) -> None:

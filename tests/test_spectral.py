@@ -15,7 +15,8 @@ from torch import Tensor
 import mmdgs
 from mmdgs import samplers, schedules
 from mmdgs.denoisers import Denoiser
-from mmdgs.linalg.spectral import Spectral, from_cosines, to_cosines
+from mmdgs.linalg.spectral import Spectral, cosines, from_cosines, resampled, to_cosines
+from mmdgs.moments import fitted as fitted_moments
 from mmdgs.moments.fitted import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams
@@ -123,6 +124,61 @@ def test_a_gibbs_chain_keeps_its_law() -> None:
     torch.testing.assert_close(to_cosines(x).square().mean(0), PRIOR, rtol=0.12, atol=2e-3)
 
 
+# --- images of other sizes than those of the fit
+
+RHO = 0.9  # of neighbours, in a field with covariance RHO^(|i - j| + |k - l|) of pixels apart
+
+
+def posterior_in_cosines(sides: tuple[int, int]) -> Tensor:
+    """The exact posterior covariance of the field's coefficients, given the field with noise."""
+    places = [torch.arange(n, dtype=torch.float64) for n in sides]
+    prior = torch.kron(*(RHO ** (x[:, None] - x).abs() for x in places))
+    noisy = prior + LEVEL.variance * torch.eye(len(prior), dtype=torch.float64)
+    basis = torch.kron(*(cosines(n, torch.float64, torch.device("cpu")) for n in sides))
+    return basis @ (LEVEL.variance * torch.linalg.solve(noisy, prior)) @ basis.mT
+
+
+def divergence(variances: Tensor, exact: Tensor) -> float:
+    """Of the Gaussian with these variances from the exact one, in nats a number."""
+    nats = (exact.diagonal() / variances).sum() - len(exact)
+    nats += variances.log().sum() - torch.linalg.slogdet(exact)[1]
+    return 0.5 * nats.item() / len(exact)
+
+
+@pytest.mark.parametrize("sides", [(20, 20), (12, 40), (48, 16), (9, 15)], ids=str)
+def test_one_fit_serves_a_stationary_field_at_every_size(sides: tuple[int, int]) -> None:
+    """The fit at 24 x 24 is as good as that at the size itself: a spectrum at any size is off by
+    what is not diagonal in cosines, and that of the fit by O(1 / 24) at the lowest frequencies.
+    """
+    fit = posterior_in_cosines((24, 24)).diagonal().reshape(1, 1, 24, 24)
+    moments = SpectralMoments(lambda x_t, level: x_t, LevelTable([LEVEL.ratio], fit))
+    q = moments(numbers(2, 1, *sides), LEVEL)
+    exact = posterior_in_cosines(sides)
+    own, found = exact.diagonal(), q.cov.variances[0].flatten()
+    assert divergence(found, exact) < divergence(own, exact) + 1e-3
+    assert divergence(own.mean().expand_as(own), exact) > 0.4  # one variance for all is far
+    assert (found / own).log().abs().mean() < 0.04
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (5, 16), (3, 7)], ids=str)
+def test_logarithms_that_are_linear_in_frequency_are_found_exactly(sides: tuple[int, int]) -> None:
+    def spectrum(height: int, width: int) -> Tensor:
+        f, g = torch.arange(height).double() / height, torch.arange(width).double() / width
+        inner = f.clamp(max=7 / 8)[:, None], g.clamp(max=7 / 8)  # the highest of the fit
+        return torch.stack([(-1 - 3 * inner[0] - 2 * inner[1]).exp(), (inner[0] - inner[1]).exp()])
+
+    torch.testing.assert_close(resampled(spectrum(8, 8), sides), spectrum(*sides), **EXACT)
+
+
+def test_sizes_that_came_before_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitted_moments, "KEPT_NUMBERS", 100)
+    moments = SpectralMoments(lambda x_t, level: x_t, LevelTable([1.0], PRIOR[None]))
+    for side in (4, 6, 7, 8):
+        q = moments(numbers(1, 2, side, 5), LEVEL)
+        torch.testing.assert_close(q.cov.variances[0], resampled(PRIOR, (side, 5)), **EXACT)
+    assert len(moments._at) == 1
+
+
 # --- bad input
 
 
@@ -139,8 +195,8 @@ def test_what_cannot_be_fitted_on(denoiser: Denoiser, x: Tensor, message: str) -
         SpectralMoments.fit(denoiser, x, [LEVEL], generator=Streams(0, len(x)))
 
 
-def test_a_variance_of_zero_and_images_of_another_shape() -> None:
+def test_a_variance_of_zero_and_images_of_other_colours() -> None:
     with pytest.raises(ValueError, match="positive"):
         SpectralMoments(wiener, LevelTable([1.0], [[0.0]]))
-    with pytest.raises(ValueError, match=r"\(3, 2, 5, 5\)"):
-        fitted([LEVEL], 10)(numbers(3, 2, 5, 5), LEVEL)
+    with pytest.raises(ValueError, match=r"\(3, 2, 4, 4\), got \(3, 1, 4, 4\)"):
+        fitted([LEVEL], 10)(numbers(3, 1, 4, 4), LEVEL)

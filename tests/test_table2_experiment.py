@@ -22,9 +22,8 @@ from mmdgs.errors import UsageError
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, randn
 from mmdgs.samplers import State
-from mmdgs.samplers.langevin import Langevin, suggested_rate, variance_factor
+from mmdgs.samplers.langevin import Langevin, variance_factor
 from mmdgs.sampling import SamplerSettings
-from mmdgs.schedules import geometric
 from mmdgs.workspace import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -141,15 +140,6 @@ def test_gibbs_costs_what_langevin_costs_and_the_cheapest_come_first() -> None:
     assert list(cells)[-4:] == [*last, ("Gibbs, down first", 56)]
     assert [len(cells[key].levels or ()) for key in last] == [232, 232, 232]
     assert {steps for row, steps in cells if row == "DDIM"} == {5}  # no more than the model has
-
-
-@pytest.mark.parametrize(
-    ("levels", "published"), [((232, 50.0, 0.01), 0.062), ((500, 90.0, 0.01), 0.033)]
-)
-def test_the_suggested_rates_are_those_of_ncsnv2(
-    levels: tuple[int, float, float], published: float
-) -> None:
-    assert suggested_rate(geometric(*levels), 5) == pytest.approx(published, abs=5e-4)
 
 
 @pytest.mark.parametrize(("rate", "steps"), [(0.1, 1), (0.3, 5)])

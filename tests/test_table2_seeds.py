@@ -7,21 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from image_experiments import performed, picture_folder, resumed, use_fake_inception
 from nets import random_images
 from toy_models import stand_in_model
 
-from experiments import Context, TimeIsUp, Workspace, sampler_cells, table2, table2_seeds
-from experiments.grid import Grid, Results
+from experiments import Context, TimeIsUp, Workspace, sampler_cells, table2
 from experiments.sampler_cells import Judge, References
 from mmdgs.data import image_set
-from mmdgs.errors import UsageError
 from mmdgs.metrics import frechet_distance
 from mmdgs.metrics.features import image_features
-from mmdgs.workspace import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SHAPE = (3, 8, 8)
@@ -95,14 +91,6 @@ def test_runs_that_leave_seeds_to_each_other_make_what_one_run_makes(
     assert sampled == []
 
 
-@pytest.mark.parametrize(
-    ("options", "said"), [({"most_images": 5}, "--most-images"), ({"quick": True}, "--quick")]
-)
-def test_bad_input(prepared: Context, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        table2_seeds.run(replace(prepared, **{"model": "cifar10", **options}))
-
-
 def test_the_fid_of_groups_of_features_is_that_of_all_images(prepared: Context) -> None:
     judge = Judge.of(prepared, ("fid",), References(table2.DATA, None, 8))
     assert judge.inception is not None
@@ -115,13 +103,3 @@ def test_the_fid_of_groups_of_features_is_that_of_all_images(prepared: Context) 
     groups = [torch.cat([features[:i], features[i + 3 :]]) for i in (0, 3, 6)]
     expected = [frechet_distance(group, theirs) for group in groups]
     assert values["fid_left_out"] == pytest.approx(expected, rel=1e-9)
-
-
-def test_fids_that_end_early_are_extrapolated_in_the_picture() -> None:
-    # FIDs 3 + 20 / n of n images; one of two groups left out has half of them.
-    few, many = ({"fid": 3 + 20 / n, "fid_left_out": [3 + 40 / n, 3 + 40 / n]} for n in (10, 40))
-    parts = {("Langevin", 10): Part(few), ("Heun", 10): Part(few), ("Heun", 40): Part(many)}
-    found = Results(Grid("papers", {}, lambda cell: Part({})), parts)
-    (axis,) = table2_seeds.count_figure(found, 40).axes
-    (dotted,) = (line for line in axis.lines if line.get_linestyle() == ":")  # Heun's has its end
-    assert dotted.get_xydata()[[0, -1]] == pytest.approx(numpy.array([[10, 5], [40, 3.5]]))

@@ -23,10 +23,6 @@ def test_the_count_is_given_back() -> None:
             assert torch.get_num_threads() == 2
 
 
-def test_nothing_stops_what_is_no_job() -> None:
-    stop_if_asked()
-
-
 @pytest.mark.parametrize("workers", [1, 2, 9])
 def test_all_jobs_run_on_one_thread_each(workers: int) -> None:
     seen: dict[int, int] = {}

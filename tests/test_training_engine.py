@@ -154,14 +154,6 @@ def test_a_step_that_does_not_fit_in_memory_is_taken_in_parts(
     assert f"{parts} parts" in caplog.messages[-1]
 
 
-def test_memory_for_not_even_one_example() -> None:
-    def too_large(x: Tensor, generator: Generator) -> Tensor:
-        raise torch.OutOfMemoryError("out of memory")
-
-    with pytest.raises(UsageError, match="memory"):
-        fit(loss=too_large)
-
-
 # --- one number, by hand
 
 
@@ -355,13 +347,6 @@ def test_a_run_in_two_halves_is_the_run_in_one(
     assert torch.equal(halves.losses, whole.losses)
     assert torch.equal(vector(first.network), vector(second.network))
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 6))
-
-
-def test_the_layout_of_the_weights_changes_nothing() -> None:
-    model = small("score")
-    model.network.to(memory_format=torch.channels_last)
-    other, _ = fit(model)
-    torch.testing.assert_close(other.losses, undisturbed(), rtol=1e-5, atol=0)
 
 
 def test_a_run_that_goes_on_may_be_cut_otherwise(tmp_path: Path) -> None:

@@ -611,47 +611,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(recipe: Recipe, tmp_path: Path
     assert losses(out) == losses(whole)
 
 
-KILLED = """
-import os, signal, sys
-from mmdgs import cli, files
-
-write, saves = files.write_atomically, 0
-
-def kill_in_the_third_checkpoint(path, content):
-    global saves
-    saves += path.name == "state.json"
-    if saves == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(path, content)
-
-files.write_atomically = kill_in_the_third_checkpoint
-cli.app(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_is_as_if_nothing_had_happened(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(recipe, network={"multipliers": [1], "dropout": 0.1})
-    recipe = with_settings(recipe, steps=8, checkpoint_every=2)
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    train_model(recipe, whole, progress=None)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *words(recipe, out)], capture_output=True, timeout=200
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(losses(out)) == 6
-    assert not (out / "config.json").exists()
-    half = [path for path in (out / "checkpoints").iterdir() if path.name != "last"]
-    assert [path.name for path in half[0].iterdir()].count("state.json") == 0
-    succeeds(words(recipe, out, "--resume"))
-    lines = [line for line in metrics(out) if "loss" in line]
-    assert [line["step"] for line in lines] == list(range(1, 9))
-    assert losses(out) == pytest.approx(losses(whole), rel=1e-6)
-    assert sorted(path.name for path in out.rglob(".*")) == [".lock"]
-    first, second = (mmdgs.load(folder).network.state_dict() for folder in (whole, out))
-    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
-
-
 def test_a_run_begun_anew_removes_the_old_model(recipe: Recipe, tmp_path: Path) -> None:
     # Else a kill would leave the old weights in the folder, to pass for those of the new recipe.
     train_model(recipe, tmp_path, progress=None)

@@ -35,6 +35,7 @@ from mmdgs.training import Recipe, TrainingSettings, metrics, read_recipe, train
 from mmdgs.training.watching import sample_watcher
 
 run = CliRunner().invoke
+pytestmark = pytest.mark.usefixtures("small_fits")
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 MANY = {"sigma": None, "sigmas": tuple(level.sigma for level in geometric(5, 10, 0.1))}
 IMAGES = ImageSet("some", "train", random_images(30))

@@ -81,6 +81,18 @@ def many_level_model(shape: tuple[int, ...] = (1, 8, 8)) -> Model:
     return model
 
 
+def any_size_model(interval: tuple[float, float] = (0.0, 1.0)) -> Model:
+    """A tiny network of photographs of any size, every weight drawn."""
+    sigmas = tuple(level.sigma for level in schedules.geometric(5, 4.0, 0.1))
+    options = {"widths": [8, 8], "blocks": [1, 1], "conditional": True}
+    shape = (3, None, None)
+    config = ModelConfig("residual-unet", "edm", shape, options, sigmas=sigmas, interval=interval)
+    model = Model.build(config)
+    lively(model.network)
+    model.network.eval()
+    return model
+
+
 def stand_in_model(folder: Path, shape: tuple[int, ...] = (3, 16, 16)) -> Model:
     """A tiny model in a folder with a flat spectrum: in examples it stands in for one that takes a
     minute.

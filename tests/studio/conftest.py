@@ -22,6 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 PATIENCE = int(os.environ.get("STUDIO_PATIENCE", "60")) * 1000
 """Milliseconds: the machine that tests run on may be busy."""
+playwright.expect.set_options(timeout=PATIENCE)
 
 
 class Studio:
@@ -118,7 +119,7 @@ class Visitor:
     def expect(self, element: str, words: str) -> str:
         """Wait for words; all that is said there."""
         locator = self.page.locator(f"#{element}")
-        playwright.expect(locator).to_contain_text(words, timeout=PATIENCE)
+        playwright.expect(locator).to_contain_text(words)
         return locator.inner_text()
 
     def settle(self) -> None:
@@ -148,7 +149,7 @@ class Visitor:
 
     def download(self, room: str, to: Path) -> Path:
         button = self.page.locator(f"#{room}-download")
-        playwright.expect(button).to_be_enabled(timeout=PATIENCE)
+        playwright.expect(button).to_be_enabled()
         with self.page.expect_download() as waiting:
             button.click()
         waiting.value.save_as(to)

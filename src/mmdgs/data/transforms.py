@@ -6,6 +6,8 @@ point of it, `midpoints` takes its middle, `to_uint8` finds the interval of a po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
@@ -61,6 +63,18 @@ def resized(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c s
         x = interpolate(x, (size, size), mode="bicubic", antialias=True)
         out[start : start + BLOCK] = x.round().clamp(0, LEVELS - 1).to(torch.uint8)
     return out
+
+
+def crops(images: Sequence[Tensor], side: int, count: int, generator: Generator) -> Tensor:
+    """Square parts (count, C, side, side) at random places of images (C, H, W), as many of each."""
+    corners = uniforms((count, 2), torch.empty(0), generator)
+    parts = []
+    for i, corner in enumerate(corners):
+        image = images[i * len(images) // count]
+        free = torch.tensor(image.shape[1:]) - side
+        top, left = torch.minimum((corner * (free + 1)).long(), free).tolist()
+        parts.append(image[:, top : top + side, left : left + side])
+    return torch.stack(parts)
 
 
 def recoloured(images: UInt8[Tensor, "n c h w"], channels: int) -> UInt8[Tensor, "n channels h w"]:

@@ -194,8 +194,10 @@ def check_examples(moments: Moments, x: Tensor) -> None:
     if not torch.isfinite(x).all():
         raise ValueError("the data hold values that are not finite; take those examples out")
     denoiser, got = moments.denoiser, tuple(x.shape[1:])
-    shape, interval = getattr(denoiser, "shape", None), getattr(denoiser, "interval", None)
-    if shape is not None and got != tuple(shape):
+    shape, interval = getattr(denoiser, "shape", got), getattr(denoiser, "interval", None)
+    if len(got) != len(shape) or any(
+        n not in (None, own) for n, own in zip(shape, got, strict=True)
+    ):
         raise ValueError(f"the data are of shape {got} each, and the model's of {tuple(shape)}")
     if interval is None:
         return

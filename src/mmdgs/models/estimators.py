@@ -54,6 +54,8 @@ BESIDE = {VARIANCE_RATIO: "ocm-head", COVARIANCE: "covariance-head"}
 LEVELS, LARGEST, SMALLEST = 8, 3.0, 0.02
 """Where a model of many levels is calibrated by itself: where images in [0, 1] take shape."""
 DIGITS = 12
+PROBED = 16
+"""The side of the images by which the probes of a model of any size are named."""
 PLAIN: dict[type, str] = {
     FullMoments: "full",
     IsotropicMoments: "isotropic",
@@ -217,7 +219,8 @@ def estimator_name(moments: Moments, model: Model) -> str | None:
     if isinstance(moments, DiagonalMoments):
         if moments.probes is None:
             return "diagonal-exact"
-        design = moments.design or design_for(torch.empty(1, *model.shape))
+        like = torch.empty(1, *(side or PROBED for side in model.shape))
+        design = moments.design or design_for(like)
         known = {Lattice(): "lattice", Rademacher(): "rademacher", Rademacher(smooth=True): "signs"}
         return f"{known[design]}-{moments.probes}" if design in known else None
     if isinstance(moments, KrylovMoments):

@@ -103,13 +103,19 @@ def _from_name(name: str, ema: bool, inner: str, size: int | None, hub: dict[str
         raise UsageError(f"there is no checkpoint {path}")
     if not ema:
         raise UsageError(f"ema=False is for NCSNv2 checkpoints; {name!r} has one set of weights")
-    folder = path / inner if path.is_dir() else shipped_folder(name) or _fetched(name, inner, hub)
+    here = path.is_dir() and (name not in SHIPPED or is_model_folder(path / inner))
+    folder = path / inner if here else shipped_folder(name) or _fetched(name, inner, hub)
     if _is_ours(folder):
         model = _read_model(folder, name)
     else:
         model = diffusers.read_pipeline(folder, name, size=size)
     model.folder = folder
     return model
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder says that it is a model, of mmdgs or of diffusers."""
+    return any((folder / name).is_file() for name in (CONFIG, diffusers.INDEX))
 
 
 def _is_ours(folder: Path) -> bool:

@@ -72,6 +72,7 @@ class Model:
         self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
         self.levels = tuple(levels)
         self.shape: tuple[Any, ...] = tuple(shape)  # of one example; (3, None, None): any size
+        self.any_size = self.shape[1:] == ANY_SIZE  # and so of the views by `sized`
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
@@ -232,11 +233,6 @@ class Model:
         """Values in [0, 1] as they lie in the data's interval."""
         low, high = self.interval
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
-
-    @property
-    def any_size(self) -> bool:
-        """Whether it takes images of any size: its shape is (channels, None, None)."""
-        return self.shape[1:] == ANY_SIZE
 
     def sized(self, height: int, width: int) -> Model:
         """The model for images of one size: itself, or of a model of any size a view of it."""

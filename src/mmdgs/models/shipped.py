@@ -34,6 +34,8 @@ SHIPPED = {
     "celeba": "celeba",
 }
 """Names of models, and their folders in weights/ of the source tree."""
+PHOTO = "photo"
+"""The model of photographs of any size, which commands on images take where none is named."""
 PACKAGED = ("celeba", "cifar10", "mnist-energy")
 """The folders that are in the distribution mmdgs-models; experiments alone use the others."""
 FENCE = "---"
@@ -58,8 +60,8 @@ def shipped_folders() -> dict[str, Path]:
 
 
 def shipped_folder(name: str) -> Path | None:
-    """The folder of a model that ships; None for other names, and where a folder here has it."""
-    if name not in SHIPPED or Path(name).is_dir():
+    """The folder of a model that ships; None for other names."""
+    if name not in SHIPPED:
         return None
     folder = shipped_folders().get(name)
     if folder is None:

@@ -2,7 +2,8 @@
 
     isotropic    C = v I            one variance (Bao et al., 2022; the paper's eq. isotropic:score)
     spectral     C = Q diag(v) Q'   a variance for each frequency; Q the orthonormal cosines
-                                    (DCT-II) along every dimension, colours included
+                                    (DCT-II) along every dimension, colours included; a function of
+                                    frequency, so that one fit serves images of every size
 
 What a denoiser leaves open of natural images is smooth: the error at one pixel is like that at the
 next. A covariance that is diagonal in pixels draws every pixel for itself, and the next denoising
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from torch import Tensor
 from mmdgs.denoisers import Denoiser, denoise, require_denoiser, score
 from mmdgs.errors import require_shape
 from mmdgs.linalg.operators import Diagonal
-from mmdgs.linalg.spectral import Spectral, to_cosines
+from mmdgs.linalg.spectral import Spectral, resampled, to_cosines
 from mmdgs.memory import Batches
 from mmdgs.moments.checks import check_errors
 from mmdgs.moments.contract import FLOOR, mean_of, require_batch, require_input
@@ -39,6 +41,8 @@ TINY = 1e-12
 """Smallest variance of a spectrum, relative to (sigma / alpha)^2: it keeps logarithms finite."""
 ROUNDING = 1e-5
 """How far from the floor, relatively, a variance counts as lifted: fits keep float32 logarithms."""
+KEPT_NUMBERS = 1 << 25
+"""Variances at levels and for sizes met before that are kept at hand: 128 MiB in float32."""
 FIT_ROWS, FIT_NUMBERS = 4096, {"cpu": 1 << 18, "cuda": 1_536_000}
 """Most rows, and numbers, of a forward pass in a fit: on a GPU 500 images of CIFAR-10."""
 _fitting: dict[tuple[torch.device, torch.Size], Batches] = {}  # sizes that fitted in memory
@@ -120,14 +124,15 @@ class IsotropicMoments:
 class SpectralMoments:
     """One variance for each frequency: `variances` (...) at each level, of the coefficients.
 
-    They are fitted and need no floor; with one, `Gaussian.repaired` is the fraction of frequencies
-    at floor (sigma / alpha)^2.
+    For images (B, C, H, W) of other sides than those of the fit they are interpolated over
+    frequencies (`linalg.spectral.resampled`). They are fitted and need no floor; with one,
+    `Gaussian.repaired` is the fraction of frequencies at floor (sigma / alpha)^2.
     """
 
     denoiser: Denoiser
     variances: LevelTable = None  # type: ignore[assignment]  # the message says how to fit them
     floor: float = TINY
-    _at: dict[tuple[NoiseLevel, torch.dtype, torch.device], tuple[Tensor, float]] = field(
+    _at: dict[tuple[Any, ...], tuple[Tensor, float]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -168,11 +173,16 @@ class SpectralMoments:
 
     def _variances(self, x_t: Tensor, level: NoiseLevel) -> tuple[Tensor, float]:
         """Variances (...), and the fraction of frequencies at the floor."""
-        fitted = self.variances.values.shape[1:]
-        require_shape("x_t, for a spectrum,", x_t.shape, (len(x_t), *fitted))
-        key = (level, x_t.dtype, x_t.device)
+        key = (level, x_t.dtype, x_t.device, x_t.shape[1:])
         if key not in self._at:
             variances, least = self.variances[level], self.floor * level.variance
+            if variances.shape != x_t.shape[1:]:
+                images = variances.ndim == x_t.ndim - 1 == 3
+                fitted = len(variances), *(x_t if images else variances[None]).shape[2:]
+                require_shape("x_t, for a spectrum,", x_t.shape, (len(x_t), *fitted))
+                variances = resampled(variances, x_t.shape[2:])
+            if sum(kept.numel() for kept, _ in self._at.values()) > KEPT_NUMBERS:
+                self._at.clear()
             at_floor = (variances <= least * (1 + ROUNDING)).double().mean().item()
             self._at[key] = variances.clamp(min=least).to(x_t), at_floor
         return self._at[key]
