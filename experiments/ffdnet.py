@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmdgs.networks.building import initialise
 from mmdgs.noise import NoiseLevel
 from mmdgs.pickled import named_tensors, read_checkpoint
 
@@ -28,9 +29,11 @@ class FFDNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        convolutions = [nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(WIDTHS)]
+        with torch.device("meta"):
+            convolutions = [nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(WIDTHS)]
         layers = [layer for conv in convolutions for layer in (conv, nn.ReLU())]
         self.model = nn.Sequential(*layers[:-1])
+        initialise(self, seed=0)
 
     def forward(self, x_t: Tensor, level: NoiseLevel) -> Tensor:
         height, width = x_t.shape[2:]

@@ -76,15 +76,16 @@ GRAPH = 4
 """How many times the memory of a forward pass a pass with its graph takes, about."""
 
 
-def installed(library: str = "azula") -> bool:
-    """Whether a library of rivals can be imported."""
-    return importlib.util.find_spec(library) is not None
+def installed(name: str = AZULA[0]) -> bool:
+    """Whether the code of a rival can be imported; True for what is no rival."""
+    library = "azula" if name in AZULA else "deepinv"
+    return name not in DEFAULTS or importlib.util.find_spec(library) is not None
 
 
-def left_out(library: str = "azula") -> list[str]:
-    """A sentence for a report without a library's rivals."""
+def left_out(library: str = "azula", name: str = AZULA[0]) -> list[str]:
+    """A sentence for a report without a library's rivals, one of which has this name."""
     brings = f"pip install mmdgs[{library}] brings them"
-    return [] if installed(library) else [f"The rivals of {library} are left out: {brings}."]
+    return [] if installed(name) else [f"The methods of {library} are left out: {brings}."]
 
 
 def settings_said(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -327,7 +328,7 @@ def _matching(
 
 
 def _diffpir(guest: Any, noise: float, steps: int, setting: float, noisiest: float, on: Any) -> Any:
-    """Its levels begin at 78 in [0, 1] units; with a smaller last beta at the network's noisiest."""
+    """Its levels begin at 78 for x in [0, 1]; by a smaller last beta at the network's noisiest."""
     from deepinv.optim import L2
     from deepinv.sampling import DiffPIR
 
