@@ -187,7 +187,7 @@ def test_restore_and_posterior_take_the_numbers_as_they_are(
     kept = restored_folder.restore_into
 
     def restore_into(out, model, given, *words, **options):
-        seen["y"] = given.y
+        seen["y"] = given[0].y
         return kept(out, model, given, *words, **options)
 
     monkeypatch.setattr(restored_folder, "restore_into", restore_into)

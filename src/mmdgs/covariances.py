@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from mmdgs.errors import UsageError, unknown_name
@@ -207,12 +207,18 @@ def named(name: str, options: Mapping[str, Any] | None = None) -> Covariance:
     """A covariance by name, with options by the names they have on the command line."""
     if name not in COVARIANCES:
         raise unknown_name("covariance", name, COVARIANCES)
-    known = {option_name(field): field.name for field in fields(COVARIANCES[name])}
-    for key in options or {}:
+    return with_options(COVARIANCES[name](), options or {})
+
+
+def with_options(covariance: Covariance, options: Mapping[str, Any]) -> Covariance:
+    """A covariance with other settings, by the names they have on the command line."""
+    known = {option_name(field): field.name for field in fields(covariance)}
+    for key in options:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it has no settings"
-            raise UsageError(f"the covariance {name!r} takes no {key}; {takes}".replace("_", "-"))
-    return COVARIANCES[name](**{known[key]: value for key, value in (options or {}).items()})
+            said = f"the covariance {covariance.name!r} takes no {key}; {takes}"
+            raise UsageError(said.replace("_", "-"))
+    return replace(covariance, **{known[key]: value for key, value in options.items()})
 
 
 def as_covariance(covariance: Covariance | str) -> Covariance:

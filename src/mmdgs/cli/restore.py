@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from typer import Argument, Context, Option
+from typer import Context, Option
 
 from mmdgs.cli import app as cli
 from mmdgs.cli.app import DataDir, Device, FirstN, Overwrite, Quiet, Resume, app
+from mmdgs.cli.arguments import ModelOption, Words, model_and_images
 from mmdgs.cli.options import options_of
-from mmdgs.covariances import COVARIANCES, OPTIONS, Spectral, named
+from mmdgs.covariances import COVARIANCES, OPTIONS, named, with_options
 from mmdgs.errors import UsageError
 from mmdgs.options import option_names
-from mmdgs.restoration.settings import RestorationSettings
+from mmdgs.restoration.settings import GOOD, RestorationSettings, quality_named
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mmdgs.data import ImageSet
-    from mmdgs.restoration.folder import RestorationSummary
+    from mmdgs.data.single import NamedImage
+    from mmdgs.models import Model
+    from mmdgs.operators import Operator
+    from mmdgs.restoration.folder import Measurements, RestorationSummary
 
 WORDS = {
     "psnr_draw": "PSNR of a draw (dB)",
@@ -41,12 +43,7 @@ SHOWN_LEVELS = 8
 @options_of(RestorationSettings, *COVARIANCES.values(), only=TAKEN)
 def restore(
     context: Context,
-    model: str = Argument(
-        help="A model of many noise levels: one that ships (cifar10), a folder ..."
-    ),
-    images: str = Argument(
-        help="Measurements: a folder, .zip, .npz, .npy or file; or a set (cifar10:test)."
-    ),
+    images: Words,
     operator: str = Option(
         help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, mask.png (white: measured)."
     ),
@@ -55,6 +52,11 @@ def restore(
         ..., "--out", "-o", help="Folder for draws, means, uncertainties and a picture."
     ),
     *,
+    model: ModelOption = None,
+    quality: str = Option(
+        GOOD,
+        help="Covariance and steps in a word: fast (10 evaluations a draw), good (25), best (48).",
+    ),
     simulate: bool = Option(
         False, "--simulate", help="The images are clean: degrade them first, and score the results."
     ),
@@ -66,43 +68,137 @@ def restore(
     quiet: Quiet = False,
     **values: Any,
 ) -> None:
-    """Draw images that explain measurements y = A x + noise; stopped, it goes on with --resume."""
-    from mmdgs.identity import digest_of
-    from mmdgs.models import load
-    from mmdgs.operators.named import parse_operator
-    from mmdgs.restoration.folder import Measurements, RestoredFolder, restore_into, simulated
+    """Draw images that explain measurements y = A x + noise; stopped, it goes on with --resume.
 
-    cli.refuse_idle(context, (cli.no_sets(images), ("data_dir",), "sets such as cifar10:test"))
+    Without a model it is photo, which takes images of any size.
+    """
+    from mmdgs.models import load
+    from mmdgs.restoration.draws import check_model
+    from mmdgs.restoration.folder import RestoredFolder, restore_into
+
+    name, sources = model_and_images(images, model)
+    cli.refuse_idle(context, (cli.no_sets(*sources), ("data_dir",), "sets such as cifar10:test"))
     RestoredFolder(out).check(resume=resume, overwrite=overwrite)
-    options = {name: values.pop(name) for name in OPTIONS & values.keys()}
-    covariance = named(values.pop("covariance", Spectral.name), options)
     level = cli.number_or_estimate("--noise", noise)
     if simulate and isinstance(level, str):
         raise UsageError("--simulate adds noise: give --noise as a number, not estimate")
-    settings = RestorationSettings(level, covariance, **values)
-    network = load(model, device=cli.device_named(device))
+    settings = _settings(level, quality, values)
+    network = load(name, device=cli.device_named(device))
     if len(network.shape) != 3:
         raise UsageError(f"restoration is of images, and this model's data are {network.shape}")
+    check_model(network)
     if simulate:
-        cli.warn_of_training_images(network, images)
-    measure = parse_operator(operator, network.shape, seed=settings.seed)
-    shape = tuple(network.shape if simulate else measure.out_shape)
-    x, names = images_in_units(images, data_dir, shape, resize=simulate, limit=n)
-    source = {"operator": operator, "images": digest_of(x), "simulate": simulate}
-    measurements = Measurements(x, measure, None, names, source)
-    if simulate:
-        y = simulated(x, measure, level, seed=settings.seed)  # type: ignore[arg-type]
-        measurements = replace(measurements, y=y, truth=x)
+        cli.warn_of_training_images(network, *sources)
+    pictures = _pictures(sources, data_dir, network, simulate=simulate, limit=n)
+    measurements = _measurements(pictures, network, operator, settings, simulate=simulate)
     if not quiet:
         cli.tell(
-            f"{cli.count_of(len(x), 'image')}, {settings.draws} draws each along "
-            f"{settings.steps} noise levels, {covariance.name} covariance"
+            f"{cli.count_of(len(pictures), 'image')}, {settings.draws} draws each along "
+            f"{settings.steps} noise levels, {settings.covariance} covariance, by the model "
+            f"{escape(name)}"
         )
     with cli.resumable():
         summary = restore_into(
             out, network, measurements, settings, resume=resume, overwrite=overwrite
         )
     _tell(summary, settings)
+
+
+def _settings(noise: float | str, quality: str, values: dict[str, Any]) -> RestorationSettings:
+    """Those of a quality, but for the options that were given."""
+    covariance, steps = quality_named(quality)
+    options = {name: values.pop(name) for name in OPTIONS & values.keys()}
+    name = values.pop("covariance", None)
+    covariance = named(name, options) if name else with_options(covariance, options)
+    return RestorationSettings(noise, covariance, **{"steps": steps, **values})
+
+
+def _pictures(
+    sources: list[str], data_dir: Path | None, model: Model, *, simulate: bool, limit: int | None
+) -> list[NamedImage]:
+    """Images in [0, 1] units, at full depth; clean ones of sets and folders are brought to the
+    model's size, where it has one.
+    """
+    from mmdgs.data import midpoints
+    from mmdgs.data.single import NamedImage, is_single, named_images
+
+    if not simulate or model.any_size:
+        return named_images(sources, data_dir=data_dir, limit=limit)
+    pictures: list[NamedImage] = []
+    for source in sources:
+        if is_single(source):
+            pictures += named_images([source], data_dir=data_dir)
+            continue
+        stored = images_of_shape(source, data_dir, model.shape, resize=True).take(slice(limit))
+        names = stored.names or [f"{i:06d}" for i in range(len(stored))]
+        images = zip(names, midpoints(stored.images), strict=True)
+        pictures += [NamedImage(str(Path(name).with_suffix("")), image) for name, image in images]
+    return pictures[:limit]
+
+
+def _measurements(
+    pictures: list[NamedImage],
+    model: Model,
+    text: str,
+    settings: RestorationSettings,
+    *,
+    simulate: bool,
+) -> list[Measurements]:
+    """The measurements: of images of one size together, of several sizes one by one."""
+    import torch
+
+    from mmdgs.identity import digest_of
+    from mmdgs.operators.named import divisor, parse_operator, shape_behind
+    from mmdgs.restoration.folder import Measurements, simulated
+
+    operators: dict[tuple[int, ...], Operator] = {}
+    images, shapes = [], []
+    for picture in pictures:
+        where = f"{picture.name}: " if model.any_size else ""
+        try:
+            picture = _cropped(picture, divisor(text)) if simulate and model.any_size else picture
+            sides, channels = picture.image.shape[1:], model.shape[0]
+            shape = (channels, *sides) if simulate else shape_behind(text, channels, sides)
+            shape = model.sized(*shape[1:]).shape
+            operators[shape] = operators.get(shape) or parse_operator(
+                text, shape, seed=settings.seed
+            )
+            expected = tuple(shape if simulate else operators[shape].out_shape)
+            image, remarks = picture.in_channels(expected[0], clean=simulate)
+            _check_shape(picture.name, tuple(image.shape), expected, resize=simulate)
+        except UsageError as error:
+            raise UsageError(f"{where}{error}") from error
+        for remark in remarks:
+            cli.tell(f"{escape(picture.name)}: {remark}")
+        images.append(image)
+        shapes.append(shape)
+    alike = len(operators) == 1
+    batches = [torch.stack(images)] if alike else [image[None] for image in images]
+    source = {"operator": text, "images": digest_of(*batches), "simulate": simulate}
+    measurements, first = [], 0
+    for x, shape in zip(batches, shapes, strict=not alike):
+        names = [picture.name for picture in pictures[first : first + len(x)]]
+        given = Measurements(x, operators[shape], None, names, source)
+        if simulate:
+            noise: Any = settings.noise
+            y = simulated(x, operators[shape], noise, seed=settings.seed, first=first)
+            given = replace(given, y=y, truth=x)
+        measurements.append(given)
+        first += len(x)
+    return measurements
+
+
+def _cropped(picture: NamedImage, divisor: int) -> NamedImage:
+    """The image without the last rows and columns that keep its sides from being multiples."""
+    height, width = picture.image.shape[1:]
+    rows, columns = height - height % divisor, width - width % divisor
+    if (rows, columns) == (height, width):
+        return picture
+    cli.tell(
+        f"{escape(picture.name)}: {width} x {height} pixels were cropped to {columns} x {rows}, "
+        f"multiples of {divisor}"
+    )
+    return replace(picture, image=picture.image[:, :rows, :columns].contiguous())
 
 
 def images_of_shape(
@@ -120,34 +216,14 @@ def images_of_shape(
     return samples
 
 
-def images_in_units(
-    source: str, data_dir: Path | None, shape: tuple[int, ...], *, resize: bool, limit: int | None
-) -> tuple[Tensor, list[str]]:
-    """Images (n, C, H, W) in [0, 1] units, measurements and files at full depth; their names."""
-    import torch
-
-    from mmdgs.data import midpoints
-    from mmdgs.data.single import is_single, named_images
-
-    if resize and not is_single(source):
-        pictures = images_of_shape(source, data_dir, shape, resize=True).take(slice(limit))
-        names = [str(Path(name).with_suffix("")) for name in pictures.names]
-        return midpoints(pictures.images), names
-    pairs = named_images([source], data_dir=data_dir, limit=limit)
-    images = [image.in_channels(shape[0], clean=True)[0] for image in pairs]
-    for image in images:
-        _check_shape(source, tuple(image.shape), shape, resize=resize)
-    return torch.stack(images), [image.name for image in pairs]
-
-
 def _check_shape(
-    source: str, got: tuple[int, ...], expected: tuple[int, ...], *, resize: bool
+    name: str, got: tuple[int, ...], expected: tuple[int, ...], *, resize: bool
 ) -> None:
     if got != expected:
         said = [" x ".join(map(str, shape)) for shape in (got, expected)]
         hint = "the model's images are" if resize else "measurements by this operator are"
         more = "" if resize else "; clean images are degraded first with --simulate"
-        raise UsageError(f"the images of {source} are {said[0]}, and {hint} {said[1]}{more}")
+        raise UsageError(f"{name} is {said[0]}, and {hint} {said[1]}{more}")
 
 
 def _tell(summary: RestorationSummary, settings: RestorationSettings) -> None:

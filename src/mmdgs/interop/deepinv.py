@@ -109,7 +109,7 @@ class CovarianceFidelity(MomentMatchingDataFidelity):  # type: ignore[misc]
         self.moments = (
             model.posterior(covariance) if isinstance(covariance, str | Covariance) else covariance
         )
-        self._known: tuple[Any, Operator] | None = None
+        self._known: tuple[Any, torch.Size, Operator] | None = None
 
     @torch.no_grad()
     def grad(
@@ -136,7 +136,7 @@ class CovarianceFidelity(MomentMatchingDataFidelity):  # type: ignore[misc]
         q = self.moments(
             low + scale * own, NoiseLevel(scale * sigmas.item()), generator=torch.default_generator
         )
-        offset = operator(q.mean.new_full((1, *self.model.shape), low))
+        offset = operator(q.mean.new_full((1, *operator.shape), low))
         seen = measured(y.detach(), operator).to(q.mean)
         variances = noise_variances(noise_of(physics), operator, seen)
         change = (
@@ -147,10 +147,11 @@ class CovarianceFidelity(MomentMatchingDataFidelity):  # type: ignore[misc]
 
     def _operator(self, physics: LinearPhysics, x: Tensor) -> Operator:
         """The physics as an operator, checked once."""
-        if self._known is None or self._known[0] is not physics:
+        if self._known is None or self._known[0] is not physics or self._known[1] != x.shape[1:]:
             like = torch.empty(0, device=self.model.device)
-            self._known = (physics, as_operator(physics, self.model.shape, like))
-        return self._known[1]
+            shape = self.model.sized(*x.shape[-2:]).shape
+            self._known = (physics, x.shape[1:], as_operator(physics, shape, like))
+        return self._known[2]
 
 
 def noise_of(physics: Any) -> float | Tensor:

@@ -238,8 +238,10 @@ class Model:
         """The model for images of one size: itself, or of a model of any size a view of it."""
         if not self.any_size or self.shape[1:] == (height, width):
             return self
+        least, size = getattr(self.network, "smallest", 1), f"{width} x {height} pixels"
+        if min(height, width) < least:
+            raise UsageError(f"an image of {size} is too small: the model takes {least} x {least}")
         if height * width * self.shape[0] > MOST_SHAPE:
-            size = f"{width} x {height} pixels"
             raise UsageError(
                 f"an image of {size} has more than {MOST_SHAPE:,} numbers: make it smaller"
             )

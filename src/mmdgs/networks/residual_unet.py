@@ -48,6 +48,8 @@ class ResidualUNet(nn.Module):
     blocks each has on the way down and again on the way up; the lowest has them once.
     """
 
+    smallest = SMALLEST
+
     def __init__(
         self, channels: int = 3, outputs: int | None = None, *,
         widths: Sequence[int] = (64, 128, 192, 256), blocks: Sequence[int] = (3, 3, 3, 2),

@@ -64,6 +64,17 @@ def parse_operator(text: str, shape: Sequence[int], *, seed: int = 0) -> Operato
         raise UsageError(f"the operator {text!r} cannot be made {hint}") from error
 
 
+def divisor(text: str) -> int:
+    """What the sides of images must be multiples of, for an operator from text to measure them."""
+    name, _, number = text.partition(":")
+    return int(number) if name == "sr" and number.isdecimal() and int(number) else 1
+
+
+def shape_behind(text: str, channels: int, sides: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the images whose measurements by an operator from text have these sides."""
+    return channels, *(side * divisor(text) for side in sides)
+
+
 def _mask_file(path: Path, shape: Sequence[int]) -> Mask:
     from PIL import Image  # here: it would slow down every start
 

@@ -47,7 +47,7 @@ from mmdgs.operators import (
 )
 from mmdgs.operators.measurements import unit_noise
 from mmdgs.randomness import Generator, Streams, child_seed
-from mmdgs.restoration.settings import MIRRORED, MULTISTEP, RestorationSettings
+from mmdgs.restoration.settings import GOOD, MIRRORED, MULTISTEP, RestorationSettings, quality_named
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
@@ -99,6 +99,7 @@ def restore(
     levels: Sequence[NoiseLevel] | None = None,
     shape: Sequence[int] | None = None,
     interval: tuple[float, float] | None = None,
+    quality: str = GOOD,
     first: int = 0,
     callback: Watch | None = None,
     progress: str | None = "restoring",
@@ -109,7 +110,8 @@ def restore(
     Chains take p(x | x_t, y) for a Gaussian. Where p(x | y) is one, draws by "bridge" are exact;
     where it has modes, y moves their weights too little, with any number of levels
     (docs/use/restore.md, "Limits"). y is (B, *out_shape). `operator` is one of `mmdgs.operators`, a
-    LinearPhysics of deepinv, or what `as_operator` takes. `noise`, `levels` and the other settings
+    LinearPhysics of deepinv, or what `as_operator` takes. `quality` (fast, good or best: 10, 25 or
+    48 evaluations a draw) sets covariance and steps. `noise`, `levels` and the other settings
     (covariance, chains, steps, draws, particles, seed, precision, batch_size) are those of
     `RestorationSettings`. `first` is the number of the first measurement, for parts of a larger
     set. `callback(step, state, info, number)` is called after each step of a batch, whose first
@@ -119,10 +121,13 @@ def restore(
     chains go along, the noisiest first; the `shape` of its images, where the operator does not know
     it; and the `interval` of its values, [0, 1] unless given. Its covariance is "krylov" unless
     given, which needs no fit. Or `model` may be an estimator of a model or of a denoiser, fitted
-    (`SpectralMoments.fit`), calibrated (`mmdgs.calibrate`) or not: it is then the covariance.
+    (`SpectralMoments.fit`), calibrated (`mmdgs.calibrate`) or not: it is then the covariance. A
+    model of any size takes the operator's, or that of `shape`, or else that of y.
     """
     moments, source = estimator_and_denoiser(model)
     covariance = settings.pop("covariance", None)
+    of_quality, steps = quality_named(quality)
+    settings = {"steps": steps, **settings}
     if moments is not None and covariance is not None:
         raise UsageError(f"give an estimator, {type(moments).__name__}, or a covariance, not both")
     if not isinstance(source, Model):
@@ -133,9 +138,11 @@ def restore(
             )
         shape = getattr(operator, "shape", None) if shape is None else shape
         covariance = covariance or Krylov()
+    elif source.any_size and shape is not None:
+        source, shape = source.sized(*shape[-2:]), None
     network = as_model(source, levels=levels, shape=shape, interval=interval)
     covariance = with_denoiser(moments, network) if moments is not None else covariance
-    settings |= {} if covariance is None else {"covariance": covariance}
+    settings |= {"covariance": of_quality if covariance is None else covariance}
     settings_object = RestorationSettings(noise, levels=levels, **settings)
     restoration = Restoration.of(settings_object, network, y, operator, first)
     return restoration.draws(callback=callback, progress=progress)
@@ -164,6 +171,7 @@ class Restoration:
     ) -> Restoration:
         """Of one of this package's operators, or what `as_operator` takes."""
         check_model(model)
+        model = _sized(model, y, operator)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         noise, moments, levels = settings.noise, settings.covariance, settings.levels
@@ -289,6 +297,20 @@ class _ByMeans:
 
         kernel = samplers.Multistep(mean, eta=1.0, midpoint=True)
         return kernel.step(state, level, following, generator=generator)[0], solved
+
+
+def _sized(model: Model, y: Tensor, operator: Any) -> Model:
+    """A model of any size for the images that an operator measures, or for those of y's size."""
+    shape = None if isinstance(operator, Tensor) else getattr(operator, "shape", None)
+    shape = getattr(operator, "img_size", None) if shape is None else shape
+    if shape is None and None in model.shape:
+        if isinstance(operator, Tensor) or y.ndim != 4:
+            raise UsageError(
+                f"{model.source} takes images of any size, and neither the operator nor "
+                "measurements that are no images say theirs: give shape=(3, height, width)"
+            )
+        shape = y.shape[1:]
+    return model if shape is None else model.sized(*shape[-2:])
 
 
 def check_model(model: Model) -> None:

@@ -1,7 +1,7 @@
 """Restorations of many measurements, into a folder as they come: a run that was killed goes on.
 
 draws.npz      `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H, W), float32, not
-               clipped
+               clipped; for images of several sizes it is a folder, with draws/NAME.npz of each
 mean/, std/    the same as PNG files, named as the images were; in std/ white is STD_WHITE
 restored.png   some images: measurement, mean, draws, standard deviation and, if known, the truth
 restored.json  settings, cost and scores; for each image its name and the noise that was assumed
@@ -10,7 +10,7 @@ restored.json  settings, cost and scores; for each image its name and the noise 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from mmdgs.cost import Cost
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
 from mmdgs.data.single import file_names
-from mmdgs.files import file_written_atomically, write_atomically
+from mmdgs.errors import UsageError
+from mmdgs.files import file_written_atomically, remove, write_atomically
 from mmdgs.identity import input_record
 from mmdgs.memory import evenly
 from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
@@ -42,6 +43,8 @@ from mmdgs.sampling.writers import FolderDestination, numbered, read_part, write
 STD_WHITE = 0.25
 SHOWN, SHOWN_DRAWS = 8, 4
 """Images and draws of each in restored.png."""
+LARGEST_TILE = 256
+"""Pixels a side of an image there."""
 ARRAYS, RECORD, PICTURE = "draws.npz", "restored.json", "restored.png"
 HEADER = 16
 LEAST_SSIM = 11
@@ -51,27 +54,37 @@ LEAST_SSIM = 11
 class RestoredFolder(FolderDestination):
     """The folder of restorations; until all are there each image's draws are in a hidden folder.
 
-    `names` are those of the images, `shape` that of the draws of one, (draws, C, H, W).
+    `names` are those of the images, `shapes` those of the draws of each, (draws, C, H, W).
     """
 
-    def __init__(self, path: Path, names: Sequence[str] = (), shape: Sequence[int] = ()) -> None:
+    def __init__(
+        self, path: Path, names: Sequence[str] = (), shapes: Sequence[tuple[int, ...]] = ()
+    ) -> None:
         super().__init__(path, RECORD)
-        self.names, self.shape = list(names), tuple(shape)
+        self.names, self.shapes = list(names), list(shapes)
+
+    def arrays(self) -> dict[Path, range]:
+        """The files of arrays, and the images whose draws are in each."""
+        count = len(self.names)
+        if len(set(self.shapes)) <= 1:
+            return {self.path / ARRAYS: range(count)}
+        folder = self.path / Path(ARRAYS).stem
+        return {folder / f"{self.names[i]}.npz": range(i, i + 1) for i in range(count)}
 
     def present(self, count: int) -> set[int]:
-        if (self.path / ARRAYS).exists():
+        if all(file.exists() for file in self.arrays()):
             return set(range(count))
         return {number for number in range(count) if self._part(number) is not None}
 
     def _part(self, number: int) -> numpy.ndarray | None:
-        return read_part(self._file(number), self.shape, numpy.float32)
+        return read_part(self._file(number), self.shapes[number], numpy.float32)
 
     def _file(self, number: int) -> Path:
         return self.work / f"{numbered(number)}.npy"
 
-    def draws(self, count: int) -> Tensor:
-        """The draws of all images that are there, (draws, images, ...)."""
-        parts = [self._part(number) for number in range(count)]
+    def draws(self, numbers: range) -> Tensor:
+        """The draws of those of some images of one size that are there, (draws, images, ...)."""
+        parts = [self._part(number) for number in numbers]
         return torch.from_numpy(numpy.stack([part for part in parts if part is not None], 1))
 
     def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
@@ -81,17 +94,25 @@ class RestoredFolder(FolderDestination):
                     numpy.save(stream, draws.numpy())
 
     def _assemble(self, count: int) -> None:
-        draws = self.draws(count)
-        arrays = {"draws": draws, "mean": draws.mean(0), "std": _spread(draws)}
-        for kind, white in (("mean", 1.0), ("std", STD_WHITE)):
-            (self.path / kind).mkdir(exist_ok=True)
-            for name, image in zip(self.names, to_uint8(arrays[kind] / white), strict=True):
-                write_picture(self.path / kind, name, image)
-        with file_written_atomically(self.path / ARRAYS) as stream:
-            numpy.savez_compressed(stream, **{name: x.numpy() for name, x in arrays.items()})  # type: ignore[arg-type]
+        for file, numbers in self.arrays().items():
+            draws = self.draws(numbers)
+            arrays = {"draws": draws, "mean": draws.mean(0), "std": _spread(draws)}
+            for kind, white in (("mean", 1.0), ("std", STD_WHITE)):
+                (self.path / kind).mkdir(exist_ok=True)
+                for number, image in zip(numbers, to_uint8(arrays[kind] / white), strict=True):
+                    write_picture(self.path / kind, self.names[number], image)
+            file.parent.mkdir(exist_ok=True)
+            with file_written_atomically(file) as stream:
+                numpy.savez_compressed(stream, **{name: x.numpy() for name, x in arrays.items()})  # type: ignore[arg-type]
+
+    def remove_arrays(self) -> None:
+        """Those of a run that was killed before its record was complete."""
+        for path in (self.path / ARRAYS, self.path / Path(ARRAYS).stem):
+            remove(path)
 
     def _results(self) -> list[Path]:
-        return [self.path / name for name in (ARRAYS, PICTURE, "mean", "std")]
+        names = (ARRAYS, Path(ARRAYS).stem, PICTURE, "mean", "std")
+        return [self.path / name for name in names]
 
 
 @dataclass(frozen=True)
@@ -122,51 +143,62 @@ class RestorationSummary:
     images: list[dict[str, Any]]
 
 
-def simulated(truth: Tensor, operator: Operator, noise: float, *, seed: int) -> Tensor:
+def simulated(
+    truth: Tensor, operator: Operator, noise: float, *, seed: int, first: int = 0
+) -> Tensor:
     """Measurements A x + noise e of clean images; those of image i depend on (seed, i) alone."""
     clean = operator(truth)
     unit_noise(noise, operator, clean)  # refuses what is not positive, or far too large
-    return clean + noise * randn_like(clean, Streams(seed, len(truth), purpose="simulate"))
+    return clean + noise * randn_like(clean, Streams(seed, len(truth), first, purpose="simulate"))
 
 
 def restore_into(
     out: Path | str,
     model: Model,
-    measurements: Measurements,
+    measurements: Measurements | Sequence[Measurements],
     settings: RestorationSettings,
     *,
     resume: bool = False,
     overwrite: bool = False,
 ) -> RestorationSummary:
-    """`restore` for many measurements, into a folder."""
-    work = Restoration.of(settings, model, measurements.y, measurements.operator)
-    y, operator, truth, size = work.y, work.operator, measurements.truth, settings.draws
-    count = len(y)
-    names = file_names(measurements.names) if measurements.names else [*map(numbered, range(count))]
-    place = RestoredFolder(Path(out), names, (size, *model.shape))
+    """`restore` for many measurements, into a folder; of several sizes they are a sequence.
+
+    The numbers of measurements go on from one to the next.
+    """
+    sets = [measurements] if isinstance(measurements, Measurements) else list(measurements)
+    works = _works(settings, model, sets)
+    count, size = sum(len(work.y) for work in works), settings.draws
+    names = file_names([name for part in sets for name in part.names])
+    names = names or [*map(numbered, range(count))]
+    shapes = [(size, *work.model.shape) for work in works for _ in work.y]
+    place = RestoredFolder(Path(out), names, shapes)
     inputs = input_record(
-        model=model, estimator=work.moments, operator=operator, y=y, truth=truth, names=names
+        model=model,
+        estimator=works[0].moments,
+        operator=_one_or_all([work.operator for work in works]),
+        y=_one_or_all([work.y for work in works]),
+        truth=_one_or_all([part.truth for part in sets]),
+        names=names,
     )
-    calibration = calibration_record(work.moments, work.levels)
-    record = {"count": count, "model": model.digest, **settings.record(), **measurements.source}
+    calibration = calibration_record(works[0].moments, works[0].levels)
+    record = {"count": count, "model": model.digest, **settings.record(), **sets[0].source}
     record |= {"inputs": inputs, "calibration": calibration}
-    group = evenly(count, max(1, chains_at_once(model) // size))
-    group = max(1, settings.batch_size // size) if settings.batch_size else group
     with place.held():
         place.begin(record, resume=resume, overwrite=overwrite)
         if (done := place.finished()) is not None:
             with reading(place.record, "a record of restorations"):
                 kept = [done[name] for name in ("seconds", "scores", "images")]
                 return RestorationSummary(place.path, Cost(**done["cost"]), *kept)
-        (place.path / ARRAYS).unlink(missing_ok=True)  # of a run killed before its record
+        place.remove_arrays()
         present = place.present(count)
-        parts = [range(first, min(first + group, count)) for first in range(0, count, group)]
-        pending = [part for part in parts if not present.issuperset(part)]
+        parts = [(work, part) for work in works for part in _parts(work)]
+        pending = [(work, part) for work, part in parts if not present.issuperset(part)]
         alone = len(pending) == 1  # then its own steps are the progress
-        words = "restoring"
-        with progress_bar(sum(map(len, pending)), None if alone else words, unit="image") as bar:
-            for part in pending:
-                restored = work.draws(part.start, part.stop, progress=words if alone else None)
+        total, words = sum(len(part) for _, part in pending), "restoring"
+        with progress_bar(total, None if alone else words, unit="image") as bar:
+            for work, part in pending:
+                own = part.start - work.first, part.stop - work.first
+                restored = work.draws(*own, progress=words if alone else None)
                 note = {**asdict(restored.cost), "seconds": restored.seconds}
                 draws = restored.draws.transpose(0, 1).contiguous()
                 place.write(part.start, draws, set(part) - present, note)
@@ -175,15 +207,64 @@ def restore_into(
         with reading(place.work, "a folder of notes and draws"):
             cost = Cost(*(notes[-1][name] for name in ("forwards", "products")))
             seconds = sum(note["seconds"] for note in notes)
-            draws = place.draws(count)
-        scores = {} if truth is None else scores_of(draws, truth)
-        write_atomically(place.path / PICTURE, overview(draws, operator, y, truth))
-        noise = work.noise.square().flatten(1).mean(1).sqrt().expand(count).tolist()
+            scores, picture = _scores_and_picture(place, works, [part.truth for part in sets])
+        write_atomically(place.path / PICTURE, picture)
+        noise = [
+            level
+            for work in works
+            for level in work.noise.square().flatten(1).mean(1).sqrt().expand(len(work.y)).tolist()
+        ]
         images = [{"name": name, "noise": level} for name, level in zip(names, noise, strict=True)]
         summary = {"cost": asdict(cost), "seconds": seconds, "scores": scores, "images": images}
         here = environment(model.device, precision=settings.precision)
         place.finish(count, {"settings": record, **summary, "environment": here})
     return RestorationSummary(place.path, cost, seconds, scores, images)
+
+
+def _works(
+    settings: RestorationSettings, model: Model, sets: Sequence[Measurements]
+) -> list[Restoration]:
+    """The restoration of each set of measurements, by one estimator for all."""
+    if not sets:
+        raise UsageError("there are no measurements")
+    works, first = [], 0
+    for part in sets:
+        works.append(Restoration.of(settings, model, part.y, part.operator, first))
+        settings = replace(settings, covariance=works[0].moments)
+        first += len(part.y)
+    return works
+
+
+def _parts(work: Restoration) -> list[range]:
+    """The numbers of the measurements that are restored at a time."""
+    count, size = len(work.y), work.settings.draws
+    group = evenly(count, max(1, chains_at_once(work.model) // size))
+    group = max(1, work.settings.batch_size // size) if work.settings.batch_size else group
+    stop = work.first + count
+    return [range(at, min(at + group, stop)) for at in range(work.first, stop, group)]
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _scores_and_picture(
+    place: RestoredFolder, works: Sequence[Restoration], truths: Sequence[Tensor | None]
+) -> tuple[dict[str, float], bytes]:
+    """The scores, averaged over images where they are of several sizes, and the overview."""
+    scores: list[tuple[int, dict[str, float]]] = []
+    rows: list[dict[str, Tensor]] = []
+    for work, truth in zip(works, truths, strict=True):
+        draws = place.draws(range(work.first, work.first + len(work.y)))
+        scores += [] if truth is None else [(len(truth), scores_of(draws, truth))]
+        rows += overview_rows(draws, work.operator, work.y, truth)[: SHOWN - len(rows)]
+    counts = [count for count, _ in scores]
+    averages = {
+        name: sum(count * values[name] for count, values in scores) / sum(counts)
+        for name in (scores[0][1] if scores else ())
+        if all(name in values for _, values in scores)
+    }
+    return averages, overview(rows)
 
 
 def scores_of(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -200,8 +281,10 @@ def scores_of(draws: Tensor, truth: Tensor) -> dict[str, float]:
     return averages
 
 
-def overview(draws: Tensor, operator: Operator, y: Tensor, truth: Tensor | None) -> bytes:
-    """A PNG of the first images, a row each, with a word above each column."""
+def overview_rows(
+    draws: Tensor, operator: Operator, y: Tensor, truth: Tensor | None
+) -> list[dict[str, Tensor]]:
+    """What is shown of the first images, each (C, H, W), with a word for each column."""
     shown = min(SHOWN, draws.shape[1])
     draws, shape = draws[:, :shown], draws.shape[2:]
     measurement = as_image(operator.known(y[:shown].cpu()), shape)
@@ -212,9 +295,29 @@ def overview(draws: Tensor, operator: Operator, y: Tensor, truth: Tensor | None)
         columns["uncertainty"] = spread.expand(-1, *shape)
     if truth is not None:
         columns["truth"] = truth[:shown].cpu()
-    tiles = torch.stack(list(columns.values()), 1).flatten(0, 1)
-    picture = image_grid(tiles, len(columns)).repeat(SCALE, 0).repeat(SCALE, 1)
-    return png(_with_header(picture, list(columns), (shape[-1] + GAP) * SCALE))
+    return [{word: images[i] for word, images in columns.items()} for i in range(shown)]
+
+
+def overview(rows: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """A PNG of images, a row each, with a word above each column; large ones are made smaller."""
+    images = [_small(image) for row in rows for image in row.values()]
+    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+    margins = [(0, width - image.shape[2], 0, height - image.shape[1]) for image in images]
+    tiles = torch.stack(
+        [functional.pad(image, margin) for image, margin in zip(images, margins, strict=True)]
+    )
+    scale = max(1, min(SCALE, LARGEST_TILE // max(height, width)))
+    picture = image_grid(tiles, len(rows[0])).repeat(scale, 0).repeat(scale, 1)
+    return png(_with_header(picture, list(rows[0]), GAP * scale, (width + GAP) * scale))
+
+
+def _small(image: Tensor) -> Tensor:
+    """An image (C, H, W) with sides of at most LARGEST_TILE, by means over pixels."""
+    shrink = LARGEST_TILE / max(image.shape[1:])
+    if shrink >= 1:
+        return image
+    sides = [max(1, round(shrink * side)) for side in image.shape[1:]]
+    return functional.interpolate(image[None], sides, mode="area")[0]
 
 
 def as_image(y: Tensor, shape: torch.Size) -> Tensor:
@@ -224,14 +327,14 @@ def as_image(y: Tensor, shape: torch.Size) -> Tensor:
     return functional.interpolate(y, tuple(shape[1:]), mode="nearest").expand(-1, *shape)
 
 
-def _with_header(picture: numpy.ndarray, words: list[str], width: int) -> numpy.ndarray:
+def _with_header(picture: numpy.ndarray, words: list[str], left: int, width: int) -> numpy.ndarray:
     from PIL import Image, ImageDraw  # here: it would slow down every start
 
     above = numpy.full((HEADER, *picture.shape[1:]), 255, dtype=numpy.uint8)
     image = Image.fromarray(numpy.concatenate([above, picture]))
     pen = ImageDraw.Draw(image)
     for i, word in enumerate(words):
-        pen.text((GAP * SCALE + i * width, 2), word, fill=0 if image.mode == "L" else (0, 0, 0))
+        pen.text((left + i * width, 2), word, fill=0 if image.mode == "L" else (0, 0, 0))
     return numpy.asarray(image)
 
 
