@@ -107,6 +107,20 @@ EXPERIMENTS = {
             ("model", "most_images", "skip_seeds", "minutes", "only"),
         ),
         Experiment(
+            "photographs",
+            "Photographs: denoising, calibration, and where the error lies",
+            "The denoiser of photographs beside FFDNet on a folder of images (--data-dir): PSNR, "
+            "coverage, and the error that its map of uncertainty sets aside.",
+            ("model", "ffdnet", "images", "minutes"),
+        ),
+        Experiment(
+            "photo-restoration",
+            "Photographs restored: beside azula's and deepinv's methods on the same network",
+            "Super-resolution, blur, motion and missing pixels at two noise levels on a folder of "
+            "images (--data-dir): CRPS, PSNR, calibration and cost.",
+            ("model", "images", "minutes", "only", "case"),
+        ),
+        Experiment(
             "celeba",
             "Faces at 64x64 by Langevin dynamics and by Gibbs sampling",
             "Samples by both of the paper's algorithms, against CelebA or a zip of faces "

@@ -49,6 +49,7 @@ class Context:
     )
     many: str | None = option(None, "A model of many noise levels beside it.")
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
+    ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
     images: int | None = option(None, "Images a cell.", min=2)
     most_images: int | None = option(None, "Images a row at the end (50,000).", min=2)
     skip_seeds: int | None = option(

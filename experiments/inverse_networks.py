@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ from experiments.sampler_cells import COST
 from mmdgs.covariances import named
 from mmdgs.data import ImageSet, image_set, spread, to_uint8
 from mmdgs.errors import UsageError
-from mmdgs.metrics import frechet_distance, load_inception, psnr
-from mmdgs.metrics.features import ImageFeatures, image_features
+from mmdgs.metrics import crps, frechet_distance, load_inception, psnr
+from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import COVARIANCE, Model, load
 from mmdgs.models.estimators import head_beside
@@ -44,13 +44,14 @@ from mmdgs.workspace import Part
 NOISE = 0.02
 """Of values in [0, 1]."""
 TASKS = {
-    "super-resolution x4": "sr:4",
-    "box": "box:{half}",
-    "80% missing": "random:0.8",
-    "blur": "blur:1.5",
+    "super-resolution x4": ("sr:4", NOISE),
+    "box": ("box:{half}", NOISE),
+    "80% missing": ("random:0.8", NOISE),
+    "blur": ("blur:1.5", NOISE),
 }
+"""Operators and the noise of measurements; the box is half as wide as the images."""
 PSNR = Measure("psnr_draw", "PSNR of draws, dB", 2, "more")
-SHARED = Measure("psnr_shared", "PSNR of draws where rivals ran, dB", 2, "more")
+SHARED = Measure("crps_shared", "CRPS where rivals ran", 4, "less")
 MANY = Measure("psnr_many", "PSNR of the mean of many draws where rivals ran, dB", 2, "more")
 PSNR_MEAN = Measure("psnr_mean", "PSNR of the draws' mean, dB", 2, "more")
 SSIM = Measure("ssim_draw", "SSIM of draws", 3, "more")
@@ -63,8 +64,7 @@ MEASURES = (
     *(PSNR, SHARED, MANY, PSNR_MEAN, SSIM, CALIBRATION, COVERAGE, FID, EVALUATIONS, MILLISECONDS),
 )
 WITHIN = 2.0  # decibels below the nearest mean that the figure of costs shows
-MOST_EVALUATIONS, GOAL_CALIBRATION, GOAL_COVERAGE, GOAL_PSNR = 50, (0.9, 1.1), (0.87, 0.93), 0.3
-"""What a row of ours must reach on every task, so near the best rival of any cost in dB."""
+GOAL_CALIBRATION = 0.9, 1.1
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,20 @@ class NetworkSettings:
     """Images in all and draws of each; intervals are over `seeds` parts of the images.
 
     Rivals cost more: they restore one image of `rival_every`, with the setting of the least CRPS on
-    other images (`rivals.tuned`).
+    other images (`rivals.tuned`). Scores are of `scored` images each, or of a part.
     """
 
     images: int = 192
     draws: int = 8
     rival_every: int = 4
     rival_draws: int = 4
-    batch_size: int = 800
+    rival_precision: str = "float32"
+    rival_batch: int | None = None
+    batch_size: int | None = 800
     tuned_on: int = 12
+    tuned_draws: int = 4
     seeds: int = 3
+    scored: int | None = None
     precision: str = "bf16"
     rows: tuple[str, ...] = axis(tuple(ROWS))
     tasks: tuple[str, ...] = axis(tuple(TASKS))
@@ -137,20 +141,32 @@ def run(context: Context) -> Outcome:
     """Restore held-out images of the context's model by every row on every task."""
     settings = context.sized(FULL, QUICK)
     model = load(context.model or "cifar10", device=context.device)
-    rows = {row: ROWS[row] for row in settings.rows}
+    rows = {row: ROWS[row] for row in settings.rows if rivals.installed(ROWS[row].name)}
     if head_beside(model, COVARIANCE) is None:
         rows = {row: what for row, what in rows.items() if what.name != "modulated"}
-    if not rivals.installed():
-        rows = {row: what for row, what in rows.items() if isinstance(what, Ours)}
-    work = _Work(context, model, settings, None if context.quick else _inception())
-    cells = {(row, task): what for row, what in rows.items() for task in settings.tasks}
-    known = work.inception and work.inception.sha256
+    held_out = stored_images(context, model, "test")
+    inception = None if context.quick else _inception()
+    fid = None if inception is None else _fid(held_out, inception, context)
+    chosen = spread(len(held_out), settings.images)
+    others = chosen[:: max(1, settings.images // settings.tuned_on)] + 1
+    sets = (held_out.images[places % len(held_out)].float() / 255 for places in (chosen, others))
+    tasks = {task: TASKS[task] for task in settings.tasks}
+    work = Restorations(context, model, settings, tasks, *sets, fid=fid)
+    cells = {(row, task): what for row, what in rows.items() for task in tasks}
+    known = inception and inception.sha256
     depends = {"model": model, "settings": settings, "inception": known, "tried": rivals.TRIED}
     results = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
     named = asdict(settings) | {"model": model.source, "noise": NOISE}
-    section = _section(results, settings, model.source, work)
+    text = [
+        f"{settings.images} held-out images of {model.source}, measured with noise {NOISE:g} (of "
+        "values in [0, 1]): averages of 4 x 4 pixels, a missing box half as wide as the image, 80% "
+        "of the pixels missing, a Gaussian blur of 1.5 pixels.",
+        "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB "
+        "below that of the mean: draws that spread too little have a higher one.",
+    ]
+    page = section(work, results, f"Restoration with {model.source}", text)
     records = {"settings": named, "networks": results.records()}
-    return Outcome(records, [section], left=results.open())
+    return Outcome(records, [page], left=results.open())
 
 
 def _inception() -> Inception | None:
@@ -158,6 +174,16 @@ def _inception() -> Inception | None:
         return load_inception(download=False)
     except UsageError:
         return None
+
+
+def _fid(held_out: ImageSet, inception: Inception, context: Context) -> Callable[[Tensor], float]:
+    """The FID of images in [0, 1] against all held-out ones."""
+
+    def moments(images: ImageSet) -> Any:
+        return image_features(images, inception, device=context.device, progress=None).moments
+
+    reference = cache(lambda: moments(held_out))
+    return lambda draws: frechet_distance(moments(image_set(to_uint8(draws), "draws")), reference())
 
 
 def of_many(draw: float, mean: float, draws: int) -> float:
@@ -169,45 +195,36 @@ def of_many(draw: float, mean: float, draws: int) -> float:
     return draw - 10 * math.log10(1 - share)
 
 
-def operator_of(task: str, model: Model) -> Operator:
-    """A task's operator on the model's images; the box is half as wide as they are."""
-    return parse_operator(TASKS[task].format(half=model.shape[-1] // 2), model.shape)
-
-
 @dataclass(frozen=True, eq=False)
-class _Work:
-    """Measures cells: part `seed` of the images, restored and scored."""
+class Restorations:
+    """Measures cells: the truths, part by part, measured by each task, restored and scored.
+
+    `tasks` are an operator as text and the noise, by name; rivals are tuned on `others`.
+    """
 
     context: Context
     model: Model
     settings: NetworkSettings
-    inception: Inception | None
-
-    @cached_property
-    def held_out(self) -> ImageSet:
-        return stored_images(self.context, self.model, "test")
-
-    @cached_property
-    def reference(self) -> ImageFeatures:
-        assert self.inception is not None
-        device = self.context.device
-        return image_features(self.held_out, self.inception, device=device, progress=None)
+    tasks: Mapping[str, tuple[str, float]]
+    truths: Tensor
+    others: Tensor
+    tried: Mapping[str, Sequence[float]] = field(default_factory=lambda: rivals.TRIED)
+    fid: Callable[[Tensor], float] | None = None
 
     @property
     def shared(self) -> slice:
         """The images of a part that rivals restore too."""
         return slice(None, None, self.settings.rival_every)
 
-    def truth(self, part: int) -> Tensor:
-        """The images of a part, in [0, 1]; the parts share none."""
-        stored = self.held_out.images
-        chosen = spread(len(stored), self.settings.images)[part :: self.settings.seeds]
-        return (stored[chosen].float() / 255).to(self.context.device)
-
     def measured(self, task: str, part: int) -> tuple[Operator, Tensor, Tensor]:
-        """A task's operator, the images of a part, and their measurements."""
-        operator, truth = operator_of(task, self.model), self.truth(part)
-        return operator, truth, simulated(truth, operator, NOISE, seed=part)
+        """A task's operator, the images of a part, and their measurements; parts share no image."""
+        return self._measured(task, self.truths[part :: self.settings.seeds], part)
+
+    def _measured(self, task: str, truth: Tensor, seed: int) -> tuple[Operator, Tensor, Tensor]:
+        text, noise = self.tasks[task]
+        operator = parse_operator(text.format(half=self.model.shape[-1] // 2), self.model.shape)
+        truth = truth.to(self.context.device)
+        return operator, truth, simulated(truth, operator, noise, seed=seed)
 
     def __call__(self, cell: Cell) -> Part:
         scores: dict[str, list[float]] = {}
@@ -219,95 +236,92 @@ class _Work:
             operator, truth, y = self.measured(cell.column, part)
             if theirs:
                 truth, y = truth[self.shared], y[self.shared]
-            own = (cell.what, y, operator, cell.seed + part, search["setting"])
+            own = (cell, y, operator, cell.seed + part, search["setting"])
             draws, evaluations, taken = self._restored(*own)
             seconds += taken
             every.append(draws)
-            values = scores_of(draws, truth.cpu())
-            near, known = draws[:, shared], truth[shared].cpu()
-            draw, mean = psnr(near, known).mean().item(), psnr(near.mean(0), known).mean().item()
-            values |= {"psnr_shared": draw, "psnr_many": of_many(draw, mean, len(near))}
-            for name, value in values.items():
-                scores.setdefault(name, []).append(value)
+            size, truth = self.settings.scored or len(truth), truth.cpu()
+            for some, known in zip(draws.split(size, 1), truth.split(size), strict=True):
+                for name, value in _scores(some, known, shared).items():
+                    scores.setdefault(name, []).append(value)
         whole = torch.cat(every, 1)
         numbers: dict[str, Any] = {**scores, "evaluations": evaluations}
         numbers |= {"finite": bool(whole.isfinite().all()), **search}
         numbers["milliseconds"] = 1_000 * seconds / (whole.shape[0] * whole.shape[1])
-        if self.inception is not None and numbers["finite"] and not theirs:
-            images = image_set(to_uint8(whole.flatten(0, 1)), cell.name)
-            device = self.context.device
-            features = image_features(images, self.inception, device=device, progress=None)
-            numbers["fid"] = frechet_distance(features.moments, self.reference.moments)
+        if self.fid is not None and numbers["finite"] and not theirs:
+            numbers["fid"] = self.fid(whole.flatten(0, 1))
         first = every[0][:, shared][:, : self.settings.shown].nan_to_num(0.5)
-        return Part(numbers, {"draw": to_uint8(first[0]), "mean": to_uint8(first.mean(0))})
+        return Part(numbers, {"draw": to_uint8(first[0])})
 
     def _tuned(self, cell: Cell) -> dict[str, Any]:
         """The setting of a rival with the least CRPS on images that no row is scored on."""
-        stored, count, rival = self.held_out.images, self.settings.images, cell.what
-        some = spread(len(stored), count)[:: max(1, count // self.settings.tuned_on)]
-        truth = (stored[(some + 1) % len(stored)].float() / 255).to(self.context.device)
-        operator, draws = operator_of(cell.column, self.model), self.settings.rival_draws
-        y = simulated(truth, operator, NOISE, seed=self.settings.seeds)
-        problem = (rival.name, self.model, y, operator, NOISE, rival.steps, draws)
+        _, noise = self.tasks[cell.column]
+        operator, truth, y = self._measured(cell.column, self.others, self.settings.seeds)
+        problem = (cell.what.name, self.model, y, operator, noise, cell.what.steps)
 
         def score(setting: float) -> tuple[Tensor, Tensor]:
-            return rivals.restore(*problem, setting=setting)[0].cpu(), truth.cpu()
+            draws, _ = rivals.restore(*problem, self.settings.tuned_draws, **self._how(setting))
+            return draws.cpu(), truth.cpu()
 
-        return rivals.tuned(rival.name, score)
+        return rivals.tuned(cell.what.name, score, self.tried[cell.what.name])
+
+    def _how(self, setting: float | None) -> dict[str, Any]:
+        known = self.settings
+        run = {"batch_size": known.rival_batch, "precision": known.rival_precision}
+        return {"setting": setting, **run}
 
     def _restored(
-        self, what: Ours | Rival, y: Tensor, operator: Operator, seed: int, setting: float | None
+        self, cell: Cell, y: Tensor, operator: Operator, seed: int, setting: float | None
     ) -> tuple[Tensor, float, float]:
         """Draws (draws, B, ...) on the CPU, the evaluations of each, and seconds."""
-        known, started = self.settings, time.perf_counter()
+        known, started, what = self.settings, time.perf_counter(), cell.what
+        _, noise = self.tasks[cell.column]
         if isinstance(what, Rival):
-            problem = (what.name, self.model, y, operator, NOISE)
-            search = (what.steps, known.rival_draws, seed)
-            draws, cost = rivals.restore(*problem, *search, setting=setting)
+            problem = (what.name, self.model, y, operator, noise, what.steps)
+            draws, cost = rivals.restore(*problem, known.rival_draws, seed, **self._how(setting))
             return draws.cpu(), cost, time.perf_counter() - started
         moments = self.model.posterior(named(what.name, what.given))
         restored = restore(
-            self.model, y, operator, noise=NOISE, covariance=moments, chains=what.chains,
+            self.model, y, operator, noise=noise, covariance=moments, chains=what.chains,
             steps=what.steps, draws=known.draws, seed=seed, precision=known.precision,
             batch_size=known.batch_size, progress=None,
         )  # fmt: skip
         return restored.draws, restored.cost.evaluations, restored.seconds
 
 
-def _section(results: Results, settings: NetworkSettings, source: str, work: _Work) -> Section:
-    text = [
-        f"{settings.images} held-out images of {source}, measured with noise {NOISE:g} (of values "
-        "in [0, 1]): averages of 4 x 4 pixels, a missing box half as wide as the image, 80% of the "
-        f"pixels missing, a Gaussian blur of 1.5 pixels. {settings.draws} draws of each. {COST}",
-        "A correct draw is as far from the optimal mean as the truth is, so its PSNR lies 3 dB "
-        "below that of the mean: draws that spread too little have a higher one.",
-        *rivals.left_out(),
-        *rivals.settings_said(results.records()),
-    ]
+def _scores(draws: Tensor, truth: Tensor, shared: slice) -> dict[str, float]:
+    """Those of all draws (draws, B, ...), and of the images that rivals restore too."""
+    near, known = draws[:, shared], truth[shared]
+    draw, mean = psnr(near, known).mean().item(), psnr(near.mean(0), known).mean().item()
+    own = {"crps_shared": crps(near, known).mean().item()}
+    return scores_of(draws, truth) | own | {"psnr_many": of_many(draw, mean, len(near))}
+
+
+def section(work: Restorations, results: Results, title: str, text: Sequence[str]) -> Section:
+    """A table and a figure for each task, the costs, and what rows of ours must reach."""
+    known = work.settings
     note = (
-        f"± 95% over {settings.seeds} parts of the images. Ours in {settings.precision}; rivals in "
-        f"float32, on one image of {settings.rival_every} with {settings.rival_draws} draws."
+        f"Ours in {known.precision}, {known.draws} draws; others in {known.rival_precision}, one "
+        f"image of {known.rival_every} with {known.rival_draws} draws. {COST}"
     )
+    text = [*text, *rivals.left_out(), *rivals.settings_said(results.records())]
     tables, figures = [], []
     for task in results.columns:
-        title, name = task[0].upper() + task[1:], f"restored_{task.split()[0].strip('%')}"
-        columns = {task: ""}
-        tables.append(results.table(title, MEASURES, head="method", columns=columns, note=note))
-        figures.append(
-            Figure(name, f"{task}: one draw of each method.", _draw(results, work, task))
-        )
+        name = f"restored_{task.replace('%', '').replace(' ', '_')}"
+        caption = task[0].upper() + task[1:]
+        shown = {"head": "method", "columns": {task: ""}, "note": note}
+        tables.append(results.table(caption, MEASURES, **shown))
+        figures.append(Figure(name, f"{caption}: one draw.", _draw(results, work, task)))
     words = (
         "The mean of the draws, and their spread, against evaluations: a curve for each covariance "
         f"and its chains, dark for methods of others. Means {WITHIN:g} dB below the best are left "
         "out; the band is the aim of the spread."
     )
     figures.append(Figure("restored_costs", words, _draw_costs(results)))
-    ours = [row for row in results.rows if isinstance(ROWS[row], Ours)]
-    claims = [_goal(results, row) for row in ours]
-    return Section(f"Restoration with {source}", text, tables, figures, claims)
+    return Section(title, text, tables, figures, _claims(results))
 
 
-def _draw(results: Results, work: _Work, task: str) -> Canvas:
+def _draw(results: Results, work: Restorations, task: str) -> Canvas:
     """A strip for the measurements, the truth, and one draw of each row."""
     operator, truth, y = work.measured(task, 0)
     truth, y = (x[work.shared][: work.settings.shown].cpu() for x in (truth, y))
@@ -326,8 +340,7 @@ def _draw(results: Results, work: _Work, task: str) -> Canvas:
 def _draw_costs(results: Results) -> Canvas:
     """A column for each task, a curve for each covariance and its chains, and for each rival."""
     families: dict[str, list[str]] = {}
-    for row in results.rows:
-        what = ROWS[row]
+    for row, what in _kinds(results).items():
         name = what.name if isinstance(what, Rival) else f"{what.name}, {what.chains}"
         families.setdefault(name, []).append(row)
     tasks = results.columns
@@ -354,27 +367,22 @@ def _draw_costs(results: Results) -> Canvas:
     return canvas
 
 
-def _goal(results: Results, row: str) -> Claim:
-    """Whether a row of ours reaches what it must on every task; open where no rival ran on one."""
-    verdicts: list[bool | None] = []
-    said, (low, high), (least, most) = [], GOAL_CALIBRATION, GOAL_COVERAGE
-    others = [other for other in results.rows if isinstance(ROWS[other], Rival)]
-    for task in (task for task in results.columns if results.has(row, task)):
-        measures = (CALIBRATION, COVERAGE, SHARED, EVALUATIONS)
-        ratio, covered, own, cost = (results.number(row, task, m).value for m in measures)
-        theirs = [
-            results.number(other, task, SHARED).value
-            for other in others
-            if results.has(other, task)
-        ]
-        best = max(filter(math.isfinite, theirs), default=None)
-        fine = low <= ratio <= high and least <= covered <= most and cost <= MOST_EVALUATIONS
-        near = None if best is None else own >= best - GOAL_PSNR
-        verdicts.append(near if fine else False)
-        beside = "no rival ran" if best is None else f"best rival {best:.2f}"
-        said.append(f"{task}: {ratio:.3f}, {100 * covered:.1f}%, {own:.2f} dB ({beside})")
-    text = (
-        f"{row}: at most {MOST_EVALUATIONS} evaluations, spread over error {low:g} to {high:g}, "
-        f"coverage {100 * least:g} to {100 * most:g}%, PSNR within {GOAL_PSNR:g} dB of the rivals"
-    )
-    return Claim.of_all(text, verdicts, said)
+def _claims(results: Results) -> list[Claim]:
+    """Of each row of ours: a CRPS below that of every other method, and a spread like the error."""
+    kinds, (low, high) = _kinds(results), GOAL_CALIBRATION
+    claims = []
+    for row in (row for row, what in kinds.items() if isinstance(what, Ours)):
+        others = [other for other, what in kinds.items() if isinstance(what, Rival)]
+        claims += [results.below(row, other, SHARED) for other in others]
+        tasks = [task for task in results.columns if results.has(row, task)]
+        ratios = [results.number(row, task, CALIBRATION).value for task in tasks]
+        said = [f"{ratio:.3f} at {task}" for ratio, task in zip(ratios, tasks, strict=True)]
+        verdicts = [low <= ratio <= high for ratio in ratios]
+        text = f"{row}: spread over error is {low:g} to {high:g}"
+        claims.append(Claim.of_all(text, verdicts, said))
+    return claims
+
+
+def _kinds(results: Results) -> dict[str, Ours | Rival]:
+    """What each row is."""
+    return {row: results.grid.cells[row, task] for row, task in results.parts}

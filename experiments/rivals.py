@@ -12,11 +12,16 @@ These go down azula's variance-preserving schedule, with data in [-1, 1]. Each h
 azula's default unless it is given, and `TRIED` are the values of a search (`tuned`): iterations of
 the solver, DDIM's eta, the step zeta.
 
-One of deepinv (pip install mmdgs[deepinv]) is timed by bench.py; its setting are the iterations of
-its conjugate gradients:
+deepinv's (pip install mmdgs[deepinv]; on PYTHONPATH it needs einops, natsort, torchvision and
+torchmetrics):
 
+    DiffPIR  Zhu et al., 2023: a proximal step on the data at each level; lambda
+    DPIR     Zhang et al., 2021: plug and play, half-quadratic splitting from 49/255 down to a sigma
+             near the noise. One restoration and no draws: all are alike. Its setting is that sigma,
+             in units of the noise
     deepinv moment matching    PosteriorDiffusion as in deepinv's demonstration of it: variance
-                               exploding, alpha 0.25, Euler's steps
+             exploding, alpha 0.25, Euler's steps; iterations of conjugate gradients. bench.py has
+             its time
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,19 +50,24 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import child_seed
 from mmdgs.restoration.draws import check_model
 from mmdgs.restoration.settings import RestorationSettings
+from mmdgs.runtime import autocast
 from mmdgs.sampling.engine import chains_at_once
 
-INSTALL = "pip install mmdgs[azula]"
 AZULA = ("MMPS", "PiGDM", "DPS")
 MATCHING = "deepinv moment matching"
-DEFAULTS: dict[str, float] = {"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0, MATCHING: 3}
+DEFAULTS: dict[str, float] = {
+    **{"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0},
+    **{"DiffPIR": 7.0, "DPIR": 1.0, MATCHING: 3},
+}
 """The libraries' own values of the one setting."""
-STEPS = {**dict.fromkeys(AZULA, 64), MATCHING: 50}
-"""The libraries' own numbers of steps."""
+STEPS = {**dict.fromkeys(AZULA, 64), "DiffPIR": 100, "DPIR": 8, MATCHING: 50}
+"""The libraries' own numbers of steps; that of DPIR is fixed."""
 TRIED: dict[str, tuple[float, ...]] = {
     "MMPS": (1, 2, 3, 5, 8, 12, 20),
     "PiGDM": (0.0, 0.25, 0.5, 0.75, 1.0),
     "DPS": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    "DiffPIR": (1.0, 3.0, 7.0, 15.0, 30.0),
+    "DPIR": (0.5, 0.7, 1.0, 1.4, 2.0),
 }
 BOUNDS: dict[str, tuple[float, ...]] = {"MMPS": (1,), "PiGDM": (0.0, 1.0)}
 """Ends that the method itself sets: no search can go on beyond them."""
@@ -65,14 +76,16 @@ GRAPH = 4
 """How many times the memory of a forward pass a pass with its graph takes, about."""
 
 
-def installed() -> bool:
-    """Whether azula can be imported."""
-    return importlib.util.find_spec("azula") is not None
+def installed(name: str = AZULA[0]) -> bool:
+    """Whether the code of a rival can be imported; True for what is no rival."""
+    library = "azula" if name in AZULA else "deepinv"
+    return name not in DEFAULTS or importlib.util.find_spec(library) is not None
 
 
-def left_out() -> list[str]:
-    """A sentence for a report without rivals."""
-    return [] if installed() else [f"The rivals are left out: {INSTALL} brings them."]
+def left_out(library: str = "azula", name: str = AZULA[0]) -> list[str]:
+    """A sentence for a report without a library's rivals, one of which has this name."""
+    brings = f"pip install mmdgs[{library}] brings them"
+    return [] if installed(name) else [f"The methods of {library} are left out: {brings}."]
 
 
 def settings_said(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -89,16 +102,21 @@ def settings_said(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class Counted:
-    """A denoiser with a count of its evaluations and products, and the last level it was at."""
+    """A denoiser with a count of its evaluations and products, and the last level it was at.
+
+    The `precision` is the network's: a rival's own algebra stays in float32.
+    """
 
     denoiser: Denoiser
     cost: Cost = field(default_factory=Cost)
     level: NoiseLevel | None = None
+    precision: str = "float32"
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         self.cost.forwards += 1
         self.level = level
-        return self.denoiser(_CountProducts.apply(x_t, self.cost), level)
+        with autocast(self.precision, x_t.device):
+            return self.denoiser(_CountProducts.apply(x_t, self.cost), level).to(x_t.dtype)
 
 
 class _CountProducts(torch.autograd.Function):
@@ -232,6 +250,7 @@ def restore(
     *,
     setting: float | None = None,
     batch_size: int | None = None,
+    precision: str = "float32",
 ) -> tuple[Tensor, float]:
     """Draws (draws, B, ...) in [0, 1] units by a rival, and the evaluations of one draw.
 
@@ -249,10 +268,11 @@ def restore(
     setting = DEFAULTS[name] if setting is None else setting
     # The denoiser alone: a model would refuse what is not finite.
     rows, denoiser = y.repeat_interleave(draws, 0), model.require_denoiser()
-    solver = _by_azula if name in AZULA else _by_matching
+    solver = _by_azula if name in AZULA else _by_deepinv
 
     def work(start: int, stop: int) -> tuple[Tensor, Cost]:
-        counted, own = Counted(denoiser), child_seed(seed, f"{name} from {start}")
+        counted = Counted(denoiser, precision=precision)
+        own = child_seed(seed, f"{name} from {start}")
         known = (operator, float(noise), steps, setting, own)
         return solver(name, model, counted, rows[start:stop], *known).cpu(), counted.cost
 
@@ -277,27 +297,55 @@ def _by_azula(
     return (problem.draw(name, steps, setting, seed) + 1) / 2
 
 
-def _by_matching(
+def _by_deepinv(
     name: str, model: Model, counted: Counted, y: Tensor, operator: Operator, noise: float,
     steps: int, setting: float, seed: int,
 ) -> Tensor:  # fmt: skip
     """Draws in [0, 1] units by deepinv."""
-    from deepinv.sampling import (
-        EulerSolver,
-        MomentMatchingDataFidelity,
-        PosteriorDiffusion,
-        VarianceExplodingDiffusion,
-    )
-
     from mmdgs.interop.deepinv import GuestDenoiser, to_physics
 
-    device = y.device
-    times = torch.linspace(1.0, 0.001, steps, dtype=torch.float64, device=device)
-    fidelity = MomentMatchingDataFidelity(cg_max_iter=int(setting))
-    sde, solver = VarianceExplodingDiffusion(alpha=0.25, device=device), EulerSolver(times)
+    low, high = model.interval
+    noisiest = max(level.ratio for level in model.levels) / (high - low)
     guest = GuestDenoiser(counted, model.interval)
-    sampler = PosteriorDiffusion(fidelity, guest, sde, solver, device=device)
-    physics = to_physics(operator, noise).to(device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    solver = _SOLVERS[name](guest, noise, steps, setting, noisiest, y.device)
+    physics = to_physics(operator, noise).to(y.device)
+    start = {"x_init": (len(y), *operator.shape)} if name == MATCHING else {}
+    with torch.random.fork_rng([y.device] if y.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return sampler(y, physics, x_init=(len(y), *operator.shape)).detach().to(y)
+        return solver(y, physics, **start).detach().to(y)
+
+
+def _matching(
+    guest: Any, noise: float, steps: int, setting: float, noisiest: float, on: Any
+) -> Any:
+    from deepinv import sampling
+
+    times = torch.linspace(1.0, 0.001, steps, dtype=torch.float64, device=on)
+    fidelity = sampling.MomentMatchingDataFidelity(cg_max_iter=int(setting))
+    sde = sampling.VarianceExplodingDiffusion(alpha=0.25, device=on)
+    solver = sampling.EulerSolver(times)
+    return sampling.PosteriorDiffusion(fidelity, guest, sde, solver, device=on)
+
+
+def _diffpir(guest: Any, noise: float, steps: int, setting: float, noisiest: float, on: Any) -> Any:
+    """Its levels begin at 78 for x in [0, 1]; by a smaller last beta at the network's noisiest."""
+    from deepinv.optim import L2
+    from deepinv.sampling import DiffPIR
+
+    solver = DiffPIR(guest, L2(), noise, steps, lambda_=setting, device=on)
+    total = math.log1p((2 * noisiest) ** 2)  # the sum of the betas, about
+    last = min(solver.beta_end, 2 * total / solver.num_train_timesteps - solver.beta_start)
+    solver.beta_end, solver.get_alpha_prod = last, partial(solver.get_alpha_prod, beta_end=last)
+    names = "sqrt_1m_alphas_cumprod reduced_alpha_cumprod sqrt_alphas_cumprod"  # what it returns
+    for attribute, values in zip(names.split(), solver.get_alpha_beta(), strict=False):
+        setattr(solver, attribute, values)
+    return solver
+
+
+def _dpir(guest: Any, noise: float, steps: int, setting: float, noisiest: float, on: Any) -> Any:
+    from deepinv.optim import DPIR
+
+    return DPIR(setting * noise, guest, on)
+
+
+_SOLVERS: dict[str, Callable[..., Any]] = {MATCHING: _matching, "DiffPIR": _diffpir, "DPIR": _dpir}

@@ -48,7 +48,7 @@ def test_draws_that_are_not_finite_have_no_numbers() -> None:
 
 @pytest.mark.slow
 def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "installed", lambda: False)
+    monkeypatch.setattr(rivals, "installed", lambda *name: False)
     monkeypatch.setattr(inverse, "QUICK", TINY)
     monkeypatch.setattr(inverse, "FIT_IMAGES", 50)
     records, report = performed(
