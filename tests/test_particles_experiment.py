@@ -1,4 +1,4 @@
-"""The experiment on weighted particles: other people's filters are right where answers are known."""
+"""The experiment on weighted particles: filters are right where answers are known."""
 
 from dataclasses import replace
 

@@ -27,7 +27,7 @@ from mmdgs.noise import LevelTable
 from mmdgs.operators import Blur, Box, Downsample, Grayscale, Mask, Matrix, linear
 from mmdgs.operators.named import parse_operator
 from mmdgs.restoration import draws as restoration, folder as restored
-from mmdgs.restoration.draws import Restoration
+from mmdgs.restoration.draws import Restoration, restore
 from mmdgs.restoration.folder import Measurements, restore_into, simulated
 from mmdgs.restoration.settings import CHAINS, RestorationSettings
 from mmdgs.runtime import progress_bar
@@ -194,6 +194,20 @@ def test_particles_are_other_draws_at_so_many_times_the_cost(folder: Path, tmp_p
         draws.append(draws_of(out))
     assert costs[1] == 3 * costs[0]
     assert abs(draws[1] - draws[0]).max() > 1e-4
+    # The evidence and the shares of the particles are in the record, as the call gives them.
+    assert "log_evidence" not in record_of(tmp_path / "1")["images"][0]
+    model, y = load(folder / "model"), midpoints(load_samples(folder / "clean.npz").images)
+    settings = record_of(tmp_path / "3")["settings"]
+    names = ("chains", "steps", "draws", "particles", "seed")
+    options = {name: settings[name] for name in names} | {"noise": settings["noise"]}
+    operator = parse_operator("random:0.1", model.shape, seed=settings["seed"])
+    drawn = restore(model, y, operator, covariance="diagonal", progress=None, **options)
+    for i, image in enumerate(record_of(tmp_path / "3")["images"]):
+        log, error = (values[i].item() for values in drawn.log_evidence())
+        assert image["log_evidence"] == pytest.approx(log, abs=0.05)
+        assert image["log_evidence_error"] == pytest.approx(error, abs=0.05)
+        shares = drawn.info["effective"][:, i].mean(0)
+        assert image["least_effective"] == pytest.approx(shares.min().item(), abs=0.01)
 
 
 def test_the_command_is_the_call_in_batches_of_any_size(folder: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ WORDS = {
 }
 TAKEN = {"products", "symmetric", "calibrated", *option_names(RestorationSettings)}
 SHOWN_LEVELS = 8
-"""Images of which each one's estimated noise is printed."""
+"""Images of which each one's estimated noise and evidence are printed."""
 
 
 @app.command()
@@ -238,6 +238,11 @@ def _tell(summary: RestorationSummary, settings: RestorationSettings) -> None:
         f"{cli.count_of(len(images), 'image')}, {settings.draws} draws each: {cost.forwards:,} "
         f"forwards and {cost.products:,} Jacobian products a draw, {summary.seconds:,.1f} seconds"
     )
+    for image in images[:SHOWN_LEVELS] if settings.particles > 1 else ():
+        error = f" ± {image['log_evidence_error']:.2g}" if "log_evidence_error" in image else ""
+        share = image["least_effective"]
+        said = f"{image['name']}: log p(y) {image['log_evidence']:,.1f}{error} nats, effective"
+        cli.tell(escape(f"{said} share of the particles at least {share:.2g}"))
     for name, value in summary.scores.items():
         cli.output.print(f"{WORDS.get(name, name)}: {value:.4g}")
     cli.show_path("restored", summary.path)

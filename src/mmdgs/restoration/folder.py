@@ -4,11 +4,13 @@ draws.npz      `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H,
                clipped; for images of several sizes it is a folder, with draws/NAME.npz of each
 mean/, std/    the same as PNG files, named as the images were; in std/ white is STD_WHITE
 restored.png   some images: measurement, mean, draws, standard deviation and, if known, the truth
-restored.json  settings, cost and scores; for each image its name and the noise that was assumed
+restored.json  settings, cost and scores; for each image its name, the noise that was assumed, and
+               with several particles log p(y) and the least effective share of the particles
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from mmdgs.operators import Operator
 from mmdgs.operators.measurements import unit_noise
 from mmdgs.randomness import Streams, randn_like
 from mmdgs.reading import reading
-from mmdgs.restoration.draws import Restoration
+from mmdgs.restoration.draws import Restoration, Restored
 from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.runtime import environment, progress_bar
 from mmdgs.sampling.engine import chains_at_once
@@ -200,6 +202,7 @@ def restore_into(
                 own = part.start - work.first, part.stop - work.first
                 restored = work.draws(*own, progress=words if alone else None)
                 note = {**asdict(restored.cost), "seconds": restored.seconds}
+                note |= _evidence(restored, part)
                 draws = restored.draws.transpose(0, 1).contiguous()
                 place.write(part.start, draws, set(part) - present, note)
                 bar.update(len(part))
@@ -215,6 +218,10 @@ def restore_into(
             for level in work.noise.square().flatten(1).mean(1).sqrt().expand(len(work.y)).tolist()
         ]
         images = [{"name": name, "noise": level} for name, level in zip(names, noise, strict=True)]
+        for key, value in ((key, value) for note in notes for key, value in note.items()):
+            number, _, name = key.partition(" ")
+            if name:
+                images[int(number)][name] = value
         summary = {"cost": asdict(cost), "seconds": seconds, "scores": scores, "images": images}
         here = environment(model.device, precision=settings.precision)
         place.finish(count, {"settings": record, **summary, "environment": here})
@@ -242,6 +249,23 @@ def _parts(work: Restoration) -> list[range]:
     group = max(1, work.settings.batch_size // size) if work.settings.batch_size else group
     stop = work.first + count
     return [range(at, min(at + group, stop)) for at in range(work.first, stop, group)]
+
+
+def _evidence(restored: Restored, part: range) -> dict[str, float]:
+    """Of draws by several particles, as "NUMBER name": log p(y), its standard error (of several
+    draws), and the effective share of the particles at the level where it is least.
+    """
+    if "log_evidence" not in restored.info:
+        return {}
+    log, error = restored.log_evidence()
+    least = restored.info["effective"].mean(0).amin(1)
+    values = {"log_evidence": log, "log_evidence_error": error, "least_effective": least}
+    return {
+        f"{number} {name}": value
+        for name, column in values.items()
+        for number, value in zip(part, column.tolist(), strict=True)
+        if math.isfinite(value)
+    }
 
 
 def _one_or_all(values: list[Any]) -> Any:
