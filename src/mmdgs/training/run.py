@@ -175,7 +175,8 @@ class RecipeRun:
         folder.notes = {"origin": dataclasses.asdict(origin)}
         if origin.head:
             model = _changed(model, head=origin.head | {"denoiser": model.config.head["denoiser"]})
-        return cls(recipe, folder, device, sets, placed(model, device), origin, denoiser)
+        model = placed(model, device, recipe.training.precision)
+        return cls(recipe, folder, device, sets, model, origin, denoiser)
 
     def title(self) -> str:
         """What is trained on what, in one line."""
@@ -252,10 +253,10 @@ def _changed(model: Model, **changes: Any) -> Model:
     return Model.build(dataclasses.replace(model.config, **changes), model.network)
 
 
-def placed(model: Model, device: torch.device) -> Model:
-    """The model on a device; convolutions on a GPU are fastest with channels last."""
+def placed(model: Model, device: torch.device, precision: str) -> Model:
+    """The model on a device; convolutions on a GPU, and in bf16, are fastest with channels last."""
     model.to(device)
-    if device.type == "cuda" and len(model.config.shape) == 3:
+    if (device.type == "cuda" or precision == "bf16") and len(model.config.shape) == 3:
         model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 

@@ -68,7 +68,8 @@ class Stepper:
         self.device = examples.device
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         rate = settings.learning_rate
-        self.optimisers = make_optimisers(settings.optimiser, self.parameters, rate)
+        low = settings.precision == "bf16"
+        self.optimisers = make_optimisers(settings.optimiser, self.parameters, rate, low=low)
         self.average = Average(network, settings.ema)
         self.drops = uses_dropout(network)
         self.module: nn.Module = _LossModule(network, loss)
@@ -194,9 +195,12 @@ def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
 
 
 def make_optimisers(
-    name: str, parameters: Sequence[nn.Parameter], learning_rate: float
+    name: str, parameters: Sequence[nn.Parameter], learning_rate: float, *, low: bool = False
 ) -> list[torch.optim.Optimizer]:
-    """The optimisers that share some parameters among them, none of them without any."""
+    """The optimisers that share some parameters among them, none of them without any.
+
+    `low` is for training in bf16: matrices are made orthogonal in bf16 on a CPU too.
+    """
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for p in parameters:
@@ -207,7 +211,7 @@ def make_optimisers(
         raise UsageError(f"muon needs {need}, and this network has none: use adam or a wider one")
     fused = all(p.device.type in ("cpu", "cuda") for p in rest)
     adam = [torch.optim.Adam(rest, lr=learning_rate, fused=fused)] if rest else []
-    return [*adam, Muon(matrices, learning_rate)] if matrices else [*adam]
+    return [*adam, Muon(matrices, learning_rate, low=low)] if matrices else [*adam]
 
 
 class Muon(torch.optim.Optimizer):
@@ -218,9 +222,11 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = MOMENTUM
-    ) -> None:
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = MOMENTUM, *,
+        low: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self.low = low
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -243,7 +249,8 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         ahead = torch._foreach_lerp(gradients, averages, momentum)
         # Channels go last, their place in memory where convolutions are fast: nothing is moved.
-        updates = orthogonal(torch.stack([update.movedim(1, -1).flatten(1) for update in ahead]))
+        matrices = torch.stack([update.movedim(1, -1).flatten(1) for update in ahead])
+        updates = orthogonal(matrices.bfloat16() if matrices.is_cuda or self.low else matrices)
         size = ADAMS_SIZE * max(updates.shape[1:]) ** 0.5
         shaped = [
             update.to(p.dtype).reshape(len(p), *p.shape[2:], p.shape[1]).movedim(-1, 1)
@@ -255,9 +262,9 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrices: Tensor) -> Tensor:
     """Near the orthogonal matrix nearest to each of (n, a, b): singular values of 0.7 to 1.2.
 
-    Newton and Schulz's iteration of degree 5 (Jordan et al., 2024), in bf16 on a GPU.
+    Newton and Schulz's iteration of degree 5 (Jordan et al., 2024).
     """
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = matrices
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
