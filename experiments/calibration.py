@@ -391,8 +391,8 @@ def _section(results: Results, settings: CalibrationSettings, absent: Mapping[st
         "clean one judges it. A trustworthy posterior has standardised errors of variance 1, 90% "
         "intervals that hold 90% of the numbers, and a likelihood above that of one variance for "
         "all numbers (isotropic, fitted on the judged examples themselves).",
-        f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without data, "
-        f"“{AFTER}” what `mmdgs.calibrate` makes of it with other examples.",
+        f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without "
+        f"data, “{AFTER}” what `mmdgs.calibrate` makes of it with other examples.",
         *(f"Left out: {name} ({reason})." for name, reason in absent.items()),
     ]
     note = (

@@ -69,7 +69,9 @@ class Context:
     def sized(self, full: Settings, quick: Settings) -> Settings:
         """An experiment's settings, full or quick, with the number of images asked for."""
         settings = quick if self.quick else full
-        return settings if self.images is None else replace(settings, images=self.images)  # type: ignore[type-var]
+        if self.images is None:
+            return settings
+        return replace(settings, images=self.images)  # type: ignore[type-var]
 
     def check_only(self, rows: Sequence[str]) -> None:
         """Raise UsageError where --only names no row of the table."""

@@ -112,7 +112,8 @@ def _denoiser() -> ImageDenoiser:
 
 
 def _low_rank(rest: str, products: int) -> LowRankMoments:
-    return LowRankMoments(_denoiser(), ROWS[rest](), products)  # type: ignore[arg-type]  # it was fitted
+    fitted: Any = ROWS[rest]()
+    return LowRankMoments(_denoiser(), fitted, products)
 
 
 def _krylov(steps: int) -> KrylovMoments:
