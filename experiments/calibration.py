@@ -400,13 +400,9 @@ def _section(results: Results, settings: CalibrationSettings, absent: Mapping[st
         f"({MORE * settings.images} images for isotropic, spectral and MNIST, "
         f"{settings.expensive} for exact diagonals, Krylov and full)."
     )
-    columns, stages = {name: f"{name}" for name in results.columns}, STAGES
-    tables = [
-        results.table(f"{title}: {stage}", [measure], head="estimator", columns=columns, note=note)
-        for key, title in SHOWN.items()
-        for stage in stages
-        for measure in [Measure(f"{key}, {stage}", title, 2)]
-    ]
+    both = ((f"{key}, {stage}", f"{SHOWN[key]}: {stage}") for key in SHOWN for stage in STAGES)
+    measures = [Measure(key, title, 2) for key, title in both]
+    tables = results.tables(measures, head="estimator", note=note)
     caption = (
         "Green: z variance, also that of single numbers, between 0.8 and 1.25 and coverage of 90% "
         "intervals between 0.85 and 0.94. Yellow: usable, z variance below 3 and at most 0.1 nats "
