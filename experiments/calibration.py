@@ -175,24 +175,24 @@ class Case:
 
 def cases(context: Context, settings: CalibrationSettings) -> dict[str, Callable[[], Case]]:
     """Cases by name, each made when it is asked for; quick runs leave out large models."""
-    made: dict[str, Callable[[], Case]] = {
+    by_name: dict[str, Callable[[], Case]] = {
         MIXTURE: partial(_mixture, context, settings),
         "2-D energy": partial(_rings, context, settings),
         "digits MLP": partial(_digits, context, settings),
     }
     if context.quick and context.model is None:
-        return made
+        return by_name
     for name in ("mnist", "cifar10", "celeba") if context.model is None else (context.model,):
         model = cache(partial(load, name, device=context.device))
         loaded = cache(partial(_loaded, context, model, MORE * settings.images))
         if name == "mnist" or (context.model is not None and len(model().levels) == 1):
-            made[name] = partial(_of_model, loaded, None)
+            by_name[name] = partial(_of_model, loaded, None)
         else:
-            made |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in SIGMAS}
+            by_name |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in SIGMAS}
     if context.model is None:
         loaded = cache(partial(_loaded, context, partial(_beside, context), MORE * settings.images))
-        made[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, loaded, BESIDE_SIGMA)
-    return made
+        by_name[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, loaded, BESIDE_SIGMA)
+    return by_name
 
 
 def _mixture(context: Context, settings: CalibrationSettings) -> Case:

@@ -290,8 +290,8 @@ def _by_rival(
     counted = rivals.Counted(_denoiser())
     matrix = Matrix(operator(torch.eye(D, dtype=y.dtype).reshape(-1, *SHAPE)).flatten(1).mT, SHAPE)
     problem = rivals.Problem(counted, y.flatten(1).repeat(draws, 1), matrix, NOISE, FIRST)
-    made = problem.draw(name, steps, setting, child_seed(seed, name))
-    return made.unflatten(0, (draws, -1)), counted.cost.evaluations
+    drawn = problem.draw(name, steps, setting, child_seed(seed, name))
+    return drawn.unflatten(0, (draws, -1)), counted.cost.evaluations
 
 
 def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
@@ -308,8 +308,8 @@ def _restored(
     rows = y.repeat(settings.draws, *[1] * (y.ndim - 1))
     plan = _plan(row, rows, operator, settings.levels)
     start = plan.start.sigma * randn_like(rows.new_empty(len(rows), *SHAPE), seeded(seed, "start"))
-    made = run_chains(plan, start, seed=seed, progress=None)
-    return made.x.unflatten(0, (settings.draws, -1)), made.cost.evaluations
+    chains = run_chains(plan, start, seed=seed, progress=None)
+    return chains.x.unflatten(0, (settings.draws, -1)), chains.cost.evaluations
 
 
 def judged(draws: Tensor, truth: Tensor, optimal: Tensor) -> dict[str, float]:

@@ -192,11 +192,11 @@ class _Work:
                 if network is not None and row in (cell.row, FFDNET):
                     with torch.no_grad():
                         near = psnr(network(x_t, level).clamp(0, 1), clean).tolist()
-                    values |= {(row, name): one for name, one in zip(names, near, strict=True)}
+                    values |= {(row, name): value for name, value in zip(names, near, strict=True)}
         own = [values[cell.row, name] for name in self.images]
         if cell.row == FFDNET or self.ffdnet is None:
             return Part({"psnr": own})
-        gains = [one - values[FFDNET, name] for one, name in zip(own, self.images, strict=True)]
+        gains = [value - values[FFDNET, name] for value, name in zip(own, self.images, strict=True)]
         return Part({"psnr": own, "gain": gains})
 
     @cache  # noqa: B019 - it lives as long as the run

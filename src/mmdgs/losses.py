@@ -77,15 +77,17 @@ def dsm(
     *,
     generator: Generator,
     weighting: Weighting = score_weighting,
-    told: AnyLevel | None = None,
+    stated: AnyLevel | None = None,
 ) -> Tensor:
     """Denoising score matching: lambda alpha^2 / (2 sigma^4) ||x - D(x_t)||^2.
 
-    Vincent (2011); the paper's eq. dsm and dsm:mean. `told` is what the denoiser is given in place
+    Vincent (2011); the paper's eq. dsm and dsm:mean. `stated` is what the denoiser gets in place
     of the level.
     """
     x_t = add_noise(x, level, generator=generator)
-    error = (x - denoise(denoiser, x_t, level if told is None else told)).flatten(1).square().sum(1)
+    error = (
+        (x - denoise(denoiser, x_t, level if stated is None else stated)).flatten(1).square().sum(1)
+    )
     return _weighted(error, weighting(level) * (0.5 * level.alpha**2 / level.sigma**4))
 
 
