@@ -448,15 +448,6 @@ def _sections(curves: Results, modes: Results, images: Results) -> list[Section]
         *rivals.left_out(),
         *rivals.settings_said([{**r, "task": r["problem"]} for r in modes.records()]),
     ]
-    tables = [
-        results.table(title, [measure], head="draws by", columns={c: c for c in results.columns})
-        for results, title, measure in (
-            (modes, "Error of the mode's weight", WEIGHT),
-            (modes, "Error of log p(y), nats", EVIDENCE),
-            (modes, "Evaluations a draw", EVALUATIONS),
-            (images, "Images: gap to the optimal mean, dB", GAP),
-            (images, "Images: spread over error", SPREAD),
-            (images, "Images: error of log p(y), nats", EVIDENCE),
-        )
-    ]
+    tables = modes.tables((WEIGHT, EVIDENCE, EVALUATIONS), head="draws by")
+    tables += images.tables((GAP, SPREAD, EVIDENCE), "images: ", head="draws by")
     return [Section("Draws by weighted particles", texts, tables, [figure])]
