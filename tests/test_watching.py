@@ -17,7 +17,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import mmdgs
-from mmdgs import cli
 from mmdgs.data import ImageSet, midpoints, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.metrics import inception_file
@@ -194,26 +193,6 @@ def test_samples_that_cannot_be_judged_do_not_end_the_run(
     assert len(trained.losses) == 6
     assert trained.watches == [(2, {}), (4, {}), (6, {})]
     assert "the samples at step 4 could not be judged: the state is not finite" in caplog.text
-
-
-@pytest.mark.usefixtures("inception")
-def test_on_the_command_line(pictures: Path, tmp_path: Path) -> None:
-    options = (
-        "--model unet-tiny --param score --sigma 0.5 --steps 2 --batch-size 8 --device cpu "
-        "--set watch_every=1"
-    )
-    words = ["train", "--data", str(pictures), *options.split()]
-    result = run(cli.app, [*words, "--watch", "4", "--out", str(tmp_path / "a")])
-    assert result.exit_code == 0, result.output
-    fid = lines(tmp_path / "a", "fid")
-    said = " ".join(result.output.split())
-    assert f"step 1: fid {fid[1]:.4g}, diversity" in said
-    assert f"examples/s, fid {fid[2]:.4g}, diversity" in said
-    assert read_recipe(tmp_path / "a" / "recipe.yaml").training.watch == 4
-    # Off, and nothing of it is left.
-    result = run(cli.app, [*words, "--watch", "0", "--out", str(tmp_path / "b")])
-    assert result.exit_code == 0, result.output
-    assert not (tmp_path / "b" / "watch").exists()
 
 
 def test_what_cannot_be_watched(pictures: Path, tmp_path: Path) -> None:
