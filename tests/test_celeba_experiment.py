@@ -65,10 +65,7 @@ def test_bad_input_is_named(faces: Path, tmp_path: Path, monkeypatch: pytest.Mon
         celeba.run(context)
     assert shlex.split(str(error.value).split("`")[1])[:2] == ["mmdgs", "train"]
     save(tiny_model("score", (3, 8, 8), sigma=0.3), tmp_path / "one")
-    with pytest.raises(
-        UsageError,
-        match=r"must be a model of many noise levels, and .*one was trained at .*sigma=0.3",
-    ):
+    with pytest.raises(UsageError, match=r"many noise levels.*sigma=0\.3"):
         celeba.run(replace(context, model=str(tmp_path / "one")))
     with pytest.raises(UsageError, match=r"there is no zip of faces .*gone\.zip"):
         celeba.run(replace(context, quick=True, data_dir=str(tmp_path / "gone.zip")))

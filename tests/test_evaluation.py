@@ -434,9 +434,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / 0
 
-    with pytest.raises(
-        UsageError, match=r"broken\.pt on some: the features hold values that are not finite"
-    ):
+    with pytest.raises(UsageError, match=r"broken\.pt.*not finite"):
         measured(pictures(4), pictures(4), inception=Inception("broken.pt", "", Broken()))
 
 

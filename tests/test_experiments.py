@@ -89,9 +89,7 @@ def test_rows_can_be_chosen_and_an_unknown_one_is_refused(tmp_path):
     found = grid_of(calls).run(context_in(tmp_path, only=("Heun",)))
     assert found.rows == ["Heun"]
     assert calls == ["Heun, 10", "Heun, 25"]
-    with pytest.raises(
-        UsageError, match=r"--only must be a row of the table \(DDIM; Heun\), got 'nut'"
-    ):
+    with pytest.raises(UsageError, match="'nut'"):
         grid_of(calls).run(context_in(tmp_path / "other", only=("nut",)))
 
 

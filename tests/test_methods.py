@@ -130,7 +130,7 @@ def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.Monk
         return fixed
 
     for covariance in ("isotropic", "spectral"):
-        with pytest.raises(UsageError, match=f"no {covariance} variances are kept for a test"):
+        with pytest.raises(UsageError, match=f"no {covariance} variances"):
             make_plan(SamplerSettings("gibbs", covariance=covariance), model)
     monkeypatch.setattr(estimators, "isotropic_moments", fitted)
     found = make_plan(SamplerSettings("gibbs", covariance="isotropic"), model, data=data)
@@ -175,7 +175,7 @@ def test_a_model_of_one_level_has_chains() -> None:
     found = ending(make_plan(SamplerSettings(steps=3, covariance="full", mean=True), model))
     assert torch.equal(found, ending(to_mean))
     assert not torch.equal(found, ending(written))
-    with pytest.raises(UsageError, match="'gibbs' with the covariance 'full' takes no mean"):
+    with pytest.raises(UsageError, match="takes no mean"):
         make_plan(SamplerSettings("gibbs", covariance="full", mean=True), of_levels(LEVELS))
 
 
