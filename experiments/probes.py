@@ -81,7 +81,7 @@ QUICK = ProbeSettings(
 
 def run(context: Context) -> Outcome:
     """Every design on MNIST and a diffusion model, and the paper's figure."""
-    settings = QUICK if context.quick else FULL
+    settings = context.sized(FULL, QUICK)
     digits = load(DIGITS, device=context.device)
     models, results = {"MNIST energy": digits}, {}
     if context.model is not None or not context.quick:

@@ -63,11 +63,10 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     save(many_level_model(SHAPE), tmp_path / "many")
     save(classifier(), tmp_path / "classifier")
     monkeypatch.setattr(cifar10, "DATA", str(picture_folder(tmp_path / "images", shape=SHAPE)))
-    monkeypatch.setattr(cifar10, "FULL", TINY)
     use_fake_inception(tmp_path, monkeypatch)
     folders = {"model": "one", "many": "many", "classifier": "classifier"}
     names = {option: str(tmp_path / folder) for option, folder in folders.items()}
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), **names)
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), settings=TINY, **names)
 
 
 def test_it_measures_and_draws_all_and_resumes_without_work(

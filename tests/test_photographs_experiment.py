@@ -41,10 +41,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     save(any_size_model(), tmp_path / "model")
     torch.save(lively(FFDNet()).state_dict(), tmp_path / "ffdnet.pth")
     tiny = replace(photographs.QUICK, images=4, side=None, sigmas=(25, 50), timed=16)
-    monkeypatch.setattr(photographs, "QUICK", tiny)
     return Context(
         Workspace(tmp_path / "out"), torch.device("cpu"), quick=True, data_dir=str(folder),
-        model=str(tmp_path / "model"), ffdnet=str(tmp_path / "ffdnet.pth"),
+        settings=tiny, model=str(tmp_path / "model"), ffdnet=str(tmp_path / "ffdnet.pth"),
     )  # fmt: skip
 
 
@@ -141,8 +140,7 @@ def test_restorations_are_scored_by_image(
     rows = {"isotropic": photo_restoration.Ours("diagonal", 3)}
     monkeypatch.setattr(photo_restoration, "ROWS", rows)
     tiny = replace(photo_restoration.QUICK, rows=tuple(rows))
-    monkeypatch.setattr(photo_restoration, "QUICK", tiny)
-    context = replace(prepared, case=("SR x2", "70%"))
+    context = replace(prepared, case=("SR x2", "70%"), settings=tiny)
     records, _ = performed("photo-restoration", context)
     cells = {cell["task"]: cell for cell in records["restored"]}
     assert set(cells) == {

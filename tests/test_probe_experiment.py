@@ -36,7 +36,6 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """Tiny models and random images in the place of those that ship and of their data."""
     mmdgs.save(tiny_model(), tmp_path / "digits")
     mmdgs.save(many_level_model((3, 4, 4)), tmp_path / "model")
-    monkeypatch.setattr(probes, "FULL", TINY)
     monkeypatch.setattr(probes, "DIGITS", str(tmp_path / "digits"))
     mmdgs.save(tiny_model("score", (3, 4, 4), sigma=0.3), tmp_path / "one")
     monkeypatch.setattr(probes, "ONE_LEVEL", str(tmp_path / "one"))
@@ -47,7 +46,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
     monkeypatch.setattr(probes, "load_images", images)
     unpaint(monkeypatch)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"))
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), settings=TINY)
 
 
 @pytest.mark.parametrize("rows", [8, 7])

@@ -44,9 +44,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
         next(model.network.parameters()).mul_(1.1)
     save(model, tmp_path / "model" / "guide")
     monkeypatch.setattr(table2, "DATA", str(picture_folder(tmp_path / "images")))
-    monkeypatch.setattr(table2, "FULL", TINY)
     use_fake_inception(tmp_path, monkeypatch)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
+    model, workspace = str(tmp_path / "model"), Workspace(tmp_path / "out")
+    return Context(workspace, torch.device("cpu"), settings=TINY, model=model)
 
 
 def test_it_measures_every_row_and_resumes_without_work(

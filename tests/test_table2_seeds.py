@@ -34,8 +34,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     use_fake_inception(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table2, "DATA", images)
-    monkeypatch.setattr(table2, "FULL", TINY)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), most_images=10)
+    workspace = Workspace(tmp_path / "out")
+    return Context(workspace, torch.device("cpu"), settings=TINY, most_images=10)
 
 
 @pytest.fixture
