@@ -18,7 +18,7 @@ from experiments.drawing import image_rows
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results, axis
 from experiments.sampler_cells import DIVERSITY, EVALUATIONS, FID, Judge, Sampling, path
-from experiments.small_models import QUICK_TRAINING, check_model, model_of
+from experiments.small_models import model_of
 from mmdgs.cost import PRODUCT
 from mmdgs.covariances import Diagonal, Krylov, RademacherDiagonal
 from mmdgs.errors import UsageError
@@ -30,14 +30,9 @@ from mmdgs.sampling import SamplerSettings
 from mmdgs.sampling.named import GUIDE
 from mmdgs.schedules import Levels
 from mmdgs.tables import Table
-from mmdgs.training import Recipe
 from mmdgs.workspace import Part
 
 DATA, MODEL = "cifar10", "cifar10"
-TRAIN = (
-    "mmdgs train --data cifar10 --param edm --levels geometric:232:50:0.01 --model unet-paper "
-    "--precision bf16 --out runs/many"
-)
 LANGEVIN, GIBBS, DOWN, HEUN = "Langevin", "Gibbs (paper)", "Gibbs, down first", "Heun"
 GUIDED = "Heun, guided"  # by the guide that came with the model; left out where none did
 ISOTROPIC, SPECTRAL, CONSISTENT = "Gibbs, isotropic", "Gibbs, spectral", "consistent annealing"
@@ -90,10 +85,6 @@ QUICK = Table2Settings(
     krylov=(4,), fewer_levels=(), tuning_images=4, fit_images=16, precision="float32",
     metrics=("diversity",), reference_limit=500,
 )  # fmt: skip
-QUICK_RECIPE = Recipe(
-    data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
-    training=QUICK_TRAINING,
-)  # fmt: skip
 
 
 def run(context: Context) -> Outcome:
@@ -124,9 +115,7 @@ def prepared(context: Context) -> tuple[Table2Settings, Sampling]:
             f"{settings.images:,} images of {seeds} seeds"
         )
     settings = replace(settings, seeds=seeds)
-    recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-    advice = "; single-level models are for `python -m experiments cifar10`"
-    model = check_model(model_of(context, MODEL, recipe, TRAIN), advice)
+    model = model_of(context, MODEL, data=DATA, data_dir=context.data_dir)
     size, limit = model.shape[1], settings.reference_limit
     references = sampler_cells.References(DATA, context.data_dir, size, limit)
     judge = Judge.of(context, settings.metrics, references)

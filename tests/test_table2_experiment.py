@@ -161,12 +161,9 @@ def test_gibbs_is_judged_by_the_same_seed_left_out_of_both() -> None:
     assert holds(fid(4.1), fid(3.1)) is None  # one seed has no interval
 
 
-def test_bad_input(prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(prepared: Context, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="10 images of 3 seeds"):
         table2.run(replace(prepared, seeds=3, images=10))
     save(tiny_model("score", SHAPE, sigma=0.3), tmp_path / "one")
-    with pytest.raises(UsageError, match=r"many noise levels.*sigma=0\.3"):
+    with pytest.raises(UsageError, match=r"many noise levels.*sigma 0\.3"):
         table2.run(replace(prepared, model=str(tmp_path / "one")))
-    monkeypatch.setattr(table2, "MODEL", "no-such-model")
-    with pytest.raises(UsageError, match=r"no-such-model.*`mmdgs train"):
-        table2.run(replace(prepared, model=None))
