@@ -1,4 +1,5 @@
-"""Faces at 64x64 by both of the paper's algorithms, as in its figure, with FID and diversity.
+"""Faces at 64x64: both of the paper's algorithms, as in its figure, with FID and diversity, against
+CelebA or a zip of faces (--data-dir FILE.zip).
 
 The third row is Gibbs along few levels with the spectral covariance, which needs no products.
 """

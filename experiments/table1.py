@@ -1,4 +1,4 @@
-"""Table 1: MMD of Gibbs chains on three 2-D sets; the authors' protocol, and one that can tell
+"""Table 1, MMD of Gibbs chains on 2-D data: the authors' protocol, and one that can tell
 methods apart.
 
 The paper's claim: with a full covariance from the denoiser chains are nearer to the data than with

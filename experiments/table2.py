@@ -1,4 +1,4 @@
-"""Table 2 of the paper: Langevin dynamics against pseudo-Gibbs on one network, and other samplers.
+"""Table 2, samplers of one network: Langevin dynamics against pseudo-Gibbs, and all others.
 
 The paper finds multi-level Gibbs sampling (Algorithm 2: 3 sweeps, 3 probes, 232 levels) as good as
 annealed Langevin dynamics (Algorithm 1: 5 steps a level). All rows have the same network, seeds and

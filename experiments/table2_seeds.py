@@ -1,4 +1,4 @@
-"""FIDs of up to 50,000 images, the paper's number, of Table 2's two samplers and of Heun's method.
+"""Table 2 with more images: FIDs of up to 50,000, the paper's number, of its two samplers and Heun's.
 
     python -m experiments table2-seeds --minutes 25
     python -m experiments table2-seeds --minutes 25 --resume
