@@ -1,4 +1,4 @@
-"""Table 2 with more images: FIDs of up to 50,000, the paper's number, of its two samplers and Heun's.
+"""Table 2 with more images: FIDs of up to 50,000, the paper's number, by its two samplers and Heun.
 
     python -m experiments table2-seeds --minutes 25
     python -m experiments table2-seeds --minutes 25 --resume
