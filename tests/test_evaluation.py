@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import fake_known, fake_script
-from PIL import Image
+from nets import save_pictures
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -459,10 +459,7 @@ def test_arrays_of_every_public_form_give_the_same_images(tmp_path: Path) -> Non
 
 def test_a_folder_and_a_zip_are_taken_whole_and_a_split_of_a_folder_in_part(tmp_path: Path) -> None:
     images = pictures(25).images
-    folder = tmp_path / "faces"
-    folder.mkdir()
-    for i, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:03}.png")
+    folder = save_pictures(tmp_path / "faces", images)
     assert torch.equal(load_samples(folder).images, images)
     assert len(load_samples(f"{folder}:train")) == 23
     assert load_samples(f"{folder}:test").split == "test"

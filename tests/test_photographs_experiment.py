@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from image_experiments import performed
-from nets import lively, random_images
-from PIL import Image
+from nets import lively, random_images, save_pictures
 from sizes import unpaint
 from toy_models import any_size_model
 
@@ -33,11 +32,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """Four small photographs, a tiny model and weights of FFDNet."""
     monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
     unpaint(monkeypatch)
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for i, (height, width) in enumerate(SIZES):
-        (image,) = random_images(1, (3, height, width), seed=i)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
+    images = (random_images(1, (3, *size), seed=i)[0] for i, size in enumerate(SIZES))
+    folder = save_pictures(tmp_path / "photos", images, map(str, range(len(SIZES))))
     save(any_size_model(), tmp_path / "model")
     torch.save(lively(FFDNet()).state_dict(), tmp_path / "ffdnet.pth")
     tiny = replace(photographs.QUICK, images=4, side=None, sigmas=(25, 50), timed=16)

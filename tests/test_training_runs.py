@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from nets import random_images, tiny_model
+from nets import random_images, save_pictures, tiny_model
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -61,18 +61,10 @@ def said(result: Any) -> str:
     return " ".join(result.output.split())
 
 
-def write_pictures(folder: Path, count: int, size: int = 8, start: int = 0) -> None:
-    folder.mkdir(parents=True)
-    for i, image in enumerate(random_images(count, (1, size, size), seed=start)):
-        Image.fromarray(image[0].numpy()).save(folder / f"{i:03}.png")
-
-
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 42 random pictures, 8x8: 39 to train on, 3 held out."""
-    folder = tmp_path_factory.mktemp("data") / "my pictures"
-    write_pictures(folder, 42)
-    return folder
+    return save_pictures(tmp_path_factory.mktemp("data") / "my pictures", random_images(42))
 
 
 @pytest.fixture
@@ -295,11 +287,8 @@ def test_points_are_trained_on_and_sampled_as_arrays(tmp_path: Path) -> None:
 
 def test_a_classifier_learns_from_subfolders(tmp_path: Path) -> None:
     for i, name in enumerate(("bright", "dark")):
-        folder = tmp_path / "data" / name
-        folder.mkdir(parents=True)
-        for j, image in enumerate(random_images(20, (1, 12, 12), seed=i) // 2):
-            levels = (image[0] + 127 * (name == "bright")).numpy()
-            Image.fromarray(levels).save(folder / f"{j}.png")
+        images = random_images(20, (1, 12, 12), seed=i) // 2 + 127 * (name == "bright")
+        save_pictures(tmp_path / "data" / name, images)
     options = (
         "--model classifier --param classes --set network.width=8 --steps 30 --batch-size 16 "
         "--learning-rate 0.01 --set warmup=0 --device cpu"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import fake_known, fake_script
-from nets import random_images, tiny_model
-from PIL import Image
+from nets import random_images, save_pictures, tiny_model
 from typer.testing import CliRunner
 
 import mmdgs
@@ -63,11 +62,7 @@ def inception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """A folder of 42 random pictures in colours, 8x8: 39 to train on, 3 held out."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for i, image in enumerate(random_images(42, (3, 8, 8))):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:03}.png")
-    return folder
+    return save_pictures(tmp_path / "pictures", random_images(42, (3, 8, 8)))
 
 
 def recipe_of(pictures: Path, **changes: object) -> Recipe:
@@ -268,11 +263,9 @@ def test_a_recipe_trains(path: Path, pictures: Path, tmp_path: Path) -> None:
 
 def test_the_recipe_of_photographs_trains(tmp_path: Path) -> None:
     """On crops of photographs of several sizes; the model then takes images of any size."""
-    folder = tmp_path / "photographs"
-    folder.mkdir()
-    for i, (height, width) in enumerate(((20, 16), (16, 33), (24, 24), (17, 40))):
-        (image,) = random_images(1, (3, height, width))
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
+    sizes = ((20, 16), (16, 33), (24, 24), (17, 40))
+    images = (random_images(1, (3, *size))[0] for size in sizes)
+    folder = save_pictures(tmp_path / "photographs", images)
     few = {"crop": 16, "network.widths": [32, 32], "network.blocks": [1, 1], "batch_size": 4}
     small = {"data": str(folder), "steps": 2, "minutes": None, "validate_every": 1, **few}
     recipe = read_recipe(PHOTO, small)
