@@ -53,7 +53,6 @@ class Context:
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
     ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
     images: int | None = option(None, "Images a cell.", min=2)
-    most_images: int | None = option(None, "Images a row at the end (50,000).", min=2)
     minutes: float | None = option(
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )

@@ -76,6 +76,7 @@ class Table2Settings(sampler_cells.SamplingSettings):
     krylov: tuple[int, ...] = axis((25,))
     rate_factors: tuple[float, ...] = axis((0.5, 1.0, 2.0))  # of NCSNv2's suggested rate
     tuning_images: int = 500
+    most_images: int = axis(50_000)  # of table2-seeds
     metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
 
 

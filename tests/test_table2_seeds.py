@@ -23,6 +23,7 @@ SHAPE = (3, 8, 8)
 TINY = replace(
     table2.QUICK, images=4, seeds=2, levels=2, langevin_steps=1, tuning_images=2, fit_images=4,
     reference_limit=None, metrics=("fid",), probes=1, heun=(2,), steps=(2,), rate_factors=(1.0,),
+    most_images=10,
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table2, "DATA", images)
     workspace = Workspace(tmp_path / "out")
-    return Context(workspace, torch.device("cpu"), settings=TINY, most_images=10)
+    return Context(workspace, torch.device("cpu"), settings=TINY)
 
 
 @pytest.fixture
