@@ -23,7 +23,7 @@ from mmdgs.data.single import NamedImage
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
-from mmdgs.linalg.components import checked_region
+from mmdgs.linalg.components import checked_region, inside
 from mmdgs.metrics import psnr
 from mmdgs.models import Model
 from mmdgs.models.model import as_model
@@ -90,16 +90,24 @@ class ImagePosterior:
     command: str = ""
     """`mmdgs posterior` with the options that make it, but for the number of draws, components
     and the region."""
+    region_given: bool = True
 
     @property
     def stds(self) -> Tensor:
         """Standard deviations along the components, (k,)."""
         return self.variances.clamp(min=0).sqrt()
 
-    def walk(self, steps: tuple[float, ...] = (-2, -1, 0, 1, 2)) -> Tensor:
-        """mean + step * std * direction for each component and step, (k, steps, C, H, W)."""
+    def walk(
+        self, steps: tuple[float, ...] = (-2, -1, 0, 1, 2), region: Region | None = None
+    ) -> Tensor:
+        """mean + step * std * direction for each component and step, (k, steps, C, H, W); of a
+        region of it, if given.
+        """
+        mean, directions = self.mean, self.directions
+        if region is not None:
+            mean, directions = inside(mean, region), inside(directions, region)
         moves = torch.tensor(steps)[None] * self.stds[:, None]
-        return self.mean + moves[..., None, None, None] * self.directions[:, None]
+        return mean + moves[..., None, None, None] * directions[:, None]
 
     def arrays(self) -> dict[str, Any]:
         """All arrays by name, as `arrays.npz` has them."""
@@ -243,6 +251,7 @@ class PosteriorWork:
             remarks=remarks,
             model=model.source,
             command=self._command(i),
+            region_given=settings.region == region,
             **arrays,  # type: ignore[arg-type]
         )
         return replace(posterior, scores=scores_of(posterior))
@@ -280,9 +289,9 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
-    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may also be a denoiser, such as
-    `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at (without them any sigma is
-    asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
+    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may
+    also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at
+    (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
     larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or
     `model` may be an estimator of a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not:
     mean, standard deviations and intervals are then its own, and so are draws and components where
