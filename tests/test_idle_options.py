@@ -100,7 +100,7 @@ CASES = {
         "MODEL IMAGES --operator sr:2 --noise 0.1 --simulate -n 1 --draws 2 --steps 2",
         """--operator gray | --noise 0.2 | -n 2 | --draws 3 | --steps 3 | --seed 1
         | --covariance krylov | --chains bridge | --particles 2 | --data-dir . | --precision bf16
-        | --products 1 | --symmetric | --uncalibrated""",
+        | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist""",
         "batch_size simulate",  # sizes are refused without it
     ),
     "posterior": Case(
