@@ -161,7 +161,14 @@ class PosteriorWork:
         settings = self.settings
         image, _ = named.in_channels(self.model.shape[0], clean=settings.simulate)
         height, width = image.shape[1:]
-        region = checked_region(settings.region, image.shape) or (0, 0, SIDE, SIDE)
+        given = checked_region(settings.region, image.shape)
+        region = given or (0, 0, min(SIDE, width), min(SIDE, height))
+        numbers = len(image) * (region[2] * region[3] if given else height * width)
+        if (settings.components or 0) > numbers:
+            raise UsageError(
+                f"{settings.components} components are asked for, and there are {numbers} numbers: "
+                f"take at most {numbers}, or none"
+            )
         seen = around(region, height, width, settings.margin)
         require_room(self.model, image.shape, seen[2] * seen[3], settings)
 
@@ -290,12 +297,13 @@ def image_posterior(
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
     `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may
-    also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at
-    (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
-    larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or
-    `model` may be an estimator of a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not:
-    mean, standard deviations and intervals are then its own, and so are draws and components where
-    its covariance has correlations.
+    also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained
+    at (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images
+    (unless given, that of this one; larger images go through it in tiles; (3, None, None): any
+    size) and `interval` that of its values, [0, 1] unless given. Or `model` may be an estimator of
+    a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not: mean, standard deviations and
+    intervals are then its own, and so are draws and components where its covariance has
+    correlations.
     """
     if not isinstance(settings, PosteriorSettings):
         settings = PosteriorSettings(settings)
