@@ -178,7 +178,8 @@ def test_memory_says_whether_an_image_goes_whole(monkeypatch: pytest.MonkeyPatch
         (tiles.GRAPH * 300**2, 256),
         (1, 256),
     ):
-        monkeypatch.setattr(tiles, "memory_of", lambda device, memory=memory: memory)
+        there = memory / tiles.NETWORK
+        monkeypatch.setattr(tiles, "memory_of", lambda device, there=there: there)
         assert getattr(fitted_denoiser(model, 900, 1200), "side", None) == expected
 
 
