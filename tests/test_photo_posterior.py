@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,23 @@ def test_a_spectrum_that_is_kept_draws(folder: Path, monkeypatch: pytest.MonkeyP
     )
     assert (fixed.settings.draws_by, fixed.settings.components) == (Krylov(), 5)
     assert fixed.settings.diagonal == Diagonal(probes=10)
+
+
+def test_a_calibration_that_is_kept_serves_every_size(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    table = LevelTable.of({NoiseLevel(sigma=0.3): [1e-6, 4.0, *[1.5] * 12]})
+    model = mmdgs.load(tmp_path / "model")
+    file = tmp_path / "model" / "calibration-lattice-3.safetensors"
+    FitStore(model, "calibration-lattice-3").write(file, {"images": 2}, table)
+    noise, settings = noisy(24, 20, channels=3), PosteriorSettings(0.3, components=0, draws=1)
+    plain = mmdgs.image_posterior(
+        mmdgs.load(folder / "model"), noise, replace(settings, diagonal=Diagonal(3, floor=1e-6))
+    )
+    seen = mmdgs.image_posterior(model, noise, settings)
+    torch.testing.assert_close(seen.std, 2 * plain.std)
+    torch.testing.assert_close(seen.high - seen.mean, 1.5 * 1.6448536 * seen.std)
+    torch.testing.assert_close(seen.draws - seen.mean, 2 * (plain.draws - plain.mean),
+                               rtol=1e-3, atol=1e-5)  # fmt: skip
 
 
 def test_parts_are_told_as_they_begin(folder: Path) -> None:
