@@ -35,7 +35,7 @@ from mmdgs.randomness import Streams
 from mmdgs.uncertainty import regions, tiles
 from mmdgs.uncertainty.estimators import Estimators, with_strength
 from mmdgs.uncertainty.image import PosteriorWork
-from mmdgs.uncertainty.regions import around, most_uncertain
+from mmdgs.uncertainty.regions import around, most_seen, most_uncertain
 from mmdgs.uncertainty.settings import PosteriorSettings
 from mmdgs.uncertainty.tiles import TiledDenoiser, bytes_needed, fitted_denoiser
 
@@ -106,6 +106,11 @@ def test_work_on_a_region_does_not_grow_with_the_image() -> None:
     assert around((400, 300, 64, 64), 1000, 1000, margin=32) == (352, 256, 160, 160)
     assert around((990, 0, 10, 1), 1000, 1000, margin=0) == (960, 0, 40, 32)
     assert around((32, 0, 1, 1), 20, 33, margin=0) == (0, 0, 33, 20)
+    assert most_seen((400, 300, 64, 64), 1000, 1000, margin=32) == 160**2
+    assert most_seen(None, 120, 130, margin=32) == 120 * 130
+    for place in range(0, 936, 8):
+        *_, w, h = around((place, place, 64, 64), 1000, 1000, margin=32)
+        assert w * h <= most_seen(None, 1000, 1000, margin=32) == 192**2
     sizes: list[Any] = []
     model = field_model()
     inner = model._denoiser
@@ -305,8 +310,9 @@ def test_a_folder_of_photographs_each_at_its_size(folder: Path, tmp_path: Path) 
         with numpy.load(tmp_path / "out" / name / "arrays.npz") as arrays:
             assert arrays["mean"].shape == (3, *size)
             assert arrays["draws"].shape == (2, 3, *size)
-    settings = record_of(tmp_path / "out")["settings"]
-    assert settings["draws_by"] == {"name": "spectral"}
+    record = record_of(tmp_path / "out")
+    assert record["settings"]["draws_by"] == {"name": "spectral"}
+    assert [(image["region"], image["tiles"]) for image in record["images"]] == 3 * [(None, 1)]
     again = run(folder, folder / "photos", tmp_path / "out", *words, "--resume")
     assert again.exit_code == 0, again.output
     alone = run(folder, folder / "photos" / "a.png", tmp_path / "alone", *words)
