@@ -107,7 +107,8 @@ CASES = {
         "MODEL IMAGES --sigma 0.5 -n 1 --components 0 --draws 0",
         """--sigma 0.4 | --simulate | --components 1 | --draws 1 | --region 0,0,4,4
         | --calibrate nowhere | --calibration-images 20 | -n 2 | --tolerance 0.1
-        | --krylov-steps 2 | --data-dir . | --seed 1 | --uncalibrated""",
+        | --krylov-steps 2 | --draws-by spectral | --margin 8 | --quick | --data-dir .
+        | --seed 1 | --uncalibrated | --model mnist""",
     ),
     "evaluate": Case(
         "IMAGES -r OTHERS -m diversity",

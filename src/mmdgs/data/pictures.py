@@ -49,7 +49,18 @@ def png(picture: numpy.ndarray, scale: int = 1) -> bytes:
     if scale > 1:
         image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
     content = io.BytesIO()
-    image.save(content, format="PNG", optimize=True)
+    # On photographs it takes twice as long, for a few percent.
+    image.save(content, format="PNG", optimize=image.width * image.height <= 1 << 17)
+    return content.getvalue()
+
+
+def jpeg(picture: numpy.ndarray, most: int, quality: int = 92) -> bytes:
+    """A uint8 picture as a JPEG file, of at most so many pixels a side."""
+    from PIL import Image
+
+    image, content = Image.fromarray(picture), io.BytesIO()
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
+    image.save(content, format="JPEG", quality=quality, subsampling=0)
     return content.getvalue()
 
 
