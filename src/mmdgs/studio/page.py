@@ -32,8 +32,20 @@ CSS = """
 .mm-figures figure { margin: 0; }
 .mm-figures figure.mm-small { flex: 0 1 132px; }
 .mm-figures figure.mm-wide { flex: 1 1 190px; max-width: 320px; }
+.mm-figures figure.mm-stack { flex: 1 1 240px; max-width: 420px; }
 .mm-figures img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
-.mm-figures figure.mm-wide img { image-rendering: auto; }
+.mm-figures img.mm-smooth, .mm-figures figure.mm-wide img { image-rendering: auto; }
+.mm-frame { position: relative; }
+.mm-frame img + img { position: absolute; inset: 0; visibility: hidden; }
+.mm-fades .mm-frame { cursor: crosshair; }
+.mm-fades .mm-frame img { visibility: visible; }
+.mm-fades img + img { opacity: 0; }
+.mm-frame i { position: absolute; outline: 2px solid rgb(255, 64, 64); }
+.mm-stack figcaption { display: flex; align-items: center; gap: 8px; }
+.mm-stack figcaption input { flex: 1 1 60px; min-width: 60px; }
+.mm-stack button { padding: 2px 10px; border-radius: 4px; min-width: 64px; }
+.mm-stack button { background: var(--button-secondary-background-fill); }
+.mm-stack button { color: var(--button-secondary-text-color); }
 #sampler-pictures img { image-rendering: pixelated !important; }
 #plane-panels .mm-figures { display: grid; grid-template-columns: repeat(2, minmax(0, 225px)); }
 #plane-panels img { border: 1px solid var(--border-color-primary); }

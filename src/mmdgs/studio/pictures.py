@@ -1,10 +1,15 @@
-"""Pictures for a page: PNG files inside HTML with words under them, and pictures of the plane."""
+"""Pictures for a page: files inside HTML with words under them, and pictures of the plane.
+
+Draws alternate in one frame, and the uncertainty fades in over the mean: viewer.js moves both.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
 
 Captioned = tuple[str, numpy.ndarray]
 """Words, and a uint8 picture."""
+VIEWER = files("mmdgs.studio").joinpath("viewer.js").read_text(encoding="utf-8")
+EXACT = 1 << 16
+"""Pixels up to which a picture on a page is exact, and each of its pixels is seen."""
 BLUE, ORANGE, GREEN, GREY = (66, 133, 214), (232, 119, 34), (24, 160, 88), (128, 138, 152)
 """Colours that are seen on white and on black."""
 LIMIT, GRID = 2.4, 145
@@ -30,17 +38,58 @@ FINER = 2
 """Pictures of the plane are drawn so much larger and then shrunk: smooth lines."""
 
 
-def figures(pictures: Iterable[Captioned], wide: bool = False) -> str:
+def image(words: str, picture: numpy.ndarray) -> str:
+    """A picture as HTML: exact where it is small, as JPEG where that would be large."""
+    from PIL import Image
+
+    kind, content = "png", b""
+    smooth = picture.shape[0] * picture.shape[1] > EXACT
+    if smooth and picture.shape[2:] == (3,):
+        kind, stream = "jpeg", io.BytesIO()
+        Image.fromarray(picture).save(stream, "JPEG", quality=92, subsampling=0)
+        content = stream.getvalue()
+    source = base64.b64encode(content or png(picture)).decode()
+    style = ' class="mm-smooth"' if smooth else ""
+    return f'<img{style} alt="{html.escape(words)}" src="data:image/{kind};base64,{source}">'
+
+
+def figures(pictures: Iterable[Captioned], wide: bool = False, before: str = "") -> str:
     """Pictures with their words, as HTML that wraps to the width of the page."""
-    parts = []
-    for words, picture in pictures:
-        words, source = html.escape(words, quote=True), base64.b64encode(png(picture)).decode()
-        parts.append(
-            f'<figure class="{"mm-wide" if wide else "mm-small"}">'
-            f'<img alt="{words}" src="data:image/png;base64,{source}">'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    return f'<div class="mm-figures">{"".join(parts)}</div>'
+    parts = [
+        f'<figure class="{"mm-wide" if wide else "mm-small"}">{image(words, picture)}'
+        f"<figcaption>{html.escape(words)}</figcaption></figure>"
+        for words, picture in pictures
+    ]
+    return f'<div class="mm-figures">{before}{"".join(parts)}</div>'
+
+
+def alternating(draws: Sequence[Captioned]) -> str:
+    """Draws in one frame, one after another, with pause and a slider."""
+    if not draws:
+        return ""
+    frames = "".join(image(*draw) for draw in draws)
+    return (
+        f'<figure class="mm-stack mm-turns"><div class="mm-frame">{frames}</div>'
+        f'<figcaption><button type="button">Pause</button><input type="range" min="0" '
+        f'max="{len(draws) - 1}" value="0" step="1" aria-label="which draw">'
+        f"<output>{html.escape(draws[0][0])}</output></figcaption></figure>"
+    )
+
+
+def fading(mean: Captioned, spread: Captioned, frame: Sequence[float] = ()) -> str:
+    """The mean, over which the uncertainty fades in by a slider, and a frame around a part.
+
+    The `frame` is in shares of the picture: left, top, width and height.
+    """
+    sides = zip(("left", "top", "width", "height"), frame, strict=False)
+    place = ";".join(f"{side}:{100 * share:.3f}%" for side, share in sides)
+    part = f'<i style="{place}"></i>' if frame else ""
+    return (
+        f'<figure class="mm-stack mm-fades"><div class="mm-frame">{image(*mean)}{image(*spread)}'
+        f"{part}</div><figcaption><span>{html.escape(mean[0])}</span>"
+        '<input type="range" min="0" max="1" value="0" step="0.01" aria-label="uncertainty over '
+        f'the mean"><span>{html.escape(spread[0])}</span></figcaption></figure>'
+    )
 
 
 def bars(shares: Iterable[tuple[str, float, float]]) -> str:
@@ -59,7 +108,7 @@ def spread_picture(words: str, std: Tensor) -> Captioned:
     """Standard deviations (C, H, W) in colour, and words that say what the colours reach to."""
     values = pooled(std)
     top = top_of(values)
-    return f"{words}: std, 0 (black) to {top:.2g} (yellow)", in_colours(values, top)
+    return f"{words}: std, 0 (black) to {top:.2g}", in_colours(values, top)
 
 
 def visible_state(x: Tensor, spread: float) -> Tensor:
