@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from typer import Argument, Context, Option
+from typer import Context, Option
 
 from mmdgs.cli import app as cli
 from mmdgs.cli.app import DataDir, Device, FirstN, Overwrite, Quiet, Resume, app
+from mmdgs.cli.arguments import ModelOption, Words, model_and_images
 from mmdgs.cli.options import options_of
 from mmdgs.cli.restore import images_of_shape
-from mmdgs.covariances import Diagonal, Krylov
+from mmdgs.covariances import Krylov, named
 from mmdgs.errors import UsageError
 from mmdgs.options import option_names
-from mmdgs.uncertainty.settings import PosteriorSettings, Region
+from mmdgs.uncertainty.settings import QUICK, PosteriorSettings, Region
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmdgs.data.single import NamedImage
     from mmdgs.models import Model
     from mmdgs.uncertainty.folder import PosteriorsSummary
+    from mmdgs.uncertainty.image import PosteriorWork
 
 TAKEN = {"krylov_steps", "calibrated", *option_names(PosteriorSettings)}
+HELD_OUT = 96
+"""The side of the crops that intervals of a model of any size are calibrated on."""
 
 
 @app.command()
 @options_of(PosteriorSettings, Krylov, only=TAKEN)
 def posterior(
     context: Context,
-    model: str = Argument(help="A model: one that ships (cifar10, celeba), a folder ..."),
-    images: list[str] = Argument(
-        help="Images: files, folders, .zip, .npz, .npy; or sets (cifar10:test)."
+    images: Words,
+    sigma: str | None = Option(
+        None,
+        show_default="estimate",
+        help="Standard deviation of the noise, for values in [0, 1]; or estimate.",
     ),
-    sigma: str = Option(help="Standard deviation of the noise, for values in [0, 1]; or estimate."),
     out: Path = Option(
         ..., "--out", "-o", help="Folder for pictures, arrays and a page for each image."
     ),
     *,
+    model: ModelOption = None,
+    quick: bool = Option(False, "--quick", help="Mean, uncertainty and 2 draws; no components."),
     calibrate: str | None = Option(
         None, help="Clean images to calibrate 90% intervals on: a folder, .zip, .npz or set."
     ),
@@ -54,57 +61,94 @@ def posterior(
 ) -> None:
     """Show the posterior p(x | noisy x) of images of any size: mean, uncertainty, draws and
     principal components.
+
+    Without a model it is photo, which takes images of any size.
     """
     from mmdgs.data.single import named_images
     from mmdgs.models import load
     from mmdgs.uncertainty.folder import PosteriorFolder, posteriors_into
     from mmdgs.uncertainty.image import PosteriorWork
 
-    settings = _settings(cli.number_or_estimate("--sigma", sigma), values)
-    no_components, no_draws = settings.components == 0, settings.draws == 0
+    name, sources = model_and_images(images, model)
+    settings, calibrated = _settings(sigma, quick=quick, values=values)
+    by_krylov = settings.draws_by is None or isinstance(settings.draws_by, Krylov)
     cli.refuse_idle(
         context,
         (calibrate is None, ("calibration_images",), "--calibrate"),
-        (no_components, ("region", "tolerance"), "components, and --components is 0"),
-        (no_draws, ("krylov_steps",), "draws, and --draws is 0"),
-        (cli.no_sets(*images, calibrate), ("data_dir",), "sets such as cifar10:test"),
+        (settings.components == 0, ("region", "margin", "tolerance"), "components"),
+        (settings.draws == 0, ("krylov_steps", "draws_by"), "draws, and --draws is 0"),
+        (not by_krylov, ("krylov_steps",), "draws by krylov"),
+        (cli.no_sets(*sources, calibrate), ("data_dir",), "sets such as cifar10:test"),
     )
     PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
-    noisy = named_images(images, data_dir=data_dir, limit=n)
-    network = load(model, device=cli.device_named(device))
-    cli.warn_of_training_images(network, calibrate, *(images if settings.simulate else ()))
+    noisy = named_images(sources, data_dir=data_dir, limit=n)
+    network = load(name, device=cli.device_named(device))
+    cli.warn_of_training_images(network, calibrate, *(sources if settings.simulate else ()))
     held_out = None
     if calibrate is not None:
         held_out = _held_out(calibrate, data_dir, network, calibration_images)
-    if not quiet:
-        cli.tell(_plan(network, noisy, settings))
+    settings = _calibrated(settings, network, calibrated)
     with cli.resumable():
         work = PosteriorWork(network, noisy, settings, held_out=held_out)
+        if not quiet:
+            cli.tell(escape(_plan(work)))
         summary = posteriors_into(out, work, resume=resume, overwrite=overwrite)
     _tell(summary)
 
 
-def _settings(sigma: float | str, values: dict[str, Any]) -> PosteriorSettings:
-    """The settings of the options that were given; --calibrated requires that of the diagonal."""
+def _settings(
+    sigma: str | None, *, quick: bool, values: dict[str, Any]
+) -> tuple[PosteriorSettings, bool | None]:
+    """The settings of the options that were given, and whether they ask for calibrations."""
+    if values.get("simulate") and sigma is None:
+        raise UsageError(
+            "--simulate adds noise to the images: say how much, such as --sigma 0.1 (the standard "
+            "deviation for values in [0, 1])"
+        )
+    calibrated, steps = values.pop("calibrated", None), values.pop("krylov_steps", None)
     if "region" in values:
         values["region"] = _region(values["region"])
-    calibrated = values.pop("calibrated", None)
-    steps, probes = values.pop("krylov_steps", Krylov.steps), PosteriorSettings.diagonal.probes
-    krylov = Krylov(steps, calibrated=False if calibrated is False else None)
-    diagonal = Diagonal(probes, calibrated=calibrated)
-    return PosteriorSettings(sigma, **values, diagonal=diagonal, krylov=krylov)
+    if "draws_by" in values:
+        options = {} if steps is None else {"krylov_steps": steps}
+        by_krylov = values["draws_by"] == Krylov.name
+        values["draws_by"] = named(values["draws_by"], options if by_krylov else None)
+    elif steps is not None:
+        values["draws_by"] = Krylov(steps)
+    krylov = values.get("draws_by")
+    values |= {"krylov": krylov} if isinstance(krylov, Krylov) else {}
+    values = {**QUICK, **values} if quick else values
+    level = cli.number_or_estimate("--sigma", "estimate" if sigma is None else sigma)
+    return PosteriorSettings(level, **values), calibrated
 
 
-def _plan(model: Model, images: list[NamedImage], settings: PosteriorSettings) -> str:
+def _calibrated(
+    settings: PosteriorSettings, model: Model, calibrated: bool | None
+) -> PosteriorSettings:
+    """Settings for a model; --calibrated requires the calibration of the diagonal."""
+    from mmdgs.uncertainty.estimators import settings_for
+
+    settings = settings_for(model, settings)
+    if calibrated is None or settings.diagonal is None:
+        return settings
+    diagonal, krylov = replace(settings.diagonal, calibrated=calibrated), settings.krylov
+    if calibrated:
+        return replace(settings, diagonal=diagonal)
+    plain = replace(krylov, calibrated=False)
+    same = {"draws_by": plain} if settings.draws_by == krylov else {}
+    return replace(settings, diagonal=diagonal, krylov=plain, **same)
+
+
+def _plan(work: PosteriorWork) -> str:
     """What will be done."""
     from mmdgs.uncertainty.tiles import TiledDenoiser, fitted_denoiser
 
-    sizes = [image.image.shape[1:] for image in images if len(model.shape) == 3]
-    denoisers = [fitted_denoiser(model, *size) for size in sizes]
+    model, settings = work.model, work.settings
+    denoisers = [fitted_denoiser(model, *image.image.shape[1:]) for image in work.images]
     tiles = sum(d.tiles if isinstance(d, TiledDenoiser) else 1 for d in denoisers)
-    said = f"{cli.count_of(len(images), 'image')}, {settings.draws} draws of "
-    said += f"{settings.krylov.steps} Krylov steps and {settings.components} components each"
-    return said + (f", in {tiles:,} tiles in all" if tiles > len(images) else "")
+    draws = f"{cli.count_of(settings.draws or 0, 'draw')} by {settings.draws_by}"
+    said = f"{cli.count_of(len(denoisers), 'image')}, {draws} and {settings.components} components "
+    said += f"each, by the model {model.source}"
+    return said + (f", in {tiles:,} tiles in all" if tiles > len(denoisers) else "")
 
 
 def _region(text: str) -> Region:
@@ -118,11 +162,24 @@ def _region(text: str) -> Region:
 
 
 def _held_out(source: str, data_dir: Path | None, model: Model, count: int) -> Tensor:
-    """Clean images of the model's size, spread over a set."""
-    from mmdgs.data import midpoints, spread
+    """Clean images of the model's size, spread over a set; of one of any size, their middles."""
+    import torch
 
-    stored = images_of_shape(source, data_dir, tuple(model.shape), resize=True).images
-    return midpoints(stored[spread(len(stored), min(count, len(stored)))])
+    from mmdgs.data import midpoints, spread
+    from mmdgs.data.single import named_images
+
+    if not model.any_size:
+        stored = images_of_shape(source, data_dir, tuple(model.shape), resize=True).images
+        return midpoints(stored[spread(len(stored), min(count, len(stored)))])
+    images = named_images([source], data_dir=data_dir)
+    clean = [images[i] for i in spread(len(images), min(count, len(images)))]
+    side = min(HELD_OUT, *(size for named in clean for size in named.image.shape[1:]))
+    corners = [((size - side) // 2 for size in named.image.shape[1:]) for named in clean]
+    parts = [
+        named.in_channels(model.shape[0], clean=True)[0][:, top : top + side, left : left + side]
+        for named, (top, left) in zip(clean, corners, strict=True)
+    ]
+    return torch.stack(parts)
 
 
 def _tell(summary: PosteriorsSummary) -> None:

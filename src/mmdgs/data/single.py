@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from mmdgs.data.images import image_array, load_samples, read_array
 from mmdgs.data.transforms import midpoints
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file, read_npy
+from mmdgs.memory import memory_of
 from mmdgs.reading import reading
 
 REPEATED = "The image is grey and the model's are in colour: it was repeated in all three channels"
@@ -27,6 +28,8 @@ COLOUR_TO_GREY = (
     "Its noise is that of the luma."
 )
 MOST_PIXELS = 1 << 24
+HELD = 0.5
+"""Of memory, which images may take that are read together."""
 LONGEST_NAME, LONGEST_NUMBER = 120, 9
 """Bytes of an image's name, and digits after it: systems take 143 to 255 in all."""
 RESERVED = ("index.html", "posterior.json")
@@ -42,6 +45,8 @@ class NamedImage:
 
     name: str
     image: Tensor
+    source: str = ""
+    """The path of its file, where it has one of its own."""
 
     def in_channels(self, channels: int, *, clean: bool) -> tuple[Tensor, tuple[str, ...]]:
         """The image with so many channels, and a sentence about it where they were made."""
@@ -68,33 +73,43 @@ def named_images(
     """
     remarks: Remarks = {}
     each = chain.from_iterable(_images(source, data_dir, remarks) for source in sources)
-    images = list(islice(each, limit))
-    announced(remarks)
-    for name, image in images:
-        pixels = image[0].numel()
+    images: list[NamedImage] = []
+    held, memory = 0, memory_of(torch.device("cpu"))
+    for named in islice(each, limit):
+        pixels, held = named.image[0].numel(), held + named.image.nbytes
         if pixels > MOST_PIXELS:
-            raise UsageError(f"the image {name} has {pixels:,} pixels, more than {MOST_PIXELS:,}")
-    names = file_names([name for name, _ in images], RESERVED)
-    return [NamedImage(name, image) for name, (_, image) in zip(names, images, strict=True)]
+            size = f"{pixels:,} pixels, more than {MOST_PIXELS:,}"
+            raise UsageError(f"the image {named.name} has {size}: make it smaller")
+        if held > HELD * memory:
+            raise UsageError(
+                f"{len(images) + 1:,} images or more take {held / 1e9:.1f} GB of the "
+                f"{memory / 1e9:.1f} of memory that there are: give fewer at a time (--n {len(images)})"
+            )
+        images.append(named)
+    announced(remarks)
+    names = file_names([named.name for named in images], RESERVED)
+    return [replace(named, name=name) for name, named in zip(names, images, strict=True)]
 
 
-def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[tuple[str, Tensor]]:
-    """The images of a source with their names."""
+def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[NamedImage]:
+    """The images of a source with their names there."""
     path = Path(source).expanduser()
     if is_gallery(path):
         with open_gallery(path) as gallery:
             for name in gallery.names:
                 image = _decoded(partial(gallery.read, name), f"{path}/{name}", remarks)
-                yield str(Path(name).with_suffix("")), image
+                file = str(path / name) if path.is_dir() else ""
+                yield NamedImage(str(Path(name).with_suffix("")), image, file)
         return
     kind = path.suffix.lower() if path.is_file() else None
     if kind not in (None, ".npy", ".npz"):
-        yield path.stem, _decoded(partial(read_file, path, LARGEST), str(path), remarks)
+        image = _decoded(partial(read_file, path, LARGEST), str(path), remarks)
+        yield NamedImage(path.stem, image, str(path))
     elif kind == ".npy":
         with reading(path, "a .npy of an image (H, W), (H, W, C) or (C, H, W)"):
             array = read_npy(path, 3 * MOST_PIXELS)
             image = image_array(array[(None,) * (4 - array.ndim)], path.name)[0]
-        yield path.stem, _in_units(image, path)
+        yield NamedImage(path.stem, _in_units(image, path), str(path))
     else:
         if kind == ".npz":
             with reading(path, "an .npz of images"):
@@ -102,7 +117,7 @@ def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[tu
         else:
             images = load_samples(source, data_dir=data_dir).images
         for i, image in enumerate(images):
-            yield f"{i:06d}", _in_units(image, source)
+            yield NamedImage(f"{i:06d}", _in_units(image, source))
 
 
 def _decoded(read: Callable[[], bytes], where: str, remarks: Remarks) -> Tensor:

@@ -14,7 +14,7 @@ Wasserman and Ramdas, 2023). It holds on average over images and pixels, not for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from mmdgs.models import Model
 from mmdgs.noise import add_noise
 from mmdgs.randomness import Streams, child_seed
 from mmdgs.runtime import progress_bar
-from mmdgs.uncertainty.image import COVERED, Estimators, level_of
+from mmdgs.uncertainty.estimators import Estimators, level_of, settings_for
+from mmdgs.uncertainty.image import COVERED
 from mmdgs.uncertainty.settings import PosteriorSettings
 
 LEAST = 20
@@ -74,24 +75,24 @@ def calibrated_factors(model: Model, x: Tensor, settings: PosteriorSettings) -> 
         raise UsageError(
             f"calibration needs {LEAST} images or more, half to fit and half to check, got {len(x)}"
         )
-    estimators = Estimators.of(model, model.shape, settings)
+    settings = replace(settings_for(model, settings), draws=0, region=None)
+    estimators = Estimators.of(model, x.shape[1:], settings)
     seed = child_seed(settings.seed, "conformal")
     pixels, along, gaussian = [], [], math.nan
     with progress_bar(len(x), "calibrating", unit="image") as bar:
         for i, image in enumerate(x):
-            noise, probes = (
-                Streams(seed, 1, i, purpose=f"conformal {purpose}")
-                for purpose in ("noise", "probes")
-            )
+
+            def streams(purpose: str, row: int = i) -> Streams:
+                return Streams(seed, 1, row, purpose=f"conformal {purpose}")
+
             clean = model.scaled(image[None].float()).to(model.device)
-            x_t = add_noise(clean, level, generator=noise)
-            q = estimators.diagonal(x_t, level, generator=probes)
+            x_t = add_noise(clean, level, generator=streams("noise"))
+            estimates = estimators.at(x_t, level, streams)
+            q = estimates.q
             error, gaussian = clean - q.mean, q.deviations(COVERED)
             pixels.append((error.abs() / q.cov.diagonal().sqrt()).flatten().cpu())
             if settings.components:
-                components = estimators.full(x_t, level).components(
-                    settings.components, tolerance=settings.tolerance
-                )
+                components = estimates.components(settings)[0]
                 along.append((components.along(error).abs() / components.stds)[0].cpu())
             else:
                 along.append(torch.zeros(1))

@@ -30,9 +30,11 @@ from mmdgs.reading import reading
 from mmdgs.runtime import environment, progress_bar
 from mmdgs.sampling.writers import FolderDestination
 from mmdgs.uncertainty.conformal import Conformal, calibrated_factors
-from mmdgs.uncertainty.image import Estimators, ImagePosterior, PosteriorWork
+from mmdgs.uncertainty.estimators import Estimators
+from mmdgs.uncertainty.image import ImagePosterior, PosteriorWork
 from mmdgs.uncertainty.page import index_page
 from mmdgs.uncertainty.pictures import overview, pixels, std_picture, strip, walk_pictures
+from mmdgs.uncertainty.regions import SIDE
 
 RECORD, INDEX, PAGE = "posterior.json", "index.html", "page.html"
 
@@ -125,7 +127,7 @@ def posteriors_into(
     """`image_posterior` for many images, into a folder; simulated ones are scored."""
     model, images, settings, held_out = work.model, work.images, work.settings, work.held_out
     place = PosteriorFolder(Path(out), [image.name for image in images], model.source)
-    estimators = Estimators.of(model, model.shape, settings)
+    estimators = Estimators.of(model, model.sized(SIDE, SIDE).shape, settings)
     record = {
         "count": len(images),
         "model": model.digest,
@@ -142,9 +144,13 @@ def posteriors_into(
             return PosteriorsSummary(place.path, done["images"], done["calibration"])
         conformal = None if held_out is None else _conformal(place, work, held_out)
         pending = sorted(set(range(len(images))) - place.present(len(images)))
-        with progress_bar(len(pending) * settings.parts, "posteriors", unit="part") as bar:
+        with progress_bar(len(pending) * settings.parts, "posteriors", "part", delay=0) as bar:
             for i in pending:
-                posterior = work.posterior(i, conformal, bar.update)
+
+                def doing(words: str, name: str = place.names[i]) -> None:
+                    bar.set_postfix({name: words})
+
+                posterior = work.posterior(i, conformal, bar.update, doing)
                 place.write(i, [posterior], {i}, _note(posterior))
         summary: dict[str, Any] = {
             "images": place.notes(),

@@ -1,17 +1,12 @@
 """What p(x | noisy x) says about an image: mean, uncertainty, draws and principal components.
 
-    mean, std, intervals   the diagonal covariance by 10 probes, with the calibration kept with the
-                           model
-    draws                  the full covariance by Krylov spaces, never formed
-    components             its largest eigenvalues by block Lanczos, with skewness and excess
-                           kurtosis along each
-
-All values are in [0, 1] units, whatever interval the model has. Images of other sizes than the
-network's: tiles.py.
+All values are in [0, 1] units, whatever interval the model has. What is computed: estimators.py;
+images of other sizes than the network's: tiles.py.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,20 +24,25 @@ from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
 from mmdgs.linalg.components import checked_region
-from mmdgs.linalg.operators import Diagonal
 from mmdgs.metrics import psnr
 from mmdgs.models import Model
 from mmdgs.models.model import as_model
-from mmdgs.moments import Moments, higher_moments
-from mmdgs.moments.calibrated import calibration_record
-from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
+from mmdgs.moments import Moments
+from mmdgs.moments.contract import estimator_and_denoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Mask, estimated_noise
-from mmdgs.operators.measurements import check_unit_noise
-from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Streams, child_seed, randn_like
+from mmdgs.uncertainty.estimators import (
+    MEAN,
+    Estimators,
+    computed,
+    level_of,
+    own_sigmas,
+    settings_for,
+)
+from mmdgs.uncertainty.regions import SIDE, around
 from mmdgs.uncertainty.settings import PosteriorSettings, Region
-from mmdgs.uncertainty.tiles import TiledDenoiser, fitted_denoiser
+from mmdgs.uncertainty.tiles import TiledDenoiser, require_room
 
 if TYPE_CHECKING:
     from mmdgs.uncertainty.conformal import Conformal
@@ -87,6 +87,9 @@ class ImagePosterior:
     scores: dict[str, float] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     model: str = ""
+    command: str = ""
+    """`mmdgs posterior` with the options that make it, but for the number of draws, components
+    and the region."""
 
     @property
     def stds(self) -> Tensor:
@@ -113,51 +116,6 @@ class ImagePosterior:
         return Path(path)
 
 
-def level_of(model: Model, sigma: float) -> NoiseLevel:
-    """The level of noise of this standard deviation for values in [0, 1], if the model knows it."""
-    check_unit_noise(sigma)
-    width = model.interval[1] - model.interval[0]
-    own = sorted(level.ratio / width for level in model.levels)
-    if own and not 0.99 * own[0] <= sigma <= 1.01 * own[-1]:
-        known = f"{own[0]:.3g} alone" if len(own) == 1 else f"from {own[0]:.3g} to {own[-1]:.3g}"
-        raise UsageError(
-            f"the model knows sigma {known}, for values in [0, 1], and sigma is {sigma:.3g}"
-        )
-    return NoiseLevel(sigma=sigma * width)
-
-
-@dataclass(frozen=True)
-class Estimators:
-    """The two posteriors of images of one size: the calibrated diagonal, and the full covariance.
-
-    An estimator that was given is the first, and the second too where it has correlations.
-    """
-
-    denoiser: Denoiser
-    diagonal: Moments
-    full: Moments
-    given: bool
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        shape: Sequence[int],
-        settings: PosteriorSettings,
-        given: Moments | None = None,
-    ) -> Estimators:
-        """Those of a model for images of a shape (C, H, W)."""
-        denoiser = fitted_denoiser(model, *shape[-2:])
-        both = given or model.posterior(settings.diagonal), model.posterior(settings.krylov)
-        diagonal, full = (with_denoiser(moments, denoiser) for moments in both)
-        return cls(denoiser, diagonal, full, given is not None)
-
-    def calibrations(self, levels: Sequence[NoiseLevel]) -> dict[str, Any]:
-        """The calibration of each of the two, for records."""
-        both = {"diagonal": self.diagonal, "krylov": self.full}
-        return {name: calibration_record(moments, levels) for name, moments in both.items()}
-
-
 @dataclass(frozen=True)
 class PosteriorWork:
     """The images of a run, checked before anything is written, and what is done with each.
@@ -173,27 +131,56 @@ class PosteriorWork:
     held_out: Tensor | None = None
 
     def __post_init__(self) -> None:
-        shape, settings = self.model.shape, self.settings
+        shape = self.model.shape
         if len(shape) != 3:
             raise UsageError(f"posteriors are of images, and this model's data have shape {shape}")
         self.model.require_denoiser()
+        settings = settings_for(self.model, self.settings)
+        object.__setattr__(self, "settings", settings)
         if not self.images:
             raise UsageError("there are no images")
         if settings.sigma == ESTIMATE and self.held_out is not None:
             raise UsageError(f"a calibration needs sigma as a number, not {ESTIMATE}")
         for named in self.images:
-            image, _ = named.in_channels(shape[0], clean=settings.simulate)
-            checked_region(settings.region, image.shape)
-            fitted_denoiser(self.model, *image.shape[1:])
+            try:
+                self._check(named)
+            except UsageError as error:
+                raise UsageError(f"{named.name}: {error}") from error
         _ = self.levels
+
+    def _check(self, named: NamedImage) -> None:
+        """Refuse an image that the model does not take, or memory does not hold."""
+        settings = self.settings
+        image, _ = named.in_channels(self.model.shape[0], clean=settings.simulate)
+        height, width = image.shape[1:]
+        region = checked_region(settings.region, image.shape) or (0, 0, SIDE, SIDE)
+        seen = around(region, height, width, settings.margin)
+        require_room(self.model, image.shape, seen[2] * seen[3], settings)
 
     @cached_property
     def sigmas(self) -> list[float]:
-        """The noise of each image, for values in [0, 1]."""
+        """The noise of each image, for values in [0, 1]; at least that of the model's last level,
+        where it has many.
+        """
         if not isinstance(self.settings.sigma, str):
             return [self.settings.sigma] * len(self.images)
-        images = [named.image[None] for named in self.images]
-        return [estimated_noise(x, Mask(torch.ones_like(x[0]))).item() for x in images]
+        return [max(sigma, self._least) for sigma in self._estimated]
+
+    @property
+    def _least(self) -> float:
+        own = own_sigmas(self.model)
+        return own[0] if len(own) > 1 else 0.0
+
+    @cached_property
+    def _estimated(self) -> list[float]:
+        estimates = []
+        for named in self.images:
+            x = named.image[None]
+            try:
+                estimates.append(estimated_noise(x, Mask(torch.ones_like(x[0]))).item())
+            except UsageError as error:
+                raise UsageError(f"{named.name}: {error}") from error
+        return estimates
 
     @cached_property
     def levels(self) -> list[NoiseLevel]:
@@ -214,22 +201,29 @@ class PosteriorWork:
         i: int,
         conformal: Conformal | None = None,
         tick: Callable[[int], Any] = lambda count: None,
+        doing: Callable[[str], Any] = lambda words: None,
     ) -> ImagePosterior:
         """That of image i; what is random in it depends on (seed, i) alone.
 
-        `tick` is called after each of `settings.parts` parts.
+        `tick` is called after each of `settings.parts` parts, `doing` with what begins.
         """
         model, settings, started = self.model, self.settings, time.perf_counter()
         noisy, truth, remarks = self._noisy(i)
         estimators = Estimators.of(model, noisy.shape, settings, self.given)
         x_t = model.scaled(noisy[None].float()).to(model.device)
+
+        def streams(purpose: str) -> Streams:
+            return Streams([child_seed(settings.seed, f"posterior {i} {purpose}")], 1)
+
+        doing(MEAN)
         with counting() as cost:
-            q, arrays = _computed(estimators, x_t, self.levels[i], settings, i, tick)
+            estimates = estimators.at(x_t, self.levels[i], streams)
+            region, arrays = computed(estimates, settings, tick, doing)
         low, width = model.interval[0], model.interval[1] - model.interval[0]
         arrays |= {key: (arrays[key] - low) / width for key in ("mean", "draws")}
         arrays |= {"std": arrays["std"] / width, "variances": arrays["variances"] / width**2}
         mean, std = arrays["mean"], arrays["std"]
-        pixel = component = q.deviations(COVERED)
+        pixel = component = estimates.q.deviations(COVERED)
         if conformal is not None:
             pixel, component = conformal.pixel, conformal.component
             remarks = (*remarks, conformal.words)
@@ -242,12 +236,13 @@ class PosteriorWork:
             high=mean + pixel * std,
             reach=component * arrays["variances"].clamp(min=0).sqrt(),
             truth=None if truth is None else truth.cpu().float(),
-            region=settings.region,
+            region=region,
             tiles=denoiser.tiles if isinstance(denoiser, TiledDenoiser) else 1,
             cost=cost,
             seconds=time.perf_counter() - started,
             remarks=remarks,
             model=model.source,
+            command=self._command(i),
             **arrays,  # type: ignore[arg-type]
         )
         return replace(posterior, scores=scores_of(posterior))
@@ -260,14 +255,24 @@ class PosteriorWork:
             streams = Streams([child_seed(settings.seed, f"simulate {i}")], 1)
             return image + sigma * randn_like(image[None], streams)[0], image, remarks
         if settings.sigma == ESTIMATE:
-            remarks = (*remarks, f"The noise was estimated from the image: {sigma:.3g}.")
+            least, said = self._least, f"The noise was estimated from the image: {sigma:.3g}."
+            if self._estimated[i] < least:
+                said = f"{said[:-1]}, the least that the model knows: it is cleaner than that."
+            remarks = (*remarks, said)
         return image, None, remarks
+
+    def _command(self, i: int) -> str:
+        settings, words = self.settings, ["mmdgs", "posterior"]
+        words += [self.model.source or "MODEL", self.images[i].source or "IMAGE"]
+        words += ["--sigma", f"{self.sigmas[i]:.6g}", *["--simulate"] * settings.simulate]
+        words += ["--seed", str(settings.seed)] if settings.seed else []
+        return shlex.join(words)
 
 
 def image_posterior(
     model: Model | Denoiser | Moments,
     noisy: Float[Tensor, "c h w"],
-    settings: PosteriorSettings | float,
+    settings: PosteriorSettings | float | str = ESTIMATE,
     *,
     levels: Sequence[NoiseLevel] | None = None,
     shape: Sequence[int] | None = None,
@@ -275,7 +280,7 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
-    `settings` are `PosteriorSettings`, or a sigma alone. `model` may also be a denoiser, such as
+    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may also be a denoiser, such as
     `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at (without them any sigma is
     asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
     larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or
@@ -295,50 +300,6 @@ def image_posterior(
             f"the model takes images ({network.shape[0]}, height, width), got {tuple(noisy.shape)}"
         )
     return PosteriorWork(network, [NamedImage("image", noisy)], settings, given).posterior(0)
-
-
-def _computed(
-    estimators: Estimators,
-    x_t: Tensor,
-    level: NoiseLevel,
-    settings: PosteriorSettings,
-    number: int,
-    tick: Callable[[int], Any],
-) -> tuple[Gaussian, dict[str, Tensor]]:
-    """The diagonal posterior of x_t (1, C, H, W), and the arrays of it, in the model's units."""
-
-    def streams(purpose: str) -> Streams:
-        return Streams([child_seed(settings.seed, f"posterior {number} {purpose}")], 1)
-
-    q = estimators.diagonal(x_t, level, generator=streams("probes"))
-    arrays = {"mean": q.mean, "std": q.cov.diagonal().sqrt()}
-    tick(1)
-    whole = estimators.given and not isinstance(q.cov, Diagonal)
-    full = q if whole else estimators.full(x_t, level, generator=streams("signs"))
-    draws = []
-    for j in range(settings.draws):
-        draws.append(full.sample(generator=streams(f"draw {j}")))
-        tick(1)
-    none, empty = x_t.new_zeros(1, 0, *x_t.shape[1:]), x_t.new_zeros(1, 0)
-    arrays["draws"] = torch.stack(draws, 1) if draws else none
-    if settings.components:
-        components = full.components(
-            settings.components, settings.region, tolerance=settings.tolerance
-        )
-        tick(1)
-        higher = higher_moments(estimators.denoiser, x_t, level, components.directions)
-        marginal = higher.marginal()
-        grid = marginal.grid[None]
-        arrays |= {"directions": components.directions, "variances": components.variances}
-        arrays |= {"residuals": components.residuals, "skewness": higher.skewness}
-        arrays |= {"excess_kurtosis": higher.excess_kurtosis, "density": marginal.density}
-    else:
-        grid = empty
-        names = ("variances", "residuals", "skewness", "excess_kurtosis", "density")
-        arrays |= {"directions": none, **dict.fromkeys(names, empty)}
-    tick(1 if settings.components else 2)
-    arrays["grid"] = grid
-    return q, {name: value.detach().cpu()[0] for name, value in arrays.items()}
 
 
 def scores_of(posterior: ImagePosterior) -> dict[str, float]:

@@ -1,4 +1,8 @@
-"""A denoiser of one size at any other: larger images in overlapping tiles, smaller ones padded.
+"""A denoiser at the size of an image: whole, in overlapping tiles, or padded.
+
+A model of any size takes an image whole, up to WHOLE pixels and as memory allows; larger ones go
+through it in large tiles. One of a fixed size takes larger images in tiles of its own, and smaller
+ones padded by reflection.
 
 The blend of the tiles' means is itself a denoiser of the whole image,
 
@@ -8,11 +12,19 @@ and everything else comes from its Jacobian as ever: one covariance of the whole
 whose noise tiles share, components that reach over tiles, and nothing to be stitched. The Jacobian
 is symmetrised, since W_i J_i is not symmetric. Pixels that a reflection adds are held fixed when it
 is differentiated: they are context, not evidence.
+
+Memory, in bytes, for images of `pixels` in C channels (`bytes_needed`):
+
+    GRAPH        for each pixel that goes through a network of any size at once: the image or a
+                 tile; SYMMETRISED in its place where draws take products with the Jacobian
+    DERIVATIVES  for each pixel that components see: a region and its context
+    4 C pixels (ARRAYS + 3 draws + 2 components), and by Krylov spaces 8 C pixels steps
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,14 +32,26 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmdgs.covariances import Krylov, Spectral
 from mmdgs.denoisers import Denoiser, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
+from mmdgs.memory import memory_of
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
+from mmdgs.uncertainty.settings import PosteriorSettings
 
 OVERLAP = 0.25
 """Least share of a tile's side that it has in common with the next one."""
 MOST_TILES = 400
+"""Of models of a fixed size."""
+WHOLE = 1 << 22
+"""Pixels up to which a model of any size takes an image whole: 2048 x 2048."""
+TILES = (1024, 512, 256)
+"""Sides of the tiles of larger images: the largest that fits in memory."""
+GRAPH, SYMMETRISED, DERIVATIVES = 8 << 10, 20 << 10, 40 << 10
+"""Bytes a pixel, of one forward pass and its products, of symmetrised products, and of three nested
+derivatives along a component: `photo`'s network took 6.4, 16 and 36 kB (its mean alone 1.1)."""
+ARRAYS = 24
 AT_ONCE = {"cpu": 12, "cuda": 64}
 """Tiles whose intermediate values are kept; with more, products compute them again."""
 
@@ -63,18 +87,20 @@ def _ramp(count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TiledDenoiser:
-    """The denoiser of images (C, height, width) that a model of another size makes."""
+    """The denoiser of images (C, height, width) by tiles: of a model's own size, or of a `side`."""
 
     model: Model
     height: int
     width: int
+    side: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self._places) > MOST_TILES:
+        if self.side is None and len(self._places) > MOST_TILES:
             _, h, w = self.model.shape
             raise UsageError(
                 f"an image of {self.width} x {self.height} pixels takes {self.tiles:,} tiles of "
-                f"{w} x {h}, and the limit is {MOST_TILES}: crop it, or make it smaller"
+                f"{w} x {h}, and the limit is {MOST_TILES}: crop it, make it smaller, or use a "
+                "model of any size, such as photo"
             )
 
     @property
@@ -94,15 +120,22 @@ class TiledDenoiser:
         """How many there are."""
         return len(self._places)
 
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """Of a tile: height and width."""
+        if self.side is None:
+            return self.model.shape[1], self.model.shape[2]
+        return min(self.side, self.height), min(self.side, self.width)
+
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
-        _, h, w = self.model.shape
+        h, w = self._sides
         return [(top, left) for top in starts(self.height, h) for left in starts(self.width, w)]
 
     @cached_property
     def _weights(self) -> Tensor:
         """(tiles, 1, tile height, tile width)."""
-        _, h, w = self.model.shape
+        h, w = self._sides
         rows, columns = weights_along(self.height, h), weights_along(self.width, w)
         whole = torch.einsum("ih,jw->ijhw", rows, columns).flatten(0, 1)
         places = zip(whole, self._places, strict=True)
@@ -114,7 +147,7 @@ class TiledDenoiser:
             raise ValueError(
                 f"x_t must be {self.height} x {self.width} images, got {tuple(x_t.shape)}"
             )
-        _, h, w = self.model.shape
+        h, w = self._sides
         x = _reflected(_reflected(x_t, h, -2), w, -1)
         cut = torch.stack([x[..., top : top + h, left : left + w] for top, left in self._places], 1)
         means = self._means(cut.flatten(0, 1), level).unflatten(0, (len(x_t), -1))
@@ -128,7 +161,7 @@ class TiledDenoiser:
         return whole
 
     def _means(self, x: Tensor, level: NoiseLevel) -> Tensor:
-        size = AT_ONCE.get(x.device.type, AT_ONCE["cpu"])
+        size = AT_ONCE.get(x.device.type, AT_ONCE["cpu"]) if self.side is None else 1
         if len(x) <= size:
             return self.model(x, level)
         again = torch.is_grad_enabled() and x.requires_grad
@@ -153,6 +186,44 @@ def _reflected(x: Tensor, size: int, dim: int) -> Tensor:
 
 
 def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
-    """A model's denoiser for images of a size: the model itself where they have its own."""
-    fits = (height, width) == tuple(model.shape[1:])
-    return model if fits else TiledDenoiser(model, height, width)
+    """A model's denoiser for images of a size: itself where it takes them whole."""
+    if not model.any_size:
+        fits = (height, width) == tuple(model.shape[1:])
+        return model if fits else TiledDenoiser(model, height, width)
+    whole = model.sized(height, width)
+    pixels, memory = height * width, memory_of(model.device)
+    if pixels <= WHOLE and GRAPH * pixels <= memory:
+        return whole
+    side = next((side for side in TILES if GRAPH * side**2 <= memory), TILES[-1])
+    return TiledDenoiser(model, height, width, side)
+
+
+def bytes_needed(
+    model: Model, shape: Sequence[int], seen: int, settings: PosteriorSettings
+) -> int:
+    """Bytes for the posterior of one image (C, H, W), `seen` pixels of it for its components."""
+    channels, height, width = shape
+    pixels, network = height * width, 0  # of a model of a fixed size, whose tiles are small
+    if model.any_size:
+        denoiser = fitted_denoiser(model, height, width)
+        side = denoiser.side if isinstance(denoiser, TiledDenoiser) else None
+        products = settings.draws and not isinstance(settings.draws_by, Spectral)
+        network = (SYMMETRISED if products else GRAPH) * min(pixels, side**2 if side else pixels)
+        network += DERIVATIVES * seen if settings.components else 0
+    arrays = ARRAYS + 3 * (settings.draws or 0) + 2 * (settings.components or 0)
+    if settings.draws and isinstance(settings.draws_by, Krylov):
+        arrays += 2 * settings.draws_by.steps
+    return network + 4 * channels * pixels * arrays
+
+
+def require_room(
+    model: Model, shape: Sequence[int], seen: int, settings: PosteriorSettings
+) -> None:
+    """Refuse an image (C, H, W) whose posterior does not fit in memory."""
+    needed, memory = bytes_needed(model, shape, seen, settings), memory_of(model.device)
+    if needed > memory:
+        raise UsageError(
+            f"{shape[2]} x {shape[1]} pixels need about {needed / 1e9:.1f} GB of memory, and there "
+            f"are {memory / 1e9:.1f}: crop the image, make it smaller, take fewer draws, or a "
+            "smaller region"
+        )

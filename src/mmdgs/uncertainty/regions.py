@@ -1,0 +1,43 @@
+"""Parts of a large image: the most uncertain one, and what is around it.
+
+A convolutional network is local: the covariance of a region hardly depends on pixels far from it.
+So the components of a region come from a part of the image that has a margin of some pixels around it.
+That part begins at multiples of ALIGNED pixels, since a network that halves its images several
+times only commutes with shifts by such numbers.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from mmdgs.uncertainty.settings import Region
+
+SIDE = 64
+"""Of the region that is chosen where none is given."""
+LARGE = 128 * 128
+"""Pixels above which one is chosen."""
+ALIGNED = 32
+
+
+def most_uncertain(std: Tensor, side: int = SIDE) -> Region:
+    """The region of this side with the largest mean variance, of standard deviations (C, H, W)."""
+    height, width = (min(side, size) for size in std.shape[1:])
+    sums = functional.pad(std.double().square().mean(0).cumsum(0).cumsum(1), (1, 0, 1, 0))
+    rows = sums[height:] - sums[:-height]
+    place = int((rows[:, width:] - rows[:, :-width]).argmax())
+    top, left = divmod(place, std.shape[2] - width + 1)
+    return left, top, width, height
+
+
+def around(region: Region, height: int, width: int, margin: int) -> Region:
+    """The part of an image (height, width) that the components of a region see."""
+    x, y, w, h = region
+    (left, right), (top, bottom) = _ends(x, w, width, margin), _ends(y, h, height, margin)
+    return left, top, right - left, bottom - top
+
+
+def _ends(begin: int, length: int, size: int, margin: int) -> tuple[int, int]:
+    low = max(0, begin - margin) // ALIGNED * ALIGNED
+    high = min(size, -(-(begin + length + margin) // ALIGNED) * ALIGNED)
+    return (max(0, low - ALIGNED), high) if high - low < ALIGNED else (low, high)
