@@ -28,7 +28,7 @@ from mmdgs.runtime import Stopped, stop_if_asked, stoppable
 from mmdgs.studio import image, make_examples, pictures, plane, restore, sampler, server, sources
 from mmdgs.studio.folder import Folder
 from mmdgs.studio.streaming import Tell, streamed
-from mmdgs.uncertainty.image import level_of
+from mmdgs.uncertainty.estimators import level_of
 
 
 class Told(list):
@@ -251,7 +251,7 @@ def test_time_grows_with_pixels_and_evaluations(photo, monkeypatch) -> None:
 
 def test_a_click_adds_the_components_around_it_and_draws_stay(photo) -> None:
     assert image.region_around((0.5, 0.5), 90, 120) == (40, 30, 40, 30)
-    assert image.region_around((0.99, 0.01), 300, 400) == (352, 0, 48, 48)
+    assert image.region_around((0.99, 0.01), 300, 400) == (336, 0, 64, 64)
     assert image.region_around((0, 1), 6, 9) == (0, 0, 8, 6)
     stored = numpy.arange(3 * 12 * 16, dtype=numpy.uint8).reshape(3, 12, 16)
     request = image.Image("photo", 0.2, draws=2, components=1, region=(0, 0, 8, 8))
@@ -307,13 +307,12 @@ def test_a_mask_is_painted_on_an_image_of_any_shape() -> None:
 
 def test_what_draws_and_uncertainty_are_shown_as() -> None:
     small, large = (numpy.zeros((side, side, 3), numpy.uint8) for side in (32, 300))
-    shown = pictures.alternating([("draw 1", small), ("<2>", large)])
+    shown = pictures.stack("turns", [("draw 1", small), ("<2>", large)])
     assert shown.count("<img") == 2
-    assert 'max="1"' in shown
     assert "image/png" in shown
     assert "image/jpeg" in shown
     assert "<2>" not in shown
-    frame = pictures.fading(("mean", small), ("std", small), (0.25, 0.5, 0.1, 0.2))
+    frame = pictures.stack("fades", [("mean", small)], (0.25, 0.5, 0.1, 0.2))
     assert "left:25.000%;top:50.000%;width:10.000%;height:20.000%" in frame
 
 

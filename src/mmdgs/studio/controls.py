@@ -15,20 +15,10 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.errors import UsageError, first_line
+from mmdgs.studio import sources
 from mmdgs.studio.folder import Folder
 from mmdgs.studio.pictures import VIEWER
-from mmdgs.studio.sources import (
-    CUT,
-    FITS,
-    MODELS,
-    MOST_BYTES,
-    MOST_PIXELS,
-    MOST_WORKED,
-    OWN,
-    SHRINK,
-    examples,
-    model_of,
-)
+from mmdgs.studio.sources import CUT, FITS, MODELS, OWN, SHRINK, examples, model_of
 from mmdgs.studio.streaming import JOBS, STOPS, Changes, Run, streamed
 
 logger = logging.getLogger("mmdgs")
@@ -89,7 +79,7 @@ def _examples(model: str, own: bool = False) -> dict[str, Any]:
 def _fitting(model: str) -> dict[str, Any]:
     """How an upload is fitted to a model."""
     if model_of(model).any_size:
-        return {"value": SHRINK, "label": f"Of more than {MOST_WORKED:,} pixels"}
+        return {"value": SHRINK, "label": f"Of more than {sources.MOST_WORKED:,} pixels"}
     return {"value": CUT, "label": "How it is brought to the model's size"}
 
 
@@ -120,7 +110,7 @@ class Room:
         return self.control(gr.Dropdown, name, pairs, label=label, **options)
 
     def model(self, names: list[str], **options: Any) -> Any:
-        choices = {name: f"{name} ({MODELS[name]})" for name in names}
+        choices = {name: f"{name}: {MODELS[name]}" for name in names}
         return self.menu("model", "Model", choices, **options)
 
     def seed(self) -> None:
@@ -135,7 +125,7 @@ class Room:
             example = self.control(gr.Dropdown, "example", **_examples(names[0]), **options)
         first_is_own = not examples(names[0])
         with self.place(gr.Accordion, "own", "Your own image", open=first_is_own):
-            most = f"{MOST_BYTES // 1_000_000} MB and {MOST_PIXELS // 1_000_000} million pixels"
+            most = f"{sources.MOST_BYTES // 10**6} MB and {sources.MOST_PIXELS // 10**6} million pixels"
             options = {"file_types": EXTENSIONS, "type": "filepath", "height": 170}
             upload = self.control(gr.File, "upload", label=f"An image of at most {most}", **options)
             fit = self.control(gr.Radio, "fit", list(FITS), **_fitting(names[0]))
@@ -144,17 +134,18 @@ class Room:
 
     def looks(
         self,
-        inputs: list[Any],
+        source: list[Any],
         look: Callable[..., Changes],
         outputs: list[Any],
         others: Iterable[Any] = (),
-    ) -> Any:
-        """Answer another image by `look`, and other events; returns the last listener.
+        events: Iterable[Any] = (),
+    ) -> list[Any]:
+        """Answer another image by `look(*others, *source)`, and events; what comes after each.
 
-        The first inputs are the controls of `image`. An upload takes the place of the example, and
-        an example that of the upload.
+        The source is that of `image`. An upload takes the place of the example, and an example that
+        of the upload.
         """
-        model, example, upload, fit = inputs[:4]
+        model, example, upload, fit = source
 
         def other_model(name: str, path: str | None) -> Changes:
             fitting = {fit: gr.update(**_fitting(name))}
@@ -162,7 +153,7 @@ class Room:
 
         def other_upload(name: str, chosen: str | None, path: str | None) -> Changes:
             stays = path is None and chosen not in (None, OWN)
-            return {} if stays else {example: gr.update(**_examples(name, path is not None))}
+            return {example: gr.update(**({} if stays else _examples(name, path is not None)))}
 
         def other_example() -> Changes:
             return {upload: None}
@@ -172,12 +163,13 @@ class Room:
             self.on([upload.change], other_upload, [model, example, upload], [example]),
             self.on([example.input], other_example, None, [upload]),
         ]
-        events = [fit.input, *others, *(listener.then for listener in listeners)]
-        return self.on(events, look, inputs, outputs)
+        inputs = [*others, *source]
+        events = [fit.input, *events, *(listener.then for listener in listeners)]
+        return [self.on([event], look, inputs, outputs).then for event in events]
 
-    def viewer(self, value: str = "") -> Any:
+    def viewer(self) -> Any:
         """What is shown: figures, draws that alternate, uncertainty that fades in."""
-        return self.place(gr.HTML, "pictures", value, js_on_load=VIEWER)
+        return self.place(gr.HTML, "pictures", js_on_load=VIEWER)
 
     def buttons(self, label: str) -> None:
         self.go = self.place(gr.Button, "go", label, variant="primary")
@@ -235,9 +227,10 @@ class Room:
         """Say how long it takes what go would run, where that can be said."""
 
         def announce(*values: Any) -> Changes:
+            words: Any = gr.update()  # an empty answer would be a value to Gradio
             with contextlib.suppress(UsageError):
-                return {self.status: prepare(**self.values(values)).words}
-            return {}
+                words = prepare(**self.values(values)).words
+            return {self.status: words}
 
         self.on(events, announce, list(self.controls.values()), [self.status])
 

@@ -19,22 +19,24 @@ from mmdgs.models.shipped import PHOTO
 from mmdgs.operators import ESTIMATE
 from mmdgs.studio import sources
 from mmdgs.studio.folder import bundle, stored_picture
-from mmdgs.studio.pictures import Captioned, alternating, fading, figures, spread_picture
+from mmdgs.studio.pictures import Captioned, figures, spread_picture, stack
 from mmdgs.studio.streaming import QUIET, Changes, Run, Tell
 from mmdgs.uncertainty.image import ImagePosterior, PosteriorWork
 from mmdgs.uncertainty.page import page
 from mmdgs.uncertainty.pictures import direction_picture, overview, pixels
+from mmdgs.uncertainty.regions import SIDE, around
 from mmdgs.uncertainty.settings import PosteriorSettings, Region
 
 MOST_DRAWS, MOST_COMPONENTS = 8, 5
-MEAN, DRAW, COMPONENT = 21, 32, 30
-"""Evaluations for the mean and its uncertainty, and about those of a draw and of a component."""
+OF_FIXED_SIZE, OF_ANY_SIZE = (42, 32, 30), (14, 0, 80)
+"""About the evaluations of a mean with its uncertainty (twice), a draw, and a component, which with
+a model of any size is one of a part (uncertainty/settings.py has why)."""
 WALK = 3.0
 """Standard deviations to either side that a component's slider reaches."""
 SIGMAS = {PHOTO: 0.1, "mnist": 0.5, "cifar10": 0.2, "celeba": 0.3}
 """The noise that each model's slider begins with."""
-REGION, LEAST_REGION = 48, 8
-"""Pixels a side of the region around a click: a third of the image, within these."""
+LEAST_REGION = 8
+"""Pixels a side of the region around a click, which is a third of a small image."""
 ABOUT = """A denoiser returns one image, and many could have given the same noisy one. Here is what
 it knows (what all draws share) and what it invents (what differs from draw to draw), and the
 directions in which it is least certain. **Click on a place of the mean** to see the components
@@ -100,7 +102,6 @@ def posterior_of(
     arrays = sources.shipped_result(sources.key_of(request, model, stored))
     if arrays is not None:
         return _from_arrays(arrays, request)
-    model = model.sized(*stored.shape[1:])
     settings = PosteriorSettings(
         ESTIMATE if request.sigma is None else request.sigma,
         simulate=request.clean,
@@ -130,8 +131,14 @@ def expected(model: Model, stored: numpy.ndarray, request: Image, *, known: bool
     """How long a posterior takes, in words."""
     if sources.ships(sources.key_of(request, model, stored)):
         return "at once"
-    evaluations = MEAN + request.components * COMPONENT
-    evaluations += 0 if known else request.draws * DRAW
+    mean, draw, component = OF_ANY_SIZE if model.any_size else OF_FIXED_SIZE
+    _, height, width = stored.shape
+    _, _, w, h = around(
+        request.region or (0, 0, SIDE, SIDE), height, width, PosteriorSettings.margin
+    )
+    part = min(1, w * h / (height * width)) if model.any_size else 1
+    evaluations = float(mean + request.components * component * part)
+    evaluations = evaluations - mean / 2 if known else evaluations + request.draws * draw
     return sources.duration(request.model, stored.shape, evaluations)
 
 
@@ -156,9 +163,9 @@ def pictures(posterior: ImagePosterior) -> str:
     truth, (height, width) = posterior.truth, posterior.mean.shape[1:]
     x, y, w, h = posterior.region or (0, 0, 0, 0)
     frame = (x / width, y / height, w / width, h / height) if w else ()
-    mean = ("mean: the best single guess", pixels(posterior.mean))
+    mean = ("mean", pixels(posterior.mean)), spread_picture("uncertainty", posterior.std)
     draws = [(f"draw {i}", pixels(draw)) for i, draw in enumerate(posterior.draws, 1)]
-    shown = fading(mean, spread_picture("uncertainty", posterior.std), frame) + alternating(draws)
+    shown = stack("fades", mean, frame) + (stack("turns", draws) if draws else "")
     others = [] if truth is None else [("the clean image", pixels(truth))]
     others.append((f"noisy, sigma {posterior.sigma:.3g}", pixels(posterior.noisy)))
     return figures(others, before=shown)
@@ -177,7 +184,7 @@ def region_around(place: Sequence[float], height: int, width: int) -> Region:
     """The region (x, y, width, height) around a place, in shares of an image's width and height."""
     region = []
     for share, whole in zip(place, (width, height), strict=True):
-        side = min(whole, REGION, max(LEAST_REGION, whole // 3))
+        side = min(whole, SIDE, max(LEAST_REGION, whole // 3))
         region.append((round(min(max(share * whole - side / 2, 0), whole - side)), side))
     (x, w), (y, h) = region
     return x, y, w, h
@@ -255,7 +262,7 @@ def build(room: Any, gr: Any) -> None:
                 with gr.Row():
                     gr.Markdown(WALKS)
                     options = {"size": "sm", "min_width": 100, "scale": 0, "visible": False}
-                    whole = room.place(gr.Button, "whole", "Whole image", **options)
+                    whole = room.place(gr.Button, "whole", "Undo the click", **options)
                 moved = room.place(gr.HTML, "moved")
                 sliders = [
                     room.place(
@@ -281,18 +288,10 @@ def build(room: Any, gr: Any) -> None:
             estimate: gr.update(value=False, interactive=interactive),
         }
 
-    def prepare(
-        model: str,
-        example: str,
-        upload: Any,
-        fit: str,
-        kind: bool,
-        sigma: float,
-        place: Any,
-        result: Any,
-        **values: Any,
-    ) -> Run:
-        stored, network = sources.chosen_image(model, example, upload, fit), sources.model_of(model)
+    def prepare(kind: bool, sigma: float, place: Any, result: Any, **values: Any) -> Run:
+        model, upload = values["model"], values["upload"]
+        source = [values.pop(name) for name in ("model", "example", "upload", "fit")]
+        stored, network = sources.chosen_image(*source), sources.model_of(model)
         noise = None if values.pop("estimate") else sigma
         whole = Image(model, noise, bool(kind), **values)
         key, request = sources.key_of(whole, network, stored), whole
@@ -338,7 +337,7 @@ def build(room: Any, gr: Any) -> None:
 
     room.on([model.change], other_model, [model], [sigma, estimate])
     looked = room.looks(source, look, [place, shown, walk])
-    settled = [looked.then, kind.input, sigma.release, estimate.input]
+    settled = [*looked, kind.input, sigma.release, estimate.input]
     room.announces(prepare, [*settled, draws.release, components.release])
     clicked = room.clicks(shown, lambda index: {place: tuple(index)}, None, [place])
     to_whole = room.on([whole.click], lambda: {place: None}, None, [place])

@@ -10,16 +10,8 @@ import numpy
 
 from mmdgs.files import file_written_atomically
 from mmdgs.models.shipped import PHOTO
-from mmdgs.studio import image, restore
-from mmdgs.studio.sources import (
-    EXAMPLES,
-    MANY_LEVELS,
-    chosen_image,
-    examples,
-    key_of,
-    model_of,
-    models,
-)
+from mmdgs.studio import image, restore, sources
+from mmdgs.studio.sources import EXAMPLES, MANY_LEVELS, chosen_image, key_of, model_of, models
 
 HALVED = ("noisy", "mean", "std", "low", "high", "draws", "directions", "truth")
 """Arrays of many numbers, all of order one."""
@@ -39,7 +31,7 @@ def main() -> None:
         file.unlink()
     for request in first_requests():
         model = model_of(request.model)
-        stored = chosen_image(request.model, examples(request.model)[0])
+        stored = chosen_image(request.model, sources.examples(request.model)[0])
         if isinstance(request, image.Image):
             arrays = image.arrays_of(image.posterior_of(model, stored, request))
         else:

@@ -63,33 +63,15 @@ def figures(pictures: Iterable[Captioned], wide: bool = False, before: str = "")
     return f'<div class="mm-figures">{before}{"".join(parts)}</div>'
 
 
-def alternating(draws: Sequence[Captioned]) -> str:
-    """Draws in one frame, one after another, with pause and a slider."""
-    if not draws:
-        return ""
-    frames = "".join(image(*draw) for draw in draws)
-    return (
-        f'<figure class="mm-stack mm-turns"><div class="mm-frame">{frames}</div>'
-        f'<figcaption><button type="button">Pause</button><input type="range" min="0" '
-        f'max="{len(draws) - 1}" value="0" step="1" aria-label="which draw">'
-        f"<output>{html.escape(draws[0][0])}</output></figcaption></figure>"
-    )
-
-
-def fading(mean: Captioned, spread: Captioned, frame: Sequence[float] = ()) -> str:
-    """The mean, over which the uncertainty fades in by a slider, and a frame around a part.
-
-    The `frame` is in shares of the picture: left, top, width and height.
+def stack(kind: str, pictures: Iterable[Captioned], frame: Sequence[float] = ()) -> str:
+    """Pictures over one another, with controls by viewer.js: they take `turns`, or the second
+    `fades` in over the first. A `frame` is in shares: left, top, width and height.
     """
     sides = zip(("left", "top", "width", "height"), frame, strict=False)
     place = ";".join(f"{side}:{100 * share:.3f}%" for side, share in sides)
-    part = f'<i style="{place}"></i>' if frame else ""
-    return (
-        f'<figure class="mm-stack mm-fades"><div class="mm-frame">{image(*mean)}{image(*spread)}'
-        f"{part}</div><figcaption><span>{html.escape(mean[0])}</span>"
-        '<input type="range" min="0" max="1" value="0" step="0.01" aria-label="uncertainty over '
-        f'the mean"><span>{html.escape(spread[0])}</span></figcaption></figure>'
-    )
+    images = "".join(image(*picture) for picture in pictures)
+    images += f'<i style="{place}"></i>' if frame else ""
+    return f'<figure class="mm-stack mm-{kind}"><div class="mm-frame">{images}</div></figure>'
 
 
 def bars(shares: Iterable[tuple[str, float, float]]) -> str:

@@ -20,7 +20,7 @@ from mmdgs.restoration.settings import GOOD, quality_named
 from mmdgs.sampling.named import edm_levels
 from mmdgs.studio import sources
 from mmdgs.studio.folder import bundle, stored_picture
-from mmdgs.studio.pictures import alternating, fading, figures, spread_picture, visible_state
+from mmdgs.studio.pictures import figures, spread_picture, stack, visible_state
 from mmdgs.studio.streaming import QUIET, Changes, Run, Tell
 from mmdgs.uncertainty.pictures import pixels
 
@@ -182,10 +182,11 @@ class Drawn:
         others = [] if self.truth is None else [("the clean image", pixels(self.truth))]
         others.append(("what was measured", pixels(self.measurement)))
         if count:
-            mean = (f"mean of {count} draws", pixels(self.draws.mean(0)))
             spread = self.draws.std(0, correction=min(1, count - 1))
-            before = fading(mean, spread_picture("where they differ", spread))
-            before += alternating([(f"draw {i}", pixels(x)) for i, x in enumerate(self.draws, 1)])
+            mean = f"mean of {count} draws", pixels(self.draws.mean(0))
+            before = stack("fades", [mean, spread_picture("where they differ", spread)])
+            draws = [(f"draw {i}", pixels(draw)) for i, draw in enumerate(self.draws, 1)]
+            before += stack("turns", draws)
         states = () if self.under_way is None else self.under_way
         others += [(f"draw {i}, under way", pixels(x)) for i, x in enumerate(states, count + 1)]
         return figures(others, before=before)
@@ -265,7 +266,7 @@ def build(room: Any, gr: Any) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
             source = room.image(sources.models(restoring=True))
-            kinds = [("clean: damage it first", True), ("damaged already", False)]
+            kinds = [("clean: damage it", True), ("damaged already", False)]
             clean = room.control(gr.Radio, "clean", kinds, value=True, label="The image is")
             kind = room.menu("kind", "What happened to it", {name: name for name in OPERATORS})
             strengths = {
@@ -278,16 +279,14 @@ def build(room: Any, gr: Any) -> None:
                 options |= {"sources": (), "transforms": (), "layers": False, "buttons": []}
                 options |= {"canvas_size": (CANVAS, CANVAS), "fixed_canvas": True}
                 options |= {"type": "numpy", "format": "png"}
-                label = "Paint over what is to be restored"
+                label = "Paint what to restore"
                 painted = room.control(gr.ImageEditor, "paint", label=label, **options)
             label = "Noise (std, for values 0 to 1)"
             room.slider("noise", label, 0.01, 0.3, Restore.noise, 0.01)
             label = "Estimate it from the image"
             estimate = room.control(gr.Checkbox, "estimate", False, label=label, visible=False)
-            words = [
-                (f"{name} ({count} evaluations a draw)", name) for name, count in COSTS.items()
-            ]
-            quality = room.control(gr.Radio, "quality", words, value=GOOD, label="Quality")
+            words = {name: f"{name}: {n} evaluations a draw" for name, n in COSTS.items()}
+            quality = room.menu("quality", "Quality", words, value=GOOD)
             room.buttons("Restore")
             with room.place(gr.Accordion, "more", "More settings", open=False):
                 draws = room.slider("draws", "Draws", 1, MOST_DRAWS, Restore.draws)
@@ -297,22 +296,17 @@ def build(room: Any, gr: Any) -> None:
             shown = room.viewer()
             room.lines_boxes()
 
-    def chosen(
-        model: str, example: str, upload: Any, fit: str, clean: bool, operator: str
-    ) -> numpy.ndarray:
+    def chosen(operator: str, clean: bool, model: str, *source: Any) -> numpy.ndarray:
         """The image; of one that is measured already, that of a model of fixed size is smaller."""
         size, divisor = sources.model_of(model).shape[1:], named.divisor(operator)
         size = size if clean or None in size else tuple(side // divisor for side in size)
-        return sources.chosen_image(model, example, upload, fit, size)
+        return sources.chosen_image(model, *source, size)
 
-    def look(
-        model: str, example: str, upload: Any, fit: str, clean: bool, kind: str, factor: int
-    ) -> Changes:
+    def look(clean: bool, kind: str, factor: int, *source: Any) -> Changes:
         """The image that was chosen, and the controls of what happened to it."""
         short = OPERATORS[kind]
-        operator = f"sr:{factor}" if short == "sr" else short
-        stored = chosen(model, example, upload, fit, clean, operator)
-        picture = (sources.described(stored, upload), pixels(sources.in_units(stored)))
+        stored = chosen(f"sr:{factor}" if short == "sr" else short, clean, *source)
+        picture = (sources.described(stored, source[2]), pixels(sources.in_units(stored)))
         changes = {slider: gr.update(visible=key == short) for key, slider in strengths.items()}
         most = max(STRENGTHS["box"][2], min(stored.shape[1:]) * 3 // 4)
         changes[strengths["box"]] = gr.update(visible=short == "box", maximum=most)
@@ -322,15 +316,15 @@ def build(room: Any, gr: Any) -> None:
             changes[painted] = {"background": canvas(stored), "layers": [], "composite": None}
         return changes
 
-    def prepare(
-        model: str, example: str, upload: Any, fit: str, kind: str, paint: Any, **values: Any
-    ) -> Run:
+    def prepare(kind: str, paint: Any, **values: Any) -> Run:
+        model, upload = values["model"], values["upload"]
+        source = [model, *(values.pop(name) for name in ("example", "upload", "fit"))]
         network = sources.model_of(model)
         operator = operator_text(kind, {short: values.pop(short) for short in STRENGTHS})
         if values.pop("estimate"):
             values["noise"] = None
-        request = Restore(model, operator, **values)
-        stored = chosen(model, example, upload, fit, request.clean, operator)
+        request = Restore(operator=operator, **values)
+        stored = chosen(operator, request.clean, *source)
         shape = request.shape(network, stored)
         mask = painted_mask(paint, shape) if kind == PAINTED else None
         lines = request.lines(shape)
@@ -351,9 +345,9 @@ def build(room: Any, gr: Any) -> None:
 
         return Run(work, change, saved, lines, words)
 
-    inputs = [*source, clean, kind, strengths["sr"]]
     outputs = [*strengths.values(), painting, painted, estimate, shown]
-    events = [kind.change, clean.input, strengths["sr"].release]
-    looked = room.looks(inputs, look, outputs, events)
-    room.announces(prepare, [looked.then, quality.input, draws.release])
+    others = [clean, kind, strengths["sr"]]
+    events = [clean.input, kind.change, strengths["sr"].release]
+    looked = room.looks(source, look, outputs, others, events)
+    room.announces(prepare, [*looked, quality.input, draws.release])
     room.runs(prepare, [shown])

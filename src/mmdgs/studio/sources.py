@@ -33,9 +33,9 @@ MOST_WORKED = 1 << 19
 """Pixels that rooms work on: two computations of 12 kB a pixel (restoration/draws.py): 12 GB."""
 SHRINK, CUT = FITS = ("shrink the whole image", "cut out the centre")
 """Shrinking averages noise away; a cut-out keeps it as it is."""
-MODELS = {PHOTO: "any size", "mnist": "digits", "cifar10": "32 x 32", "celeba": "faces"}
+MODELS = {PHOTO: "any size", "mnist": "digits", "cifar10": "small", "celeba": "faces"}
 MANY_LEVELS = ("cifar10", "celeba")
-OWN = "your own image"
+OWN = "your image"
 """What is chosen in place of an example, where there is an upload."""
 TIMED_SIDE = 96
 """Pixels a side of the image that an evaluation of a model of any size is timed on."""
@@ -157,7 +157,7 @@ def duration(name: str, shape: Sequence[int], evaluations: float) -> str:
     """How long so many evaluations of the whole of an image take, in words."""
     seconds = seconds_of(name) * math.prod(shape[1:]) * evaluations
     if seconds < 90:
-        return f"about {max(1, round(seconds, -1 if seconds > 20 else None))} s"
+        return f"about {max(1, round(seconds, -1 if seconds > 20 else 0)):.0f} s"
     return f"about {round(seconds / 60)} minutes"
 
 

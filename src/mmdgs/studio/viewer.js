@@ -4,6 +4,24 @@ const EVERY = 450; // milliseconds: two changes a second, below what is felt as 
 let paused = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let fade = 0;
 
+function add(parent, name, values = {}) {
+  return Object.assign(parent.appendChild(document.createElement(name)), values);
+}
+
+function controls(figure) {
+  const images = figure.querySelectorAll("img"), caption = add(figure, "figcaption");
+  const range = { type: "range", min: 0, step: 1, max: images.length - 1, value: 0 };
+  if (figure.matches(".mm-turns")) {
+    add(caption, "button", { type: "button" });
+    add(caption, "input", { ...range, ariaLabel: "which draw" });
+    add(caption, "output", { textContent: images[0].alt });
+  } else {
+    add(caption, "span", { textContent: images[0].alt });
+    add(caption, "span", { textContent: images[1].alt });
+    add(caption, "input", { ...range, max: 1, step: 0.01, ariaLabel: `${images[1].alt}, over it` });
+  }
+}
+
 function turn(figure, place) {
   const frames = figure.querySelectorAll("img");
   frames.forEach((frame, i) => { frame.style.visibility = i === place ? "visible" : "hidden"; });
@@ -12,6 +30,7 @@ function turn(figure, place) {
 }
 
 function settle() {
+  for (const figure of element.querySelectorAll(".mm-stack:not(:has(figcaption))")) controls(figure);
   for (const button of element.querySelectorAll(".mm-turns button"))
     button.textContent = paused ? "Play" : "Pause";
   for (const slider of element.querySelectorAll(".mm-fades input")) {
