@@ -261,12 +261,12 @@ def evidence() -> Figure:
     figure, ((picture, left, right),) = new_figure(1, 3, inches=(8.4, 2.9))
     picture.imshow(y[0].clamp(0, 1).permute(1, 2, 0))
     picture.set(xticks=[], yticks=[], title="y")
-    for axis, places, found, at, name in (
+    for axis, places, likely, at, name in (
         (left, noises, by_noise, noise, "noise"),
         (right, widths, by_width, width, "width of the blur, pixels"),
     ):
-        log = found.log[:, 0] - found.log.max()
-        axis.errorbar(places, log, found.error[:, 0], color=BLUE, marker="o", capsize=2)
+        log = likely.log[:, 0] - likely.log.max()
+        axis.errorbar(places, log, likely.error[:, 0], color=BLUE, marker="o", capsize=2)
         axis.axvline(at, color=GREY, linestyle="--")
         labelled(axis, "", name, "log p(y) below its maximum, nats")
     print("noise", noises, by_noise.log[:, 0].tolist(), by_noise.error[:, 0].tolist())

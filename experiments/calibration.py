@@ -175,24 +175,24 @@ class Case:
 
 def cases(context: Context, settings: CalibrationSettings) -> dict[str, Callable[[], Case]]:
     """Cases by name, each made when it is asked for; quick runs leave out large models."""
-    made: dict[str, Callable[[], Case]] = {
+    by_name: dict[str, Callable[[], Case]] = {
         MIXTURE: partial(_mixture, context, settings),
         "2-D energy": partial(_rings, context, settings),
         "digits MLP": partial(_digits, context, settings),
     }
     if context.quick and context.model is None:
-        return made
+        return by_name
     for name in ("mnist", "cifar10", "celeba") if context.model is None else (context.model,):
         model = cache(partial(load, name, device=context.device))
         loaded = cache(partial(_loaded, context, model, MORE * settings.images))
         if name == "mnist" or (context.model is not None and len(model().levels) == 1):
-            made[name] = partial(_of_model, loaded, None)
+            by_name[name] = partial(_of_model, loaded, None)
         else:
-            made |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in SIGMAS}
+            by_name |= {f"{name} {sigma:g}": partial(_of_model, loaded, sigma) for sigma in SIGMAS}
     if context.model is None:
         loaded = cache(partial(_loaded, context, partial(_beside, context), MORE * settings.images))
-        made[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, loaded, BESIDE_SIGMA)
-    return made
+        by_name[f"{BESIDE} {BESIDE_SIGMA:g}"] = partial(_of_model, loaded, BESIDE_SIGMA)
+    return by_name
 
 
 def _mixture(context: Context, settings: CalibrationSettings) -> Case:
@@ -391,8 +391,8 @@ def _section(results: Results, settings: CalibrationSettings, absent: Mapping[st
         "clean one judges it. A trustworthy posterior has standardised errors of variance 1, 90% "
         "intervals that hold 90% of the numbers, and a likelihood above that of one variance for "
         "all numbers (isotropic, fitted on the judged examples themselves).",
-        f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without data, "
-        f"“{AFTER}” what `mmdgs.calibrate` makes of it with other examples.",
+        f"“{BEFORE}” is the paper's floor, “{DEFAULT}” what an estimator does without "
+        f"data, “{AFTER}” what `mmdgs.calibrate` makes of it with other examples.",
         *(f"Left out: {name} ({reason})." for name, reason in absent.items()),
     ]
     note = (
@@ -400,13 +400,9 @@ def _section(results: Results, settings: CalibrationSettings, absent: Mapping[st
         f"({MORE * settings.images} images for isotropic, spectral and MNIST, "
         f"{settings.expensive} for exact diagonals, Krylov and full)."
     )
-    columns, stages = {name: f"{name}" for name in results.columns}, STAGES
-    tables = [
-        results.table(f"{title}: {stage}", [measure], head="estimator", columns=columns, note=note)
-        for key, title in SHOWN.items()
-        for stage in stages
-        for measure in [Measure(f"{key}, {stage}", title, 2)]
-    ]
+    both = ((f"{key}, {stage}", f"{SHOWN[key]}: {stage}") for key in SHOWN for stage in STAGES)
+    measures = [Measure(key, title, 2) for key, title in both]
+    tables = results.tables(measures, head="estimator", note=note)
     caption = (
         "Green: z variance, also that of single numbers, between 0.8 and 1.25 and coverage of 90% "
         "intervals between 0.85 and 0.94. Yellow: usable, z variance below 3 and at most 0.1 nats "

@@ -179,8 +179,8 @@ def evaluations_of(row: str, settings: DigsSettings) -> int:
         return 0
     if row == LANGEVIN:
         return evaluations_of(IMPORTANCE, settings)
-    one = POINTS if row == IMPORTANCE else 1 + round(PRODUCT) * 2
-    return settings.sweeps * len(ALPHAS[row]) * (one + 1)
+    step = POINTS if row == IMPORTANCE else 1 + round(PRODUCT) * 2
+    return settings.sweeps * len(ALPHAS[row]) * (step + 1)
 
 
 def _plan(row: str, settings: DigsSettings) -> Plan:
@@ -250,12 +250,12 @@ def _section(results: Results, settings: DigsSettings) -> Section:
 
 
 def _goal(results: Results, row: str) -> Claim:
-    one = results.number(row, COLUMN, MEASURES[0])
+    distance = results.number(row, COLUMN, MEASURES[0])
     evaluations = results.values(row, COLUMN)["evaluations"]
     text = f"{row}: MMD under {GOAL:g} at {evaluations} evaluations a state"
     # Not decided where the interval over seeds holds the goal, or there is none.
-    decided = abs(one.value - GOAL) > one.half
-    return Claim(text, one.value < GOAL if decided else None, one.text(5))
+    decided = abs(distance.value - GOAL) > distance.half
+    return Claim(text, distance.value < GOAL if decided else None, distance.text(5))
 
 
 def _figure(results: Results) -> Figure:

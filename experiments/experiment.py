@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
@@ -52,9 +53,6 @@ class Context:
     ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
     images: int | None = option(None, "Images a cell.", min=2)
     most_images: int | None = option(None, "Images a row at the end (50,000).", min=2)
-    skip_seeds: int | None = option(
-        None, "Leave so many seeds of each row to another run, whose parts --resume adds.", min=1
-    )
     minutes: float | None = option(
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )
@@ -69,7 +67,9 @@ class Context:
     def sized(self, full: Settings, quick: Settings) -> Settings:
         """An experiment's settings, full or quick, with the number of images asked for."""
         settings = quick if self.quick else full
-        return settings if self.images is None else replace(settings, images=self.images)  # type: ignore[type-var]
+        if self.images is None:
+            return settings
+        return replace(settings, images=self.images)  # type: ignore[type-var]
 
     def check_only(self, rows: Sequence[str]) -> None:
         """Raise UsageError where --only names no row of the table."""
@@ -96,17 +96,30 @@ class Context:
 @dataclass(frozen=True)
 class Experiment:
     """A table or figure: the module `experiments.NAME`, whose `run` makes it, and the options of
-    Context it takes.
+    Context it takes. Its docstring begins with what it shows.
     """
 
     name: str
-    title: str
-    summary: str
     options: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the module's docstring, which is read and not imported."""
+        source = Path(__file__).with_name(f"{self.module}.py").read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(source)) or ""
+        return " ".join(text.partition("\n\n")[0].split())
+
+    @property
+    def title(self) -> str:
+        return self.summary.partition(": ")[0].removesuffix(".")
 
     def run(self, context: Context) -> Outcome:
         """Run the experiment's module, which is imported here."""
-        outcome: Outcome = import_module(f"experiments.{self.name.replace('-', '_')}").run(context)
+        outcome: Outcome = import_module(f"experiments.{self.module}").run(context)
         return outcome
 
     def perform(self, context: Context) -> tuple[Path, Outcome]:

@@ -86,7 +86,7 @@ QUICK = FewStepSettings(
 def run(context: Context) -> Outcome:
     """Sample by every row and number of steps, and measure."""
     settings = context.sized(FULL, QUICK)
-    chosen = [int(name) for name in context.columns(map(str, settings.steps))]
+    counts = [int(name) for name in context.columns(map(str, settings.steps))]
     model = load(context.model or MODEL, device=context.device)
     rows = dict(ROWS)
     if head_beside(model, COVARIANCE) is None:
@@ -102,7 +102,7 @@ def run(context: Context) -> Outcome:
         (row, steps): at(row, method, steps, model)
         for row, method in rows.items()
         for steps in (settings.steps[:1] if row in settings.costly else settings.steps)
-        if steps in chosen
+        if steps in counts
     }
     judge = Judge.of(context, settings.metrics, References(DATA, context.data_dir))
     sampling = Sampling(context, model, judge, settings)

@@ -186,7 +186,7 @@ class Results:
         that no cell has is left out.
         """
         rows = rows or {row: row for row in self.rows}
-        columns = columns or {column: f"{column} {self.grid.across}" for column in self.columns}
+        columns = columns or {column: self._named(column) for column in self.columns}
         header, body, best = [head], [[name] for name in rows.values()], set()
         others = {row: None if row == against else against for row in rows}
         for column, place in columns.items():
@@ -210,6 +210,17 @@ class Results:
                         numbers[i] = Number(0.0) if at_zero else gap
                 best |= {(i, len(header) - 1) for i in measure.best(numbers)}
         return Table(title, header, body, note, best=frozenset(best))
+
+    def _named(self, column: Column) -> str:
+        return column if isinstance(column, str) else f"{column} {self.grid.across}"
+
+    def tables(self, measures: Sequence[Measure], prefix: str = "", **shown: Any) -> list[Table]:
+        """A table for each measure, by the measure's title."""
+        titles = {measure: f"{prefix}{measure.title}" for measure in measures}
+        return [
+            self.table(title[0].upper() + title[1:], [measure], **shown)
+            for measure, title in titles.items()
+        ]
 
     def listing(
         self,

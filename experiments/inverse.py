@@ -20,7 +20,7 @@ instead (inverse_networks.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -112,7 +112,8 @@ def _denoiser() -> ImageDenoiser:
 
 
 def _low_rank(rest: str, products: int) -> LowRankMoments:
-    return LowRankMoments(_denoiser(), ROWS[rest](), products)  # type: ignore[arg-type]  # it was fitted
+    fitted: Any = ROWS[rest]()
+    return LowRankMoments(_denoiser(), fitted, products)
 
 
 def _krylov(steps: int) -> KrylovMoments:
@@ -164,12 +165,9 @@ SAMPLED: dict[str, Callable[[], Moments | None]] = {
 """Covariances of samples without measurements."""
 GOAL_ROWS = (FULL_ROW, "Krylov, 20 steps", "full, mirrored", "Krylov, 20 steps, mirrored")
 RIVALS = {
-    "MMPS (azula), 10 steps": ("MMPS", 10, rivals.TRIED["MMPS"]),
-    "MMPS (azula), 100 steps": ("MMPS", 100, rivals.TRIED["MMPS"]),
-    "PiGDM (azula), 100 steps": ("PiGDM", 100, rivals.TRIED["PiGDM"]),
-    "DPS (azula), 300 steps": ("DPS", 300, rivals.TRIED["DPS"]),
+    f"{name} (azula), {steps} steps": (name, steps)
+    for name, steps in (("MMPS", 10), ("MMPS", 100), ("PiGDM", 100), ("DPS", 300))
 }
-"""Name, steps, and the settings that are tried."""
 TASKS: dict[str, Callable[[], Operator]] = {
     "deconvolution": lambda: Blur.gaussian(SHAPE, 1.5),
     "box": lambda: Box(SHAPE, 4),
@@ -244,9 +242,9 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 def _measured(cell: Cell, settings: InverseSettings) -> Part:
     values: dict[str, Any] = {"gap": [], "calibration": [], "coverage": []}
-    rival, steps, tried = cell.what or ("", 0, ())
+    rival, steps = cell.what or ("", 0)
     if rival:
-        values |= _tuned(rival, steps, tried, cell.column, settings, cell.seeds[-1] + 1)
+        values |= _tuned(rival, steps, cell.column, settings, cell.seeds[-1] + 1)
     for seed in cell.seeds:
         operator, truth, y = problem(cell.column, settings.images, seed)
         exact = changing_mixture().given(y, operator, NOISE)
@@ -274,7 +272,7 @@ def problem(task: str, images: int, seed: int) -> tuple[Operator, Tensor, Tensor
 
 
 def _tuned(
-    name: str, steps: int, tried: Sequence[float], task: str, settings: InverseSettings, seed: int
+    name: str, steps: int, task: str, settings: InverseSettings, seed: int
 ) -> dict[str, Any]:
     """The setting of a rival with the least CRPS on measurements that are not scored."""
     operator, truth, y = problem(task, settings.tuned_on, seed)
@@ -282,7 +280,7 @@ def _tuned(
     def score(setting: float) -> tuple[Tensor, Tensor]:
         return _by_rival(name, y, operator, steps, settings.tuned_draws, setting, seed)[0], truth
 
-    return rivals.tuned(name, score, tried)
+    return rivals.tuned(name, score)
 
 
 def _by_rival(
@@ -292,8 +290,8 @@ def _by_rival(
     counted = rivals.Counted(_denoiser())
     matrix = Matrix(operator(torch.eye(D, dtype=y.dtype).reshape(-1, *SHAPE)).flatten(1).mT, SHAPE)
     problem = rivals.Problem(counted, y.flatten(1).repeat(draws, 1), matrix, NOISE, FIRST)
-    made = problem.draw(name, steps, setting, child_seed(seed, name))
-    return made.unflatten(0, (draws, -1)), counted.cost.evaluations
+    drawn = problem.draw(name, steps, setting, child_seed(seed, name))
+    return drawn.unflatten(0, (draws, -1)), counted.cost.evaluations
 
 
 def _plan(row: str, y: Tensor, operator: Operator, count: int) -> Plan:
@@ -310,8 +308,8 @@ def _restored(
     rows = y.repeat(settings.draws, *[1] * (y.ndim - 1))
     plan = _plan(row, rows, operator, settings.levels)
     start = plan.start.sigma * randn_like(rows.new_empty(len(rows), *SHAPE), seeded(seed, "start"))
-    made = run_chains(plan, start, seed=seed, progress=None)
-    return made.x.unflatten(0, (settings.draws, -1)), made.cost.evaluations
+    chains = run_chains(plan, start, seed=seed, progress=None)
+    return chains.x.unflatten(0, (settings.draws, -1)), chains.cost.evaluations
 
 
 def judged(draws: Tensor, truth: Tensor, optimal: Tensor) -> dict[str, float]:
@@ -341,15 +339,9 @@ def _section(results: Results, settings: InverseSettings) -> Section:
         f"{settings.seeds} seeds. The exact posterior shows what the number of measurements and "
         "draws alone does."
     )
-    columns, rows = (
-        {task: task for task in results.columns},
-        [r for r in results.rows if r != EXACT],
-    )
-    tables = []
-    for measure in (GAP, CALIBRATION, COVERAGE, EVALUATIONS):
-        title = measure.title[0].upper() + measure.title[1:]
-        options: Any = {"head": "covariance", "columns": columns, "note": note, "compared": rows}
-        tables.append(results.table(title, [measure], **options))
+    rows, measures = [r for r in results.rows if r != EXACT], (GAP, CALIBRATION, COVERAGE)
+    shown = {"head": "covariance", "note": note, "compared": rows}
+    tables = results.tables((*measures, EVALUATIONS), **shown)
     claims = [_goal(results, row) for row in GOAL_ROWS if row in results.rows]
     return Section("Draws of p(x | y) on exact mixtures", text, tables, [], claims)
 

@@ -147,9 +147,9 @@ def run(context: Context) -> Outcome:
     held_out = stored_images(context, model, "test")
     inception = None if context.quick else _inception()
     fid = None if inception is None else _fid(held_out, inception, context)
-    chosen = spread(len(held_out), settings.images)
-    others = chosen[:: max(1, settings.images // settings.tuned_on)] + 1
-    sets = (held_out.images[places % len(held_out)].float() / 255 for places in (chosen, others))
+    scored = spread(len(held_out), settings.images)
+    others = scored[:: max(1, settings.images // settings.tuned_on)] + 1
+    sets = (held_out.images[places % len(held_out)].float() / 255 for places in (scored, others))
     tasks = {task: TASKS[task] for task in settings.tasks}
     work = Restorations(context, model, settings, tasks, *sets, fid=fid)
     cells = {(row, task): what for row, what in rows.items() for task in tasks}

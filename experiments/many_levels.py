@@ -137,7 +137,7 @@ def run(context: Context) -> Outcome:
     bias = Grid("order", orders, _excess, across="levels").run(context)
     records = {
         "settings": asdict(settings),
-        "samplers": {title: one.records() for title, one in results.items()},
+        "samplers": {title: own.records() for title, own in results.items()},
         "floors": floors,
         "bias": bias.records(),
     }
@@ -188,16 +188,16 @@ def _convergence(
     shown = {n: f"{n} levels" for n in settings.counts if n in some}
     tables = []
     canvas, axes = new_figure(1, len(results), inches=(13.5, 4.6))
-    for panel, (title, one) in zip(axes[0], results.items(), strict=True):
+    for panel, (title, own) in zip(axes[0], results.items(), strict=True):
         note = (
             f"MMD from fresh draws, of {settings.groups} groups of {settings.chains:,} chains; "
             f"draws from draws {floors[title]:.4f}. Deficit: how much less likely than draws, in "
             f"nats; negative where too narrow."
         )
         name = f"{title[0].upper()}{title[1:]}"
-        tables.append(one.table(name, [MMD, DEFICIT], head="sampler", columns=shown, note=note))
+        tables.append(own.table(name, [MMD, DEFICIT], head="sampler", columns=shown, note=note))
         panel.margins(x=0.15)  # room for labels
-        one.draw(panel, MMD, EVALUATIONS, intervals=False)
+        own.draw(panel, MMD, EVALUATIONS, intervals=False)
         panel.axhline(floors[title], color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         panel.set_title(title, fontsize=10)
     legend(canvas)

@@ -232,8 +232,8 @@ class Yardstick:
             "count": len(x),
             "group_size": size,
             "frechet": [frechet_distance(features[cut], self.reference) for cut in cuts],
-            "class_distance": [total_variation(one, self.shares) for one in shares],
-            "entropy": [entropy(one) for one in shares],
+            "class_distance": [total_variation(share, self.shares) for share in shares],
+            "entropy": [entropy(share) for share in shares],
             "confidence": [probabilities[cut].max(1).values.double().mean().item() for cut in cuts],
             "background": [black[cut].std(0).median().item() for cut in cuts],
             "class_shares": class_shares(labels, len(self.shares)).tolist(),
@@ -248,8 +248,8 @@ def features_and_classes(classifier: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(network, ConvClassifier)
     with torch.no_grad():
         features = [network.features(some.to(classifier.device)) for some in x.split(BATCH)]
-        probabilities = [network.head(one).softmax(1).cpu() for one in features]
-    return torch.cat([one.cpu() for one in features]), torch.cat(probabilities)
+        probabilities = [network.head(batch).softmax(1).cpu() for batch in features]
+    return torch.cat([batch.cpu() for batch in features]), torch.cat(probabilities)
 
 
 def scored_test_images(context: Context, count: int) -> Tensor:

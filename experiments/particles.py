@@ -5,12 +5,14 @@ No network is in it. Problems are mixtures with an exact denoiser and a known p(
     2-D             two modes, one coordinate measured; three measurements
     A1, A2          16 dimensions, 14 weak or 4 strong measurements (Qiu et al., 2026, arXiv
                     2602.04189), three draws of the noise
+    digits          7 x 7 pixels, the lower three rows of fours and nines measured (MNIST, where
+                    --data-dir has it)
     images          the 8 x 8 images of `inverse` and its three tasks
 
 and what is measured is
 
     weight     a mode's share of the draws less the exact one, counted towards its share without
-               measurements: above 0 where y moves too little (mean over measurements; 2-D, A1, A2)
+               measurements: above 0 where y moves too little (mean over measurements)
     gap        10 log10 of the square error of the draws' mean over the optimal one's (images)
     spread     spread over error (images): 1 where right
     evidence   the error of log p(y), mean over measurements, in nats
@@ -23,8 +25,9 @@ go towards a noised y, both written here; and azula's MMPS, PiGDM and DPS (rival
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -32,11 +35,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from experiments import inverse, rivals
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results
 from mmdgs.cost import PRODUCT
+from mmdgs.data import ImageSet, load_images, midpoints, spread
+from mmdgs.errors import UsageError
 from mmdgs.linalg.evidence import factored, log_evidence
 from mmdgs.metrics import calibration_ratio
 from mmdgs.moments import ExactMoments, GivenMoments
@@ -61,16 +67,20 @@ EVIDENCE = Measure("evidence", "error of log p(y), nats", 3, "less")
 EVALUATIONS = Measure("evaluations", "evaluations a draw", 0)
 PARTICLES, SWEEPS = "particles", "bridge with sweeps"
 TDS, MCG = "TDS", "MCG-Diff"
+DIGITS, WIDTH = 300, 0.1
+"""Digits of the mixture, and the standard deviation about each, which is the noise too."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 AZULA = {"MMPS (azula)": "MMPS", "PiGDM (azula)": "PiGDM", "DPS (azula)": "DPS"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Chains for each measurement in the plane (of 16 dimensions half as many), levels of `curves`
-    and of all else of low dimension; measurements, draws and levels of images."""
+    """Chains for each measurement in the plane (of 16 dimensions half as many) and of digits,
+    levels of `curves` and of all else but images; measurements, draws and levels of images.
+    """
 
     chains: int = 4_000
+    digits: int = 512
     curve_levels: int = 25
     images: int = 20
     draws: int = 8
@@ -84,7 +94,7 @@ class Settings:
 
 FULL = Settings()
 QUICK = Settings(
-    chains=64, curve_levels=4, images=2, draws=2, levels=8, image_levels=4, seeds=2,
+    chains=64, digits=64, curve_levels=4, images=2, draws=2, levels=8, image_levels=4, seeds=2,
     counts=(1, 8), tuned_chains=8, rivals=(),
 )  # fmt: skip
 
@@ -135,12 +145,40 @@ def _strong() -> Tensor:
     return 3.0 * torch.eye(16, dtype=torch.float64)[:4]
 
 
+def _digits(data_dir: str | None) -> Problem:
+    """Digits of 7 x 7 pixels, each with a Gaussian about it: of held-out ones the lower three rows
+    are measured, which fit fours and nines. The mode is that of fours.
+    """
+
+    def pooled(images: ImageSet) -> Tensor:
+        return avg_pool2d(midpoints(images.images).double(), 4).flatten(1)
+
+    parts = (load_images("mnist", part, data_dir=data_dir) for part in ("train", "test"))
+    known, others = (images.take(spread(len(images), DIGITS)) for images in parts)
+    centres, labels = pooled(known), known.labels
+    assert labels is not None
+    assert others.labels is not None
+    mixture = GaussianMixture(torch.full((DIGITS,), 1 / DIGITS), centres, WIDTH)
+    mixture = mixture.to(dtype=torch.float64)
+    operator = Matrix(torch.eye(49, dtype=torch.float64)[28:])
+
+    def four(x: Tensor) -> Tensor:
+        return labels[torch.cdist(x.reshape(-1, 49), centres).argmin(1)].view(x.shape[:-1]) == 4
+
+    clean = operator(pooled(others)[(others.labels == 4) | (others.labels == 9)])
+    y = clean + WIDTH * randn_like(clean, seeded(0, "digits"))
+    shares = mixture.given(y, operator, WIDTH).weights @ (labels == 4).double()
+    open_ones = y[(shares > 0.25) & (shares < 0.75)][:3]
+    return Problem(mixture, operator, WIDTH, open_ones, four, 20.0)
+
+
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "2-D": cache(_two_modes),
     **{f"A1, {s:g}": cache(partial(_sixteen, _weak(), s)) for s in (0.2, 0.5)},
     **{f"A2, {s:g}": cache(partial(_sixteen, _strong(), s)) for s in (0.2, 0.5)},
 }
 
+Problems = Mapping[str, Callable[[], Problem]]
 Method = tuple[str, float]
 """What draws, and its one number: particles, sweeps or a rival's setting."""
 
@@ -149,6 +187,10 @@ def run(context: Context) -> Outcome:
     """Curves on the plane, every problem with 1, 8 and 64 particles, and the tasks of images."""
     settings = context.sized(FULL, QUICK)
     seeds, several = settings.seeds, settings.counts
+    few_levels, problems = replace(settings, levels=settings.curve_levels), dict(PROBLEMS)
+    with contextlib.suppress(UsageError):  # no MNIST here
+        digits = _digits(context.data_dir)
+        problems["digits"] = lambda: digits
     curves: dict[Any, Any] = {}
     for name, counts in (
         (PARTICLES, several),
@@ -157,7 +199,7 @@ def run(context: Context) -> Outcome:
         (SWEEPS, (0, *several[:4])),
     ):
         curves |= {(name, count): (name, count) for count in counts}
-    grids = [Grid("curves", curves, partial(_shares, settings=settings, problem="2-D"), settings,
+    grids = [Grid("curves", curves, partial(_shares, settings=few_levels, problems={}), few_levels,
                   "particles or sweeps", seeds=seeds)]  # fmt: skip
     few = [count for count in (1, 8, 64) if count in several] or list(several)
     rows: dict[str, Method] = {_title(count): (PARTICLES, count) for count in few}
@@ -165,9 +207,16 @@ def run(context: Context) -> Outcome:
         rows |= {f"{name}, {count} particles": (name, count) for count in few[1:]}
     beside = settings.rivals if rivals.installed() else ()
     rows |= {name: (AZULA[name], 0) for name in beside}
-    cells: dict[Any, Any] = {(row, p): how for row, how in rows.items() for p in PROBLEMS}
+    cells: dict[Any, Any] = {(row, p): how for row, how in rows.items() for p in problems}
     grids.append(
-        Grid("modes", cells, partial(_shares, settings=settings), settings, "problem", seeds=seeds)
+        Grid(
+            "modes",
+            cells,
+            partial(_shares, settings=settings, problems=problems),
+            settings,
+            "problem",
+            seeds=seeds,
+        )
     )
     images: dict[Any, Any] = {
         (_title(count), task): count for count in few[:2] for task in inverse.TASKS
@@ -186,13 +235,11 @@ def _title(count: int) -> str:
     return "bridge (1 particle)" if count == 1 else f"{count} particles"
 
 
-def _shares(cell: Cell, settings: Settings, problem: str | None = None) -> Part:
-    """The errors of mode weights and evidences of a method on a problem of low dimension."""
-    at = PROBLEMS[problem or cell.column]()
-    if problem is not None:
-        settings = replace(settings, levels=settings.curve_levels)
+def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
+    """The errors of mode weights and evidences of a method on a problem, or in the plane."""
+    at = problems.get(cell.column, _two_modes)()
     (name, number), own = cell.what, {}
-    count = settings.chains // (1 if at.mixture.dim == 2 else 2)
+    count = {2: settings.chains, 16: settings.chains // 2}.get(at.mixture.dim, settings.digits)
     before = at.mode(at.mixture.sample(200_000, generator=seeded(0, "before"))).double().mean()
     if name in AZULA.values():
         own = rivals.tuned(name, partial(_tuning, name, at, settings, cell.seeds[-1] + 1))
@@ -448,15 +495,6 @@ def _sections(curves: Results, modes: Results, images: Results) -> list[Section]
         *rivals.left_out(),
         *rivals.settings_said([{**r, "task": r["problem"]} for r in modes.records()]),
     ]
-    tables = [
-        results.table(title, [measure], head="draws by", columns={c: c for c in results.columns})
-        for results, title, measure in (
-            (modes, "Error of the mode's weight", WEIGHT),
-            (modes, "Error of log p(y), nats", EVIDENCE),
-            (modes, "Evaluations a draw", EVALUATIONS),
-            (images, "Images: gap to the optimal mean, dB", GAP),
-            (images, "Images: spread over error", SPREAD),
-            (images, "Images: error of log p(y), nats", EVIDENCE),
-        )
-    ]
+    tables = modes.tables((WEIGHT, EVIDENCE, EVALUATIONS), head="draws by")
+    tables += images.tables((GAP, SPREAD, EVIDENCE), "images: ", head="draws by")
     return [Section("Draws by weighted particles", texts, tables, [figure])]

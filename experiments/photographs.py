@@ -192,11 +192,11 @@ class _Work:
                 if network is not None and row in (cell.row, FFDNET):
                     with torch.no_grad():
                         near = psnr(network(x_t, level).clamp(0, 1), clean).tolist()
-                    values |= {(row, name): one for name, one in zip(names, near, strict=True)}
+                    values |= {(row, name): value for name, value in zip(names, near, strict=True)}
         own = [values[cell.row, name] for name in self.images]
         if cell.row == FFDNET or self.ffdnet is None:
             return Part({"psnr": own})
-        gains = [one - values[FFDNET, name] for one, name in zip(own, self.images, strict=True)]
+        gains = [value - values[FFDNET, name] for value, name in zip(own, self.images, strict=True)]
         return Part({"psnr": own, "gain": gains})
 
     @cache  # noqa: B019 - it lives as long as the run
@@ -297,14 +297,10 @@ def _section(
         *([] if FFDNET in quality.rows else ["FFDNet is left out: --ffdnet names its file."]),
     ]
     compared = [row for row in maps.rows if row != ORACLE]
-    shown = [(quality, PSNR, None), (quality, GAIN, None)]
-    shown += [(posteriors, Z, None), (posteriors, COVERAGE, None)]
-    shown += [(maps, measure, compared) for measure in (CORRELATION, *LEFT)]
-    tables = []
-    for results, measure, rows in shown:
-        columns = {sigma: f"sigma {sigma}" for sigma in results.columns}
-        title = measure.title[0].upper() + measure.title[1:]
-        tables.append(results.table(title, [measure], columns=columns, compared=rows))
+    columns = {sigma: f"sigma {sigma}" for sigma in settings.sigmas}
+    tables = quality.tables((PSNR, GAIN), columns=columns)
+    tables += posteriors.tables((Z, COVERAGE), columns=columns)
+    tables += maps.tables((CORRELATION, *LEFT), columns=columns, compared=compared)
     if seconds:
         lines = [[name, f"{taken:.2f}"] for name, taken in seconds.items()]
         title = f"Seconds of one mean of {settings.timed} x {settings.timed} pixels"

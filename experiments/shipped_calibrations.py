@@ -73,9 +73,9 @@ def export(
         for split in SPLITS:
             source = str(faces[0]) if faces else name
             stored = load_images(source, split, data_dir=data_dir / name).images
-            chosen = stored[spread(len(stored), images)].permute(0, 2, 3, 1).contiguous()
-            numpy.savez_compressed(out / f"{name}-{split}.npz", chosen.numpy())
-            print(f"{out / name}-{split}.npz: {tuple(chosen.shape)}")
+            exported = stored[spread(len(stored), images)].permute(0, 2, 3, 1).contiguous()
+            numpy.savez_compressed(out / f"{name}-{split}.npz", exported.numpy())
+            print(f"{out / name}-{split}.npz: {tuple(exported.shape)}")
 
 
 def estimators(model: Model) -> list[Moments]:

@@ -109,8 +109,8 @@ def _with_second_order(setup: Toys, context: Context, sets: Sets) -> dict[str, l
     setup.together([partial(network, fitted) for fitted in every], "training")
     return {
         name: [
-            replace(one, moments=one.moments | {"second": SecondOrderMoments(*network(one))})
-            for one in fitted
+            replace(run, moments=run.moments | {"second": SecondOrderMoments(*network(run))})
+            for run in fitted
         ]
         for name, fitted in sets.items()
     }

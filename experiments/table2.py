@@ -294,7 +294,11 @@ def _table(results: Results, settings: Table2Settings, source: str) -> Table:
     shown = [measure for measure in SHOWN if any(measure.key in values for values in every)]
     table = results.listing("Samplers of one network", shown, note=note, head="sampler", rows=ROWS)
     rows = [
-        [f"paper: {row}, NCSNv2, 50,000 images", "232", *(known.get(one.key, "") for one in shown)]
+        [
+            f"paper: {row}, NCSNv2, 50,000 images",
+            "232",
+            *(known.get(measure.key, "") for measure in shown),
+        ]
         for row, known in PAPER.items()
     ]
     return replace(table, rows=[*table.rows, *rows])

@@ -189,19 +189,21 @@ def take(root: Path, name: str, run: Path) -> int:
     for file in (path, source):
         if not file.is_file():
             raise UsageError(f"there is no {file}; say --from NAME=RUN, as in table2=runs/table2")
-    record, made = (json.loads(file.read_text(encoding="utf-8")) for file in (path, source))
-    shared = [key for key, cells in made.items() if are_cells(cells) and are_cells(record.get(key))]
+    record, content = (json.loads(file.read_text(encoding="utf-8")) for file in (path, source))
+    shared = [
+        key for key, cells in content.items() if are_cells(cells) and are_cells(record.get(key))
+    ]
     if not shared:
         have = ", ".join(key for key, cells in record.items() if are_cells(cells)) or "none"
         raise UsageError(f"{source} has no cells for {path}: that has {have}")
     for key in shared:
-        model = {"model": Path(made.get("settings", {}).get("model") or "").name}
-        taken = [(model if "model" in record[key][0] else {}) | _shortened(c) for c in made[key]]
+        model = {"model": Path(content.get("settings", {}).get("model") or "").name}
+        taken = [(model if "model" in record[key][0] else {}) | _shortened(c) for c in content[key]]
         by = {tuple(c.get(part) for part in IDENTITY): c for c in (*record[key], *taken)}
         record[key] = list(by.values())
-    record.setdefault("source", {})["environment"] = made.get("environment", {})
+    record.setdefault("source", {})["environment"] = content.get("environment", {})
     write_atomically(path, (dumped(record) + "\n").encode())
-    return sum(len(made[key]) for key in shared)
+    return sum(len(content[key]) for key in shared)
 
 
 def _shortened(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,14 +100,15 @@ CASES = {
         "MODEL IMAGES --operator sr:2 --noise 0.1 --simulate -n 1 --draws 2 --steps 2",
         """--operator gray | --noise 0.2 | -n 2 | --draws 3 | --steps 3 | --seed 1
         | --covariance krylov | --chains bridge | --particles 2 | --data-dir . | --precision bf16
-        | --products 1 | --symmetric | --uncalibrated""",
+        | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist""",
         "batch_size simulate",  # sizes are refused without it
     ),
     "posterior": Case(
         "MODEL IMAGES --sigma 0.5 -n 1 --components 0 --draws 0",
         """--sigma 0.4 | --simulate | --components 1 | --draws 1 | --region 0,0,4,4
         | --calibrate nowhere | --calibration-images 20 | -n 2 | --tolerance 0.1
-        | --krylov-steps 2 | --data-dir . | --seed 1 | --uncalibrated""",
+        | --krylov-steps 2 | --draws-by spectral | --margin 8 | --quick | --data-dir .
+        | --seed 1 | --uncalibrated | --model mnist""",
     ),
     "evaluate": Case(
         "IMAGES -r OTHERS -m diversity",

@@ -223,14 +223,14 @@ def test_an_examples_level_is_from_its_own_stream(name: str) -> None:
 def test_what_a_denoiser_is_told_is_off_by_up_to_the_jitter() -> None:
     rows = 20_000
     x, level = torch.zeros(rows, 3, dtype=torch.float64), NoiseLevel(alpha=0.8, sigma=2.0)
-    told = jittered(level, 0.2, x, Streams(0, rows))
-    logs = (told.sigma / 2).log()
-    assert torch.equal(told.alpha, torch.full_like(told.alpha, 0.8))
+    stated = jittered(level, 0.2, x, Streams(0, rows))
+    logs = (stated.sigma / 2).log()
+    assert torch.equal(stated.alpha, torch.full_like(stated.alpha, 0.8))
     assert -0.2 <= logs.min() < -0.199
     assert 0.199 < logs.max() <= 0.2
     assert abs(logs.mean()) < 5 * 0.2 / math.sqrt(3 * rows)
     rest = jittered(NoiseLevels.of([level] * 6, x[:6]), 0.2, x[:6], Streams(0, 6, first_row=4))
-    assert torch.equal(told.sigma[4:10], rest.sigma)  # from an example's own stream
+    assert torch.equal(stated.sigma[4:10], rest.sigma)  # from an example's own stream
 
 
 def test_the_noise_is_the_levels_and_the_denoiser_hears_what_it_is_told() -> None:
@@ -240,9 +240,9 @@ def test_the_noise_is_the_levels_and_the_denoiser_hears_what_it_is_told() -> Non
         heard.append(level)
         return x_t
 
-    level, told = NoiseLevel(sigma=2.0), NoiseLevel(sigma=1.5)
-    found = losses.dsm(denoiser, x, level, generator=seeded(0), told=told)
-    assert heard == [told]
+    level, stated = NoiseLevel(sigma=2.0), NoiseLevel(sigma=1.5)
+    found = losses.dsm(denoiser, x, level, generator=seeded(0), stated=stated)
+    assert heard == [stated]
     torch.testing.assert_close(found, losses.dsm(denoiser, x, level, generator=seeded(0)), **TIGHT)
 
 

@@ -173,10 +173,11 @@ def test_nothing_of_the_site_comes_from_the_network() -> None:
     assert "extra_javascript" not in settings
 
 
-def test_every_figure_of_the_idea_is_drawn_by_the_script() -> None:
+def test_every_figure_of_the_guides_is_drawn_by_the_script() -> None:
     script = (DOCS / "figures.py").read_text()
     drawn = re.search(r"FIGURES: .*?^}", script, flags=re.DOTALL | re.MULTILINE)
     names = re.findall(r'^    "(\w+)":', drawn[0], flags=re.MULTILINE)
-    shown = re.findall(r"images/idea_(\w+)\.png", (DOCS / "use/idea.md").read_text())
+    text = "".join(page.read_text() for page in sorted((DOCS / "use").glob("*.md")))
+    shown = re.findall(r"images/idea_(\w+)\.png", text)
     assert sorted(names) == sorted(shown)
     assert all((DOCS / "images" / f"idea_{name}.png").stat().st_size < 250_000 for name in names)

@@ -393,10 +393,15 @@ def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
     sets = read_sets(recipe, torch.device("cpu"))
     x = sets.train.take(next(batch_order(len(sets.train), 8, seed)), streams)
     levels = level_draw(model.levels, draw)(x, streams)
-    told = jittered(levels, 0.3, x, streams) if jitter else None
+    stated = jittered(levels, 0.3, x, streams) if jitter else None
     weigh = mmdgs.losses.WEIGHTINGS[weighting]
     expected = mmdgs.losses.dsm(
-        model.denoiser_of(model.network), x, levels, generator=streams, weighting=weigh, told=told
+        model.denoiser_of(model.network),
+        x,
+        levels,
+        generator=streams,
+        weighting=weigh,
+        stated=stated,
     )
     expected = expected.mean().item()
     assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]

@@ -286,7 +286,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def made(folder: Path) -> Iterator[None]:
+def new_folder(folder: Path) -> Iterator[None]:
     """A folder, made with its parents; of those made here, the ones left empty are removed."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -320,7 +320,7 @@ def output_folder(folder: Path) -> Iterator[None]:
     new = not folder.exists()
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(made(folder))
+            stack.enter_context(new_folder(folder))
             stack.enter_context(locked(folder))
         except OSError as error:
             reason = error.strerror or error

@@ -19,7 +19,10 @@ from mmdgs.errors import UsageError, first_line
 def lazy_names(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` (the names that are no modules) of a package."""
+    """`__getattr__`, `__dir__` and `__all__` of a package.
+
+    Rooms that the stub names are found too, but `dir` lists what is in `__all__`: no modules.
+    """
     homes = {
         alias.name: node.module
         for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body
@@ -37,7 +40,7 @@ def lazy_names(
         return value
 
     names = sorted(name for name, home in homes.items() if home != package)
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes}), names
+    return get, lambda: names, names
 
 
 def optional(library: str) -> Any:

@@ -18,6 +18,7 @@ moments/ocm.py and moments/heads.py. x is (B, ...), every loss (B,).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,22 +77,25 @@ def dsm(
     *,
     generator: Generator,
     weighting: Weighting = score_weighting,
-    told: AnyLevel | None = None,
+    stated: AnyLevel | None = None,
 ) -> Tensor:
     """Denoising score matching: lambda alpha^2 / (2 sigma^4) ||x - D(x_t)||^2.
 
-    Vincent (2011); the paper's eq. dsm and dsm:mean. `told` is what the denoiser is given in place
+    Vincent (2011); the paper's eq. dsm and dsm:mean. `stated` is what the denoiser gets in place
     of the level.
     """
     x_t = add_noise(x, level, generator=generator)
-    error = (x - denoise(denoiser, x_t, level if told is None else told)).flatten(1).square().sum(1)
+    error = (
+        (x - denoise(denoiser, x_t, level if stated is None else stated)).flatten(1).square().sum(1)
+    )
     return _weighted(error, weighting(level) * (0.5 * level.alpha**2 / level.sigma**4))
 
 
 def kl(moments: Moments, x: Tensor, level: AnyLevel, *, generator: Generator) -> Tensor:
     """The joint KL up to a constant, -log q(x | x_t) (Bengio et al., 2013; eq. joint:kl)."""
     x_t = add_noise(x, level, generator=generator)
-    return -moments(x_t, level, generator=generator).log_prob(x)  # type: ignore[arg-type]  # heads take rows' levels
+    estimator: Any = moments  # heads take levels of rows
+    return -estimator(x_t, level, generator=generator).log_prob(x)
 
 
 def ocm(

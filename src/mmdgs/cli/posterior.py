@@ -83,6 +83,7 @@ def posterior(
     PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
     noisy = named_images(sources, data_dir=data_dir, limit=n)
     network = load(name, device=cli.device_named(device))
+    cli.refuse_idle(context, (not network.any_size, ("margin",), "models of any size"))
     cli.warn_of_training_images(network, calibrate, *(sources if settings.simulate else ()))
     held_out = None
     if calibrate is not None:
@@ -134,8 +135,8 @@ def _calibrated(
     if calibrated:
         return replace(settings, diagonal=diagonal)
     plain = replace(krylov, calibrated=False)
-    same = {"draws_by": plain} if settings.draws_by == krylov else {}
-    return replace(settings, diagonal=diagonal, krylov=plain, **same)
+    draws_by = plain if settings.draws_by == krylov else settings.draws_by
+    return replace(settings, diagonal=diagonal, krylov=plain, draws_by=draws_by)
 
 
 def _plan(work: PosteriorWork) -> str:

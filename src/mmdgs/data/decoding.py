@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -205,7 +205,8 @@ def _levels(image: Image.Image) -> np.ndarray:
 
 
 def _white_is_zero(image: Image.Image) -> bool:
-    return image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # type: ignore[attr-defined]
+    tags: Any = getattr(image, "tag_v2", {})
+    return image.format == "TIFF" and tags.get(PHOTOMETRIC) == 0
 
 
 def _floating(image: Image.Image) -> np.ndarray:

@@ -53,6 +53,16 @@ def png(picture: numpy.ndarray, scale: int = 1) -> bytes:
     return content.getvalue()
 
 
+def jpeg(picture: numpy.ndarray, most: int, quality: int = 92) -> bytes:
+    """A uint8 picture as a JPEG file, of at most so many pixels a side."""
+    from PIL import Image
+
+    image, content = Image.fromarray(picture), io.BytesIO()
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
+    image.save(content, format="JPEG", quality=quality, subsampling=0)
+    return content.getvalue()
+
+
 def save_grid(
     path: Path | str, x: Tensor, *, columns: int | None = None, scale: int = SCALE
 ) -> Path:

@@ -83,7 +83,8 @@ def named_images(
         if held > HELD * memory:
             raise UsageError(
                 f"{len(images) + 1:,} images or more take {held / 1e9:.1f} GB of the "
-                f"{memory / 1e9:.1f} of memory that there are: give fewer at a time (--n {len(images)})"
+                f"{memory / 1e9:.1f} of memory that there are: give fewer at a time "
+                f"(--n {len(images)})"
             )
         images.append(named)
     announced(remarks)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from mmdgs.errors import UsageError, unknown_name
-from mmdgs.files import file_written_atomically, made
+from mmdgs.files import file_written_atomically, new_folder
 from mmdgs.runtime import progress_bar
 
 ENVIRONMENT = "MMDGS_DATA"
@@ -79,7 +79,7 @@ def fetch(source: Source, folder: Path) -> list[str]:
     failures = []
     for url in source.urls:
         try:
-            with made(folder):
+            with new_folder(folder):
                 _download(url, folder / source.file, source.checksum)
             return []
         except _DownloadFailed as failure:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdgs.denoisers import Denoiser, checked
+from mmdgs.denoisers import Denoiser as OwnDenoiser, checked
 from mmdgs.errors import UsageError
 from mmdgs.interop.rows import by_level
 from mmdgs.lazy import optional
@@ -28,14 +28,14 @@ from mmdgs.noise import SAME_LEVEL, NoiseLevel
 
 optional("azula")
 
-from azula.denoise import Denoiser as AzulaDenoiser, DiracPosterior, GaussianPosterior, Posterior  # noqa: E402
+from azula.denoise import Denoiser, DiracPosterior, GaussianPosterior, Posterior  # noqa: E402
 from azula.noise import Schedule, VPSchedule  # noqa: E402
 
 HALVINGS = 60
 """Of the interval in which a time is sought: to the last digit of float64."""
 
 
-class GuestDenoiser(AzulaDenoiser):  # type: ignore[misc]
+class GuestDenoiser(Denoiser):  # type: ignore[misc]
     """A denoiser of ours as azula's; made by `to_azula`.
 
     With u = (x - centre) / scale for our x, its u_t = alpha u + sigma e is our x_t = scale u_t +
@@ -43,7 +43,7 @@ class GuestDenoiser(AzulaDenoiser):  # type: ignore[misc]
     """
 
     def __init__(
-        self, denoiser: Denoiser, schedule: Schedule, moments: Moments | None, centre: float,
+        self, denoiser: OwnDenoiser, schedule: Schedule, moments: Moments | None, centre: float,
         scale: float,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -74,7 +74,10 @@ class GuestDenoiser(AzulaDenoiser):  # type: ignore[misc]
 
 
 def to_azula(
-    denoiser: Model | Denoiser, schedule: Schedule | None = None, *, moments: Moments | None = None
+    denoiser: Model | OwnDenoiser,
+    schedule: Schedule | None = None,
+    *,
+    moments: Moments | None = None,
 ) -> Any:
     """A model or denoiser of ours as azula's Denoiser; `schedule` is by default its VPSchedule.
 
@@ -121,13 +124,13 @@ class FromAzula:
         return self._times[level]
 
 
-def from_azula(denoiser: AzulaDenoiser) -> FromAzula:
+def from_azula(denoiser: Denoiser) -> FromAzula:
     """A denoiser of azula as ours: the mean of its posterior, in the units of its data.
 
     It answers at every level between the ends of its schedule, with any alpha.
     """
     schedule = getattr(denoiser, "schedule", None)
-    if not isinstance(denoiser, AzulaDenoiser) or not isinstance(schedule, Schedule):
+    if not isinstance(denoiser, Denoiser) or not isinstance(schedule, Schedule):
         got = type(denoiser).__name__
         raise UsageError(f"from_azula takes a Denoiser of azula with a schedule, got {got}")
     return FromAzula(denoiser)

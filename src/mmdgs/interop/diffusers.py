@@ -158,5 +158,5 @@ def _one_generator(generator: Any, x_t: Tensor) -> Generator:
         return generator
     if len(generator) == 1:
         return generator[0]
-    seeds = [int(torch.randint(2**62, (), generator=one, device=one.device)) for one in generator]
+    seeds = [int(torch.randint(2**62, (), generator=own, device=own.device)) for own in generator]
     return Streams(seeds, len(x_t))

@@ -183,7 +183,8 @@ class Implicit(Covariance):
         return math.prod(self.like.shape[1:])
 
     def affine(self, scale: float, shift: float) -> Any:
-        return replace(self, scale=scale * self.scale, shift=scale * self.shift + shift)  # type: ignore[type-var]
+        both = {"scale": scale * self.scale, "shift": scale * self.shift + shift}
+        return replace(self, **both)  # type: ignore[type-var]
 
     @cached_property
     def decomposed(self) -> Dense:

@@ -73,7 +73,9 @@ def _kernel_mean(x: Tensor, y: Tensor, scales: list[float]) -> float:
             for _ in scales[1:]:
                 block += power.square_().sum(dtype=torch.float64)
         else:
-            block = sum((distances * (-1 / b)).exp_().sum(dtype=torch.float64) for b in scales)  # type: ignore[assignment]
+            block = torch.zeros_like(total)
+            for b in scales:
+                block += (distances * (-1 / b)).exp_().sum(dtype=torch.float64)
         total += weight * block
     return total.item() / (len(x) * len(y))
 

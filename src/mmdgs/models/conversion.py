@@ -131,7 +131,7 @@ def _new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into that becomes `out` when all is in it."""
     out = out.resolve()
     try:
-        with files.made(out.parent), files.folder_written_atomically(out) as folder:
+        with files.new_folder(out.parent), files.folder_written_atomically(out) as folder:
             yield folder
     except OSError as error:
         raise UsageError(f"cannot write the folder {out}: {error.strerror or error}") from error

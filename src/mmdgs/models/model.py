@@ -20,7 +20,7 @@ from mmdgs.compiled import Pure
 from mmdgs.covariances import FITTED, Covariance, Estimated, as_covariance
 from mmdgs.denoisers import Denoiser, HasPure, Network, NetworkDenoiser, require_denoiser
 from mmdgs.errors import UsageError
-from mmdgs.files import files_written_together, made, to_json, write_atomically
+from mmdgs.files import files_written_together, new_folder, to_json, write_atomically
 from mmdgs.models.card import model_card
 from mmdgs.models.config import (
     ANY_SIZE,
@@ -281,7 +281,7 @@ class Model:
         config = self.config
         folder = Path(folder)
         card = card or self.card
-        with made(folder.parent), files_written_together(folder, last=CONFIG) as temporary:
+        with new_folder(folder.parent), files_written_together(folder, last=CONFIG) as temporary:
             weights = write_weights(
                 temporary, self.network.state_dict(), dtype=dtype, shard_mb=shard_mb
             )

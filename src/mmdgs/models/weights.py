@@ -175,4 +175,5 @@ def weights_digest(tensors: Mapping[str, Tensor], where: object) -> str:
 def counts_in(file: Path) -> dict[str, int]:
     """How many numbers each tensor of a safetensors file has, by its header."""
     with files.tensors_opened(file) as stored:
-        return {key: math.prod(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+        keys = stored.keys()
+        return {key: math.prod(stored.get_slice(key).get_shape()) for key in keys}

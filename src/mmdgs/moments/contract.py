@@ -73,7 +73,8 @@ def with_denoiser(moments: Moments, denoiser: Denoiser) -> Moments:
     inner = getattr(moments, "moments", None)
     try:
         if inner is not None:
-            return replace(moments, moments=with_denoiser(inner, denoiser))  # type: ignore[type-var]
+            inner = with_denoiser(inner, denoiser)
+            return replace(moments, moments=inner)  # type: ignore[type-var]
         return replace(moments, denoiser=denoiser)  # type: ignore[type-var]
     except (TypeError, ValueError) as error:
         name = type(moments).__name__

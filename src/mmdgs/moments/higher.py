@@ -156,7 +156,7 @@ def _forwards(along: Callable[[Tensor], Tensor], start: Tensor) -> list[Tensor]:
     def nested(s: Tensor, order: int) -> tuple[Tensor, ...]:
         if order == 0:
             return (along(s),)
-        values, slopes = torch.func.jvp(lambda s: nested(s, order - 1), (s,), (ones,))  # type: ignore[misc]  # three only with has_aux
+        values, slopes, *_ = torch.func.jvp(lambda s: nested(s, order - 1), (s,), (ones,))
         return (*values, slopes[-1])
 
     with torch.no_grad(), WrittenOutNorms(), sdpa_kernel(SDPBackend.MATH):

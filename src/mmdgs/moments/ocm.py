@@ -130,8 +130,8 @@ class RatioScale:
                 part = x[first : first + FIT_ROWS]
                 streams = Streams(seed, len(part), first_row=place * len(x) + first)
                 x_t = add_noise(part, level, generator=streams)
-                options = {"generator": streams, "probes": probes, "design": design}
-                targets.append(ratio_target(denoiser, x_t, level, **options)[1])  # type: ignore[arg-type]
+                options: Any = {"generator": streams, "probes": probes, "design": design}
+                targets.append(ratio_target(denoiser, x_t, level, **options)[1])
             y = torch.cat(targets).double()
             raise_non_finite(f"variance ratios at {level}", y)
             means.append(max(y.mean().item(), FLOOR))

@@ -102,7 +102,9 @@ class PerceptronHessian:
         plain = all(type(layer) is nn.Linear for layer in linears)
         known = all(type(activation) in ACTIVATIONS for activation in activations)
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (network, layers, *layers))
-        return cls(linears, activations) if plain and known and not hooked else None  # type: ignore[arg-type]
+        if hooked or not (plain and known):
+            return None
+        return cls(linears, activations)  # type: ignore[arg-type]
 
     def __call__(
         self, x: Float[Tensor, "batch d"]

@@ -166,7 +166,7 @@ class FunctionOperator(Operator):
     def _adjoint(self, y: Tensor) -> Tensor:
         if self.transposed is not None:
             return self.transposed(y)
-        _, pull = torch.func.vjp(self.function, y.new_zeros(len(y), *self.shape))  # type: ignore[misc]
+        _, pull, *_ = torch.func.vjp(self.function, y.new_zeros(len(y), *self.shape))
         return pull(y)[0]
 
 

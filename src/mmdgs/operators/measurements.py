@@ -33,6 +33,8 @@ COLOUR_SIDE, GREY_SIDE = 3, 4
 SMOOTHEST = 0.3
 """The share of grey patches that counts."""
 PATCHES_A_DIMENSION, LEAST_PATCHES = 10, 64
+MOST_PATCHES = 1 << 19
+"""Above which only some are taken, evenly: those of 16 million pixels would take 10 GB."""
 
 
 def measured(y: Tensor, operator: Operator) -> Tensor:
@@ -144,8 +146,9 @@ def _patches(y: Tensor, whole: Tensor, side: int) -> Tensor | None:
     """Patches (n, C, side, side) all of whose pixels count, in float64."""
     if min(y.shape[1:]) < side:
         return None
-    cut = functional.unfold(y[None].double(), side)[0].T
-    kept = functional.unfold(whole[None].double(), side)[0].T.min(1).values > 0
+    stride = math.ceil(math.sqrt(whole[0].numel() / MOST_PATCHES))
+    cut = functional.unfold(y[None].double(), side, stride=stride)[0].T
+    kept = functional.unfold(whole[None].double(), side, stride=stride)[0].T.min(1).values > 0
     return cut[kept].reshape(-1, len(y), side, side)
 
 

@@ -315,7 +315,7 @@ def _sized(model: Model, y: Tensor, operator: Any) -> Model:
                 "measurements that are no images say theirs: give shape=(3, height, width)"
             )
         shape = y.shape[1:]
-    return model if shape is None else model.sized(*shape[-2:])
+    return model.sized(*shape[-2:]) if model.any_size and shape is not None else model
 
 
 def _require_room(model: Model, moments: Moments) -> None:

@@ -100,9 +100,9 @@ class Ingredients:
         clip = self.settings.clip
         return ClippedDenoiser(self.plain, self.model.interval) if clip else self.plain
 
-    def down(self, kernel: type[Kernel], **options: Any) -> Plan:
+    def down(self, kernel: Callable[..., Kernel], **options: Any) -> Plan:
         """A kernel of the denoiser along all levels."""
-        return Plan.down(kernel(self.denoiser, **options), self.settings.levels)  # type: ignore[call-arg]
+        return Plan.down(kernel(self.denoiser, **options), self.settings.levels)
 
 
 @dataclass(frozen=True)

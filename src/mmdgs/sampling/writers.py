@@ -64,8 +64,8 @@ class Destination(abc.ABC):
         """The images that are there, whole."""
 
     @abc.abstractmethod
-    def _write(self, first: int, images: Any, wanted: set[int]) -> None:
-        """Write those wanted of what a run made, numbered from `first` on."""
+    def _write(self, first: int, images: Any, missing: set[int]) -> None:
+        """Write those missing of what a run made, numbered from `first` on."""
 
     @abc.abstractmethod
     def _assemble(self, count: int) -> None:
@@ -110,11 +110,11 @@ class Destination(abc.ABC):
                 self.record, to_json({KIND: FORMAT, "finished": False, "settings": settings})
             )
 
-    def write(self, first: int, images: Any, wanted: set[int], note: Mapping[str, Any]) -> None:
+    def write(self, first: int, images: Any, missing: set[int], note: Mapping[str, Any]) -> None:
         """Write a batch of images, and first the note that goes with it: what is there has one."""
         try:
             write_atomically(self.work / f"{numbered(first)}.json", to_json(note))
-            self._write(first, images, wanted)
+            self._write(first, images, missing)
         except OSError as error:
             raise OSError(
                 f"the images from {first} on could not be written into {self.path} "
@@ -180,9 +180,9 @@ class PictureFolder(FolderDestination):
     def present(self, count: int) -> set[int]:
         return {number for number in self._files() if number < count}
 
-    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
+    def _write(self, first: int, images: Tensor, missing: set[int]) -> None:
         for number, image in enumerate(to_uint8(images), first):
-            if number in wanted:
+            if number in missing:
                 write_picture(self.path, numbered(number), image)
 
     def _assemble(self, count: int) -> None:
@@ -232,7 +232,7 @@ class ArrayFile(Destination):
         parts = [range(first, first + len(part)) for first, part in self._parts(count)]
         return {number for part in parts for number in part}
 
-    def _write(self, first: int, images: Tensor, wanted: set[int]) -> None:
+    def _write(self, first: int, images: Tensor, missing: set[int]) -> None:
         stored = to_uint8(images).permute(0, 2, 3, 1) if self.pixels else images.float()
         name = f"{numbered(first)}-{numbered(len(images))}.npy"
         with file_written_atomically(self.work / name) as stream:

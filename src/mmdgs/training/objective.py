@@ -89,8 +89,8 @@ def loss_of(
 
     def dsm(x: Tensor, generator: Generator) -> Tensor:
         level = drawn(x, generator)
-        told = jittered(level, jitter, x, generator) if jitter else None
-        return losses.dsm(trained, x, level, generator=generator, weighting=weigh, told=told)
+        stated = jittered(level, jitter, x, generator) if jitter else None
+        return losses.dsm(trained, x, level, generator=generator, weighting=weigh, stated=stated)
 
     return dsm
 

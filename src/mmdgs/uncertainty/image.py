@@ -23,7 +23,7 @@ from mmdgs.data.single import NamedImage
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
-from mmdgs.linalg.components import checked_region
+from mmdgs.linalg.components import checked_region, inside
 from mmdgs.metrics import psnr
 from mmdgs.models import Model
 from mmdgs.models.model import as_model
@@ -90,16 +90,24 @@ class ImagePosterior:
     command: str = ""
     """`mmdgs posterior` with the options that make it, but for the number of draws, components
     and the region."""
+    region_given: bool = True
 
     @property
     def stds(self) -> Tensor:
         """Standard deviations along the components, (k,)."""
         return self.variances.clamp(min=0).sqrt()
 
-    def walk(self, steps: tuple[float, ...] = (-2, -1, 0, 1, 2)) -> Tensor:
-        """mean + step * std * direction for each component and step, (k, steps, C, H, W)."""
+    def walk(
+        self, steps: tuple[float, ...] = (-2, -1, 0, 1, 2), region: Region | None = None
+    ) -> Tensor:
+        """mean + step * std * direction for each component and step, (k, steps, C, H, W); of a
+        region of it, if given.
+        """
+        mean, directions = self.mean, self.directions
+        if region is not None:
+            mean, directions = inside(mean, region), inside(directions, region)
         moves = torch.tensor(steps)[None] * self.stds[:, None]
-        return self.mean + moves[..., None, None, None] * self.directions[:, None]
+        return mean + moves[..., None, None, None] * directions[:, None]
 
     def arrays(self) -> dict[str, Any]:
         """All arrays by name, as `arrays.npz` has them."""
@@ -153,7 +161,14 @@ class PosteriorWork:
         settings = self.settings
         image, _ = named.in_channels(self.model.shape[0], clean=settings.simulate)
         height, width = image.shape[1:]
-        region = checked_region(settings.region, image.shape) or (0, 0, SIDE, SIDE)
+        given = checked_region(settings.region, image.shape)
+        region = given or (0, 0, min(SIDE, width), min(SIDE, height))
+        numbers = len(image) * (region[2] * region[3] if given else height * width)
+        if (settings.components or 0) > numbers:
+            raise UsageError(
+                f"{settings.components} components are asked for, and there are {numbers} numbers: "
+                f"take at most {numbers}, or none"
+            )
         seen = around(region, height, width, settings.margin)
         require_room(self.model, image.shape, seen[2] * seen[3], settings)
 
@@ -243,6 +258,7 @@ class PosteriorWork:
             remarks=remarks,
             model=model.source,
             command=self._command(i),
+            region_given=settings.region == region,
             **arrays,  # type: ignore[arg-type]
         )
         return replace(posterior, scores=scores_of(posterior))
@@ -280,13 +296,14 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
-    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may also be a denoiser, such as
-    `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained at (without them any sigma is
-    asked of it as it is), `shape` (C, H, W) is that of its images (unless given, that of this one;
-    larger images go through it in tiles) and `interval` that of its values, [0, 1] unless given. Or
-    `model` may be an estimator of a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not:
-    mean, standard deviations and intervals are then its own, and so are draws and components where
-    its covariance has correlations.
+    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may
+    also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained
+    at (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images
+    (unless given, that of this one; larger images go through it in tiles; (3, None, None): any
+    size) and `interval` that of its values, [0, 1] unless given. Or `model` may be an estimator of
+    a model or of a denoiser, calibrated (`mmdgs.calibrate`) or not: mean, standard deviations and
+    intervals are then its own, and so are draws and components where its covariance has
+    correlations.
     """
     if not isinstance(settings, PosteriorSettings):
         settings = PosteriorSettings(settings)

@@ -1,4 +1,8 @@
-"""One self-contained HTML page about the posterior of an image: nothing is loaded."""
+"""One self-contained HTML page about the posterior of an image: nothing is loaded.
+
+The mean under its uncertainty, draws in turn, components; a click gives the command for those of
+another part (page.js).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,19 @@ import numpy
 import torch
 from torch import Tensor
 
-from mmdgs.data.pictures import png
+from mmdgs.data.pictures import jpeg, png
 from mmdgs.uncertainty import pictures
 from mmdgs.uncertainty.image import ImagePosterior
+from mmdgs.uncertainty.regions import SIDE
 
-STYLE = files("mmdgs.uncertainty").joinpath("page.css").read_text(encoding="utf-8")
+STYLE, SCRIPT = (
+    files("mmdgs.uncertainty").joinpath(name).read_text(encoding="utf-8")
+    for name in ("page.css", "page.js")
+)
+EXACT, MOST_SIDE = 160 * 160, 1024
+"""Pixels up to which pictures are PNG, and the largest side of others."""
+LEAST_WIDTH = 256
+"""Pixels of the screen, about, that small images are shown in."""
 
 WORDS = {
     "psnr_noisy": "PSNR of the noisy image (dB)",
@@ -29,34 +41,86 @@ WORDS = {
 
 def page(seen: ImagePosterior) -> str:
     """The page of one image."""
-    tiles = f", {seen.tiles} overlapping tiles of the network's size" if seen.tiles > 1 else ""
-    std = _figure("standard deviation", pictures.std_picture(seen.std), "std")
+    tiles = f", in {seen.tiles} overlapping tiles" if seen.tiles > 1 else ""
+    height, width = seen.mean.shape[1:]
+    reduced = " Its pictures are smaller on this page." if max(height, width) > MOST_SIDE else ""
+    truth = [] if seen.truth is None else [("truth", pictures.pixels(seen.truth))]
+    beside = [*truth, ("noisy", pictures.pixels(seen.noisy))]
     body = [
         f"<h1>What p(x | noisy x) says: {escape(seen.name)}</h1>",
         f'<p class="soft">Model {escape(seen.model)}. Noise: standard deviation {seen.sigma:.4g}, '
-        f"for values in [0, 1]. Image: {seen.mean.shape[2]} x {seen.mean.shape[1]} "
-        f"pixels{tiles}.</p>",
+        f"for values in [0, 1]. Image: {width} x {height} pixels{tiles}."
+        f"{reduced}</p>",
         *[f"<p>{escape(remark)}</p>" for remark in seen.remarks],
-        "<h2>Mean and uncertainty</h2>",
-        "<p>The mean is the best single guess. The standard deviation says, pixel by pixel, how "
-        "far off it is likely to be: bright is unsure.</p>",
-        _row(pictures.main_pictures(seen).items(), std),
+        _summary(seen),
+        '<div class="stages">',
+        _mean_stage(seen),
+        _draws_stage(seen) if len(seen.draws) else "",
+        "</div>",
+        _clicked(seen),
+        "<h2>The image, and the scale of the uncertainty</h2>",
+        _row(beside, _figure("standard deviation", pictures.std_picture(seen.std), "std")),
         _scores(seen),
     ]
-    if len(seen.draws):
-        body += [
-            "<h2>Draws</h2>",
-            "<p>Images that the noisy one may come from. What all of them share is known; where "
-            "they differ, the mean is a compromise, and detail that is in one draw alone was "
-            "invented.</p>",
-            _row(
-                (f"draw {i}", pictures.enlarged(pictures.pixels(draw), 128))
-                for i, draw in enumerate(seen.draws, 1)
-            ),
-        ]
     if len(seen.directions):
         body += _components(seen)
-    return _document(f"{seen.name}: posterior", "".join(body))
+    return _document(f"{seen.name}: posterior", "".join(body), SCRIPT)
+
+
+def _summary(seen: ImagePosterior) -> str:
+    """How good the mean and the intervals are, in one line."""
+    if not seen.scores:
+        return ""
+    noisy, mean, share = (seen.scores[n] for n in ("psnr_noisy", "psnr_mean", "coverage_90"))
+    return (
+        f"<p><b>PSNR {mean:.2f} dB</b> (the noisy image: {noisy:.2f}). <b>{100 * share:.1f}%</b> "
+        "of the pixels lie within their 90% intervals.</p>"
+    )
+
+
+def _mean_stage(seen: ImagePosterior) -> str:
+    """The mean with the uncertainty over it, and the region."""
+    values = pictures.pooled(seen.std)
+    top = pictures.top_of(values)
+    height, width = values.shape
+    region = "" if seen.region is None else f' data-region="[{",".join(map(str, seen.region))}]"'
+    over = _image("standard deviation", pictures.in_colours(values, top), 'id="overlay"')
+    return (
+        "<section><h2>Mean and uncertainty</h2><p>The mean is the best single guess; the colours "
+        "say how far off it is likely to be, pixel by pixel: bright is unsure. Click on a place to "
+        f'see its components.</p><div class="stage" id="mean" style="{_wide(width)}" data-width='
+        f'"{width}" data-height="{height}" data-side="{SIDE}"{region}>'
+        f'{_image("mean", pictures.pixels(seen.mean))}{over}<div id="box" hidden></div></div>'
+        '<label class="control">uncertainty <input type="range" id="fade" min="0" max="100" '
+        f'value="0"> 0 to {top:.2g}</label></section>'
+    )
+
+
+def _draws_stage(seen: ImagePosterior) -> str:
+    """The draws in one frame, one after the other."""
+    count, width = len(seen.draws), seen.mean.shape[2]
+    frames = "".join(
+        _image(f"draw {i}", pictures.pixels(draw), 'class="draw"')
+        for i, draw in enumerate(seen.draws, 1)
+    )
+    return (
+        "<section><h2>Draws</h2><p>Images that the noisy one may come from, in turn. What stays is "
+        "known; what moves is not, and detail that is in one draw alone was invented.</p>"
+        f'<div class="stage" id="draws" style="{_wide(width)}">{frames}</div>'
+        '<div class="control"><button id="play">Play</button><label>draw <input type="range" '
+        f'id="draw" min="1" max="{count}" value="1"></label><span id="number">1</span> of {count}'
+        "</div></section>"
+    )
+
+
+def _clicked(seen: ImagePosterior) -> str:
+    """The command for the components of a place that was clicked on."""
+    command = f"{seen.command or 'mmdgs posterior MODEL IMAGE'} --components 3 --region "
+    return (
+        '<p id="where" hidden aria-live="polite">The components of this region are not on the '
+        f'page. They are made by <code class="line">{escape(command)}<span id="region"></span> '
+        "--out part</code></p>"
+    )
 
 
 def index_page(names: list[str], model: str) -> str:
@@ -70,11 +134,12 @@ def index_page(names: list[str], model: str) -> str:
     return _document("Posteriors", f'{title}<div class="row">{links}</div>')
 
 
-def _document(title: str, body: str) -> str:
+def _document(title: str, body: str, script: str = "") -> str:
+    script = f"<script>{script}</script>" if script else ""
     head = '<meta name="viewport" content="width=device-width,initial-scale=1">'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}<title>{escape(title)}'
-        f"</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
+        f"</title><style>{STYLE}</style></head><body>{body}{script}</body></html>\n"
     )
 
 
@@ -92,14 +157,14 @@ def _components(seen: ImagePosterior) -> list[str]:
     total = seen.std.square().sum().item()
     corners = ",".join(map(str, seen.region or ()))
     where = f" of the region {corners} (x, y, width, height)" if seen.region else ""
+    own = "" if seen.region_given else " This region was chosen as the most uncertain one."
     parts = [
-        f"<h2>Principal components{where}</h2>",
+        f'<h2 id="components">Principal components{where}</h2>',
         "<p>The directions in which the image is least certain, largest first. Each row walks "
         "from two standard deviations below the mean to two above: all of these are likely. The "
         "curve is the density along the direction with the skewness and kurtosis of the "
         "posterior, and the dotted one a Gaussian. Two peaks are two explanations. In a large "
-        "image a component may move many pixels a little: <code>--region</code> looks at a "
-        "part.</p>",
+        f"image a component may move many pixels a little: those of a part say more.{own}</p>",
     ]
     for i, row in enumerate(pictures.walk_pictures(seen)):
         walk = "".join(
@@ -161,10 +226,23 @@ def _row(named: Iterable[tuple[str, numpy.ndarray]], last: str = "") -> str:
 
 
 def _figure(word: str, picture: numpy.ndarray, kind: str = "") -> str:
-    data = base64.b64encode(png(picture)).decode()
-    size = f'width="{picture.shape[1]}" height="{picture.shape[0]}" style="height:auto"'
+    caption = f"<figcaption>{escape(word)}</figcaption>"
+    style = "" if kind else f' style="{_wide(picture.shape[1])}"'
+    return f'<figure class="{kind}"{style}>{_image(word, picture)}{caption}</figure>'
+
+
+def _image(word: str, picture: numpy.ndarray, more: str = "") -> str:
+    """A picture inside the page: exact where it is small, else JPEG of at most MOST_SIDE pixels."""
+    height, width = picture.shape[:2]
+    small = height * width <= EXACT
+    kind, content = ("png", png(picture)) if small else ("jpeg", jpeg(picture, MOST_SIDE))
+    crisp = ' style="image-rendering:pixelated"' if small else ""
     return (
-        f'<figure class="{kind}"><img alt="{escape(word)}" {size} '
-        f'src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(word)}</figcaption></figure>"
+        f'<img {more}{crisp} alt="{escape(word)}" width="{width}" height="{height}" '
+        f'src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
     )
+
+
+def _wide(width: int) -> str:
+    """How wide a picture is shown: small ones enlarged, by whole numbers."""
+    return f"width:{width * max(1, round(LEAST_WIDTH / width))}px"

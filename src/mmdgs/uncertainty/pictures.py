@@ -23,6 +23,8 @@ COLOURS = (
 """From nothing to most: "inferno", which is read in grey as well."""
 SIDE = 192
 """How wide small images are drawn, about."""
+MOST_SIDE = 512
+"""Of the pictures in an overview."""
 STEPS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 SHOWN_DRAWS = 4
 INK, PAPER, FRAME = (32, 36, 44), (255, 255, 255), (255, 64, 64)
@@ -82,9 +84,7 @@ def std_picture(std: Tensor) -> numpy.ndarray:
 
 def walk_pictures(seen: ImagePosterior) -> list[list[numpy.ndarray]]:
     """The images mean + step * std * direction of each component, cut to the region if any."""
-    walks = seen.walk(STEPS)
-    walks = walks if seen.region is None else inside(walks, seen.region)
-    return [[enlarged(pixels(image)) for image in walk] for walk in walks]
+    return [[enlarged(pixels(image)) for image in walk] for walk in seen.walk(STEPS, seen.region)]
 
 
 def direction_picture(seen: ImagePosterior, i: int) -> numpy.ndarray:
@@ -132,13 +132,22 @@ def overview(seen: ImagePosterior) -> bytes:
     first = main_pictures(seen) | {f"std, 0 to {top:.2g}": enlarged(in_colours(values, top))}
     for i, draw in enumerate(seen.draws[:SHOWN_DRAWS], 1):
         first[f"draw {i}"] = enlarged(pixels(draw))
-    rows = [first]
+    rows = [{word: _reduced(picture) for word, picture in first.items()}]
     for i, row in enumerate(walk_pictures(seen)):
         words = ["mean" if step == 0 else f"{step:+g} std" for step in STEPS]
         words[0] = f"component {i + 1}: {words[0]}"
         shown = dict(zip(words, row, strict=True))
         rows.append(shown | {"what changes": direction_picture(seen, i)})
     return png(_rows(rows))
+
+
+def _reduced(picture: numpy.ndarray) -> numpy.ndarray:
+    """A picture of at most MOST_SIDE pixels a side."""
+    from PIL import Image
+
+    image = Image.fromarray(picture)
+    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.BOX)
+    return numpy.asarray(image)
 
 
 def _rows(rows: list[dict[str, numpy.ndarray]]) -> numpy.ndarray:

@@ -10,6 +10,7 @@ from mmdgs.covariances import Covariance, Diagonal, Krylov, Spectral
 from mmdgs.errors import UsageError
 from mmdgs.options import check_counts, option
 
+PRODUCTS = Krylov()
 Region = tuple[int, int, int, int]
 OF_FIXED_SIZE = {"components": 5, "draws": 8, "diagonal": Diagonal(probes=10)}
 OF_ANY_SIZE = {"components": 3, "draws": 4, "diagonal": Diagonal(probes=3)}
@@ -67,7 +68,7 @@ class PosteriorSettings:
         kind=str,
         show_default="krylov; of a model of any size spectral",
     )
-    krylov: Krylov = Krylov()
+    krylov: Krylov = PRODUCTS
 
     def __post_init__(self) -> None:
         from mmdgs.operators import ESTIMATE

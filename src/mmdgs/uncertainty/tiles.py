@@ -198,9 +198,7 @@ def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
     return TiledDenoiser(model, height, width, side)
 
 
-def bytes_needed(
-    model: Model, shape: Sequence[int], seen: int, settings: PosteriorSettings
-) -> int:
+def bytes_needed(model: Model, shape: Sequence[int], seen: int, settings: PosteriorSettings) -> int:
     """Bytes for the posterior of one image (C, H, W), `seen` pixels of it for its components."""
     channels, height, width = shape
     pixels, network = height * width, 0  # of a model of a fixed size, whose tiles are small
