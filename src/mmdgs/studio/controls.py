@@ -15,10 +15,9 @@ from typing import Any
 import gradio as gr
 
 from mmdgs.errors import UsageError, first_line
-from mmdgs.studio import sources
 from mmdgs.studio.folder import Folder
 from mmdgs.studio.pictures import VIEWER
-from mmdgs.studio.sources import CUT, FITS, MODELS, OWN, SHRINK, examples, model_of
+from mmdgs.studio.sources import FITS, MODELS, MOST_BYTES, MOST_PIXELS, OWN, SHRINK, examples
 from mmdgs.studio.streaming import JOBS, STOPS, Changes, Run, streamed
 
 logger = logging.getLogger("mmdgs")
@@ -72,15 +71,8 @@ def plainly(function: Callable[..., Changes]) -> Callable[..., Changes]:
 
 def _examples(model: str, own: bool = False) -> dict[str, Any]:
     """The examples of a model, and the image of one's own where there is one."""
-    names = [OWN] * own + examples(model)
+    names = [OWN] if own else examples(model)
     return {"choices": names, "value": names[0] if names else None}
-
-
-def _fitting(model: str) -> dict[str, Any]:
-    """How an upload is fitted to a model."""
-    if model_of(model).any_size:
-        return {"value": SHRINK, "label": f"Of more than {sources.MOST_WORKED:,} pixels"}
-    return {"value": CUT, "label": "How it is brought to the model's size"}
 
 
 class Room:
@@ -101,7 +93,8 @@ class Room:
     def slider(self, name: str, label: str, *numbers: float, **options: Any) -> Any:
         """A slider from its least, most and first value, and its step where that is not 1."""
         least, most, value, step = (*numbers, 1)[:4]
-        return self.control(gr.Slider, name, least, most, value, step=step, label=label, **options)
+        options |= {"step": step, "label": label, "min_width": WORDS}  # less cuts numbers off
+        return self.control(gr.Slider, name, least, most, value, **options)
 
     def menu(self, name: str, label: str, choices: Mapping[str, str], **options: Any) -> Any:
         """A menu of values with their words; the first is chosen unless another is named."""
@@ -125,10 +118,10 @@ class Room:
             example = self.control(gr.Dropdown, "example", **_examples(names[0]), **options)
         first_is_own = not examples(names[0])
         with self.place(gr.Accordion, "own", "Your own image", open=first_is_own):
-            most = f"{sources.MOST_BYTES // 10**6} MB and {sources.MOST_PIXELS // 10**6} million pixels"
+            most = f"{MOST_BYTES // 10**6} MB and {MOST_PIXELS // 10**6} million pixels"
             options = {"file_types": EXTENSIONS, "type": "filepath", "height": 170}
             upload = self.control(gr.File, "upload", label=f"An image of at most {most}", **options)
-            fit = self.control(gr.Radio, "fit", list(FITS), **_fitting(names[0]))
+            fit = self.control(gr.Radio, "fit", FITS, value=SHRINK, label="If it is too large")
             gr.Markdown(STAYS)
         return [model, example, upload, fit]
 
@@ -142,29 +135,16 @@ class Room:
     ) -> list[Any]:
         """Answer another image by `look(*others, *source)`, and events; what comes after each.
 
-        The source is that of `image`. An upload takes the place of the example, and an example that
-        of the upload.
+        The source is that of `image`. An upload takes the place of the examples.
         """
         model, example, upload, fit = source
 
-        def other_model(name: str, path: str | None) -> Changes:
-            fitting = {fit: gr.update(**_fitting(name))}
-            return {example: gr.update(**_examples(name, path is not None)), **fitting}
+        def other(name: str, path: str | None) -> Changes:
+            return {example: gr.update(**_examples(name, path is not None))}
 
-        def other_upload(name: str, chosen: str | None, path: str | None) -> Changes:
-            stays = path is None and chosen not in (None, OWN)
-            return {example: gr.update(**({} if stays else _examples(name, path is not None)))}
-
-        def other_example() -> Changes:
-            return {upload: None}
-
-        listeners = [
-            self.on([model.change], other_model, [model, upload], [example, fit]),
-            self.on([upload.change], other_upload, [model, example, upload], [example]),
-            self.on([example.input], other_example, None, [upload]),
-        ]
-        inputs = [*others, *source]
-        events = [fit.input, *events, *(listener.then for listener in listeners)]
+        ends, inputs = ([model, upload], [example]), [*others, *source]
+        changed = [self.on([part.change], other, *ends).then for part in (model, upload)]
+        events = [*changed, fit.input, example.input, *events]
         return [self.on([event], look, inputs, outputs).then for event in events]
 
     def viewer(self) -> Any:

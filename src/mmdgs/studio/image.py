@@ -24,13 +24,13 @@ from mmdgs.studio.streaming import QUIET, Changes, Run, Tell
 from mmdgs.uncertainty.image import ImagePosterior, PosteriorWork
 from mmdgs.uncertainty.page import page
 from mmdgs.uncertainty.pictures import direction_picture, overview, pixels
-from mmdgs.uncertainty.regions import SIDE, around
+from mmdgs.uncertainty.regions import SIDE
 from mmdgs.uncertainty.settings import PosteriorSettings, Region
 
 MOST_DRAWS, MOST_COMPONENTS = 8, 5
-OF_FIXED_SIZE, OF_ANY_SIZE = (42, 32, 30), (14, 0, 80)
-"""About the evaluations of a mean with its uncertainty (twice), a draw, and a component, which with
-a model of any size is one of a part (uncertainty/settings.py has why)."""
+OF_FIXED_SIZE, OF_ANY_SIZE, PART = (41, 64, 60), (13, 0, 120), 128 * 128
+"""About the evaluations (a product takes four) of a mean with its uncertainty, a draw and a
+component, which with a model of any size is one of a part of so many pixels."""
 WALK = 3.0
 """Standard deviations to either side that a component's slider reaches."""
 SIGMAS = {PHOTO: 0.1, "mnist": 0.5, "cifar10": 0.2, "celeba": 0.3}
@@ -132,13 +132,9 @@ def expected(model: Model, stored: numpy.ndarray, request: Image, *, known: bool
     if sources.ships(sources.key_of(request, model, stored)):
         return "at once"
     mean, draw, component = OF_ANY_SIZE if model.any_size else OF_FIXED_SIZE
-    _, height, width = stored.shape
-    _, _, w, h = around(
-        request.region or (0, 0, SIDE, SIDE), height, width, PosteriorSettings.margin
-    )
-    part = min(1, w * h / (height * width)) if model.any_size else 1
-    evaluations = float(mean + request.components * component * part)
-    evaluations = evaluations - mean / 2 if known else evaluations + request.draws * draw
+    part = min(1.0, PART / stored[0].size) if model.any_size else 1.0
+    evaluations = (1 if known else 2) * mean + request.components * component * part
+    evaluations += 0 if known else request.draws * draw
     return sources.duration(request.model, stored.shape, evaluations)
 
 

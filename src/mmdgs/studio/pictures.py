@@ -5,9 +5,7 @@ Draws alternate in one frame, and the uncertainty fades in over the mean: viewer
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mmdgs.data.pictures import png
+from mmdgs.uncertainty.page import image_tag
 from mmdgs.uncertainty.pictures import in_colours, pooled, top_of
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 Captioned = tuple[str, numpy.ndarray]
 """Words, and a uint8 picture."""
 VIEWER = files("mmdgs.studio").joinpath("viewer.js").read_text(encoding="utf-8")
-EXACT = 1 << 16
-"""Pixels up to which a picture on a page is exact, and each of its pixels is seen."""
 BLUE, ORANGE, GREEN, GREY = (66, 133, 214), (232, 119, 34), (24, 160, 88), (128, 138, 152)
 """Colours that are seen on white and on black."""
 LIMIT, GRID = 2.4, 145
@@ -38,25 +34,10 @@ FINER = 2
 """Pictures of the plane are drawn so much larger and then shrunk: smooth lines."""
 
 
-def image(words: str, picture: numpy.ndarray) -> str:
-    """A picture as HTML: exact where it is small, as JPEG where that would be large."""
-    from PIL import Image
-
-    kind, content = "png", b""
-    smooth = picture.shape[0] * picture.shape[1] > EXACT
-    if smooth and picture.shape[2:] == (3,):
-        kind, stream = "jpeg", io.BytesIO()
-        Image.fromarray(picture).save(stream, "JPEG", quality=92, subsampling=0)
-        content = stream.getvalue()
-    source = base64.b64encode(content or png(picture)).decode()
-    style = ' class="mm-smooth"' if smooth else ""
-    return f'<img{style} alt="{html.escape(words)}" src="data:image/{kind};base64,{source}">'
-
-
 def figures(pictures: Iterable[Captioned], wide: bool = False, before: str = "") -> str:
     """Pictures with their words, as HTML that wraps to the width of the page."""
     parts = [
-        f'<figure class="{"mm-wide" if wide else "mm-small"}">{image(words, picture)}'
+        f'<figure class="{"mm-wide" if wide else "mm-small"}">{image_tag(words, picture)}'
         f"<figcaption>{html.escape(words)}</figcaption></figure>"
         for words, picture in pictures
     ]
@@ -69,7 +50,7 @@ def stack(kind: str, pictures: Iterable[Captioned], frame: Sequence[float] = ())
     """
     sides = zip(("left", "top", "width", "height"), frame, strict=False)
     place = ";".join(f"{side}:{100 * share:.3f}%" for side, share in sides)
-    images = "".join(image(*picture) for picture in pictures)
+    images = "".join(image_tag(*picture) for picture in pictures)
     images += f'<i style="{place}"></i>' if frame else ""
     return f'<figure class="mm-stack mm-{kind}"><div class="mm-frame">{images}</div></figure>'
 

@@ -296,11 +296,13 @@ def build(room: Any, gr: Any) -> None:
             shown = room.viewer()
             room.lines_boxes()
 
-    def chosen(operator: str, clean: bool, model: str, *source: Any) -> numpy.ndarray:
+    def chosen(
+        operator: str, clean: bool, model: str, example: str, upload: Any, fit: str
+    ) -> numpy.ndarray:
         """The image; of one that is measured already, that of a model of fixed size is smaller."""
         size, divisor = sources.model_of(model).shape[1:], named.divisor(operator)
         size = size if clean or None in size else tuple(side // divisor for side in size)
-        return sources.chosen_image(model, *source, size)
+        return sources.chosen_image(model, example, upload, fit, size)
 
     def look(clean: bool, kind: str, factor: int, *source: Any) -> Changes:
         """The image that was chosen, and the controls of what happened to it."""

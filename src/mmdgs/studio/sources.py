@@ -31,7 +31,7 @@ MOST_BYTES, MOST_PIXELS = 8_000_000, 1 << 24
 """Of an upload. Pillow and Gradio are held to the same while the studio is served."""
 MOST_WORKED = 1 << 19
 """Pixels that rooms work on: two computations of 12 kB a pixel (restoration/draws.py): 12 GB."""
-SHRINK, CUT = FITS = ("shrink the whole image", "cut out the centre")
+SHRINK, CUT = FITS = ("shrink it, and its noise", "cut out the centre")
 """Shrinking averages noise away; a cut-out keeps it as it is."""
 MODELS = {PHOTO: "any size", "mnist": "digits", "cifar10": "small", "celeba": "faces"}
 MANY_LEVELS = ("cifar10", "celeba")
