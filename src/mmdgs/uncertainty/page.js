@@ -1,10 +1,11 @@
-// The page's own script: draws in turn, the overlay's strength, the region at a click.
+// The page's own script: draws in turn, the overlay's strength, components that move, the region at
+// a click.
 "use strict";
 const at = id => document.getElementById(id);
+const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 function flicker(stage) {
   const draws = [...stage.querySelectorAll("img.draw")], button = at("play"), slider = at("draw");
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let shown = 0, timer = null;
   const show = i => {
     shown = i % draws.length;
@@ -27,6 +28,20 @@ function fade(slider) {
   const set = () => { at("overlay").style.opacity = slider.value / 100; };
   slider.oninput = set;
   set();
+}
+
+function sway(card) {
+  const steps = [...card.querySelectorAll(".walk img")].slice(0, 5);
+  const [img, slider] = card.querySelectorAll(".sway > *");
+  let place = 2, move = 1;
+  const show = i => { place = +i; slider.value = place; img.src = steps[place].src; };
+  const timer = still ? null : setInterval(() => {
+    if (place === 0) move = 1;
+    if (place === 4) move = -1;
+    show(place + move);
+  }, 300);
+  slider.oninput = () => { clearInterval(timer); show(slider.value); };
+  show(2);
 }
 
 function regions(stage) {
@@ -58,4 +73,5 @@ function regions(stage) {
 
 if (at("play")) flicker(at("draws"));
 if (at("fade")) fade(at("fade"));
+document.querySelectorAll(".card").forEach(sway);
 regions(at("mean"));

@@ -161,7 +161,8 @@ def _components(seen: ImagePosterior) -> list[str]:
     parts = [
         f'<h2 id="components">Principal components{where}</h2>',
         "<p>The directions in which the image is least certain, largest first. Each row walks "
-        "from two standard deviations below the mean to two above: all of these are likely. The "
+        "from two standard deviations below the mean to two above, and the picture below it moves "
+        "that way: all of these are likely. The "
         "curve is the density along the direction with the skewness and kurtosis of the "
         "posterior, and the dotted one a Gaussian. Two peaks are two explanations. In a large "
         f"image a component may move many pixels a little: those of a part say more.{own}</p>",
@@ -184,7 +185,9 @@ def _components(seen: ImagePosterior) -> list[str]:
         parts.append(
             f'<div class="card"><h3>Component {i + 1}</h3><div class="walk">{walk}'
             f"{_figure('what changes', pictures.direction_picture(seen, i))}</div>"
-            f'<div class="facts">{density_svg(seen.grid, seen.density[i])}<table>{table}</table>'
+            f'<div class="facts"><div class="sway"><img alt="component {i + 1} in motion">'
+            f'<input type="range" min="0" max="4" value="2" aria-label="step of component {i + 1}">'
+            f"</div>{density_svg(seen.grid, seen.density[i])}<table>{table}</table>"
             "</div></div>"
         )
     return parts
