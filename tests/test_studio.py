@@ -282,6 +282,9 @@ def test_a_damaged_image_of_any_size_is_the_measurement(photo, again, monkeypatc
         assert "--simulate" not in request.lines(shape)[1]
     request = restore.Restore("photo", "sr:3", draws=1)
     assert restore.restored(photo, stored, request).draws.shape == (1, 3, 6, 12), "cropped"
+    model, request = sources.model_of("cifar10"), restore.Restore("cifar10", "sr:4", clean=False)
+    with pytest.raises(UsageError, match="has 12 x 8 pixels; expected 8 x 8"):
+        restore.restored(model, stored, request)
     request = restore.Restore("photo", "gray", noise=None, clean=False, draws=1)
     noisy = numpy.random.default_rng(0).normal(128, 20, (1, 40, 40)).astype(numpy.uint8)
     drawn = restore.restored(photo, noisy, request)
@@ -290,6 +293,13 @@ def test_a_damaged_image_of_any_size_is_the_measurement(photo, again, monkeypatc
     monkeypatch.setattr(sources, "MOST_WORKED", 100)
     with pytest.raises(UsageError, match="pixels must be 1 to 100"):
         restore.restored(photo, noisy, request)
+
+
+def test_qualities_cost_what_the_room_says() -> None:
+    assert restore.COSTS.keys() == QUALITIES.keys()
+    for quality, (covariance, steps) in QUALITIES.items():
+        products = getattr(covariance, "products", 0)
+        assert restore.COSTS[quality] == steps * (1 + 2 * products)
 
 
 def test_a_mask_is_painted_on_an_image_of_any_shape() -> None:

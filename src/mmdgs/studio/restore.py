@@ -74,10 +74,7 @@ class Restore:
             how = "choose a noise, or say that it is damaged already"
             raise UsageError(f"a clean image gets the noise that is said: {how}")
         if not self.clean and self.operator.startswith("random"):
-            raise UsageError(
-                "which pixels of an image that is damaged already are missing is not known here: "
-                "paint them"
-            )
+            raise UsageError("nobody knows here which pixels of your image are missing: paint them")
 
     def shape(self, model: Model, stored: numpy.ndarray) -> tuple[int, ...]:
         """The shape of the image that is restored, from the one that was chosen."""
@@ -206,10 +203,13 @@ def restored(
     else:
         operator = named.parse_operator(request.operator, shape, seed=request.seed)
     expected = tuple(shape if request.clean else operator.out_shape)
-    part = stored[:, : expected[1], : expected[2]]
-    image, _ = NamedImage("image", sources.in_units(part)).in_channels(
-        expected[0], clean=request.clean
-    )
+    if request.clean:
+        stored = stored[:, : expected[1], : expected[2]]  # cropped where a factor asks for it
+    if stored.shape[1:] != expected[1:]:
+        sizes = [f"{width} x {height}" for height, width in (stored.shape[1:], expected[1:])]
+        raise UsageError(f"the image has {sizes[0]} pixels; expected {sizes[1]}, measured so")
+    channels, named_image = expected[0], NamedImage("image", sources.in_units(stored))
+    image, _ = named_image.in_channels(channels, clean=request.clean)
     x, (low, high), steps = image[None], model.interval, quality_named(request.quality)[1]
     noise: Any = ESTIMATE if request.noise is None else request.noise
     y = simulated(x, operator, noise, seed=request.seed) if request.clean else x
@@ -304,14 +304,15 @@ def build(room: Any, gr: Any) -> None:
         size = size if clean or None in size else tuple(side // divisor for side in size)
         return sources.chosen_image(model, example, upload, fit, size)
 
-    def look(clean: bool, kind: str, factor: int, *source: Any) -> Changes:
+    def look(clean: bool, kind: str, factor: int, box: int, *source: Any) -> Changes:
         """The image that was chosen, and the controls of what happened to it."""
         short = OPERATORS[kind]
         stored = chosen(f"sr:{factor}" if short == "sr" else short, clean, *source)
         picture = (sources.described(stored, source[2]), pixels(sources.in_units(stored)))
         changes = {slider: gr.update(visible=key == short) for key, slider in strengths.items()}
         most = max(STRENGTHS["box"][2], min(stored.shape[1:]) * 3 // 4)
-        changes[strengths["box"]] = gr.update(visible=short == "box", maximum=most)
+        limits = {"maximum": most, "value": min(box, most), "visible": short == "box"}
+        changes[strengths["box"]] = gr.update(**limits)
         changes |= {painting: gr.update(visible=kind == PAINTED), shown: figures([picture], True)}
         changes[estimate] = gr.update(visible=not clean, **({"value": False} if clean else {}))
         if kind == PAINTED:
@@ -348,7 +349,7 @@ def build(room: Any, gr: Any) -> None:
         return Run(work, change, saved, lines, words)
 
     outputs = [*strengths.values(), painting, painted, estimate, shown]
-    others = [clean, kind, strengths["sr"]]
+    others = [clean, kind, strengths["sr"], strengths["box"]]
     events = [clean.input, kind.change, strengths["sr"].release]
     looked = room.looks(source, look, outputs, others, events)
     room.announces(prepare, [*looked, quality.input, draws.release])
