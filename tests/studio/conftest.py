@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_models import any_size_model
 
 from mmdgs.models import load
 from mmdgs.models.fits import FitStore
@@ -101,6 +100,8 @@ main()
 @pytest.fixture(scope="session")
 def photo_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A studio with a tiny model of any size under the name of the one of photographs."""
+    from toy_models import any_size_model  # which screenshots.py does not see
+
     folder = tmp_path_factory.mktemp("photo-studio")
     any_size_model().save_pretrained(folder / "photo")
     model = load(folder / "photo")
