@@ -118,9 +118,9 @@ class Room:
             example = self.control(gr.Dropdown, "example", **_examples(names[0]), **options)
         first_is_own = not examples(names[0])
         with self.place(gr.Accordion, "own", "Your own image", open=first_is_own):
-            most = f"{MOST_BYTES // 10**6} MB and {MOST_PIXELS // 10**6} million pixels"
+            most = f"{MOST_BYTES // 10**6} MB, {MOST_PIXELS // 10**6} million pixels"
             options = {"file_types": EXTENSIONS, "type": "filepath", "height": 170}
-            upload = self.control(gr.File, "upload", label=f"An image of at most {most}", **options)
+            upload = self.control(gr.File, "upload", label=f"At most {most}", **options)
             fit = self.control(gr.Radio, "fit", FITS, value=SHRINK, label="If it is too large")
             gr.Markdown(STAYS)
         return [model, example, upload, fit]
