@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from mmdgs.randomness import Streams
 from mmdgs.uncertainty import regions, tiles
 from mmdgs.uncertainty.estimators import Estimators, with_strength
 from mmdgs.uncertainty.image import PosteriorWork
-from mmdgs.uncertainty.regions import around, most_uncertain
+from mmdgs.uncertainty.regions import around, most_seen, most_uncertain
 from mmdgs.uncertainty.settings import PosteriorSettings
 from mmdgs.uncertainty.tiles import TiledDenoiser, bytes_needed, fitted_denoiser
 
@@ -104,6 +106,11 @@ def test_work_on_a_region_does_not_grow_with_the_image() -> None:
     assert around((400, 300, 64, 64), 1000, 1000, margin=32) == (352, 256, 160, 160)
     assert around((990, 0, 10, 1), 1000, 1000, margin=0) == (960, 0, 40, 32)
     assert around((32, 0, 1, 1), 20, 33, margin=0) == (0, 0, 33, 20)
+    assert most_seen((400, 300, 64, 64), 1000, 1000, margin=32) == 160**2
+    assert most_seen(None, 120, 130, margin=32) == 120 * 130
+    for place in range(0, 936, 8):
+        *_, w, h = around((place, place, 64, 64), 1000, 1000, margin=32)
+        assert w * h <= most_seen(None, 1000, 1000, margin=32) == 192**2
     sizes: list[Any] = []
     model = field_model()
     inner = model._denoiser
@@ -178,7 +185,8 @@ def test_memory_says_whether_an_image_goes_whole(monkeypatch: pytest.MonkeyPatch
         (tiles.GRAPH * 300**2, 256),
         (1, 256),
     ):
-        monkeypatch.setattr(tiles, "memory_of", lambda device, memory=memory: memory)
+        there = memory / tiles.NETWORK
+        monkeypatch.setattr(tiles, "memory_of", lambda device, there=there: there)
         assert getattr(fitted_denoiser(model, 900, 1200), "side", None) == expected
 
 
@@ -241,6 +249,23 @@ def test_a_spectrum_that_is_kept_draws(folder: Path, monkeypatch: pytest.MonkeyP
     assert fixed.settings.diagonal == Diagonal(probes=10)
 
 
+def test_a_calibration_that_is_kept_serves_every_size(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    table = LevelTable.of({NoiseLevel(sigma=0.3): [1e-6, 4.0, *[1.5] * 12]})
+    model = mmdgs.load(tmp_path / "model")
+    file = tmp_path / "model" / "calibration-lattice-3.safetensors"
+    FitStore(model, "calibration-lattice-3").write(file, {"images": 2}, table)
+    noise, settings = noisy(24, 20, channels=3), PosteriorSettings(0.3, components=0, draws=1)
+    plain = mmdgs.image_posterior(
+        mmdgs.load(folder / "model"), noise, replace(settings, diagonal=Diagonal(3, floor=1e-6))
+    )
+    seen = mmdgs.image_posterior(model, noise, settings)
+    torch.testing.assert_close(seen.std, 2 * plain.std)
+    torch.testing.assert_close(seen.high - seen.mean, 1.5 * 1.6448536 * seen.std)
+    torch.testing.assert_close(seen.draws - seen.mean, 2 * (plain.draws - plain.mean),
+                               rtol=1e-3, atol=1e-5)  # fmt: skip
+
+
 def test_parts_are_told_as_they_begin(folder: Path) -> None:
     model, told = mmdgs.load(folder / "model"), []
     work = PosteriorWork(
@@ -285,8 +310,9 @@ def test_a_folder_of_photographs_each_at_its_size(folder: Path, tmp_path: Path) 
         with numpy.load(tmp_path / "out" / name / "arrays.npz") as arrays:
             assert arrays["mean"].shape == (3, *size)
             assert arrays["draws"].shape == (2, 3, *size)
-    settings = record_of(tmp_path / "out")["settings"]
-    assert settings["draws_by"] == {"name": "spectral"}
+    record = record_of(tmp_path / "out")
+    assert record["settings"]["draws_by"] == {"name": "spectral"}
+    assert [(image["region"], image["tiles"]) for image in record["images"]] == 3 * [(None, 1)]
     again = run(folder, folder / "photos", tmp_path / "out", *words, "--resume")
     assert again.exit_code == 0, again.output
     alone = run(folder, folder / "photos" / "a.png", tmp_path / "alone", *words)

@@ -165,6 +165,8 @@ def _note(posterior: ImagePosterior) -> dict[str, Any]:
     return {
         "name": posterior.name,
         "sigma": posterior.sigma,
+        "region": posterior.region and list(posterior.region),
+        "tiles": posterior.tiles,
         "scores": posterior.scores,
         "variances": posterior.variances.tolist(),
         "residuals": posterior.residuals.tolist(),

@@ -40,7 +40,7 @@ from mmdgs.uncertainty.estimators import (
     own_sigmas,
     settings_for,
 )
-from mmdgs.uncertainty.regions import SIDE, around
+from mmdgs.uncertainty.regions import most_seen
 from mmdgs.uncertainty.settings import PosteriorSettings, Region
 from mmdgs.uncertainty.tiles import TiledDenoiser, require_room
 
@@ -161,16 +161,15 @@ class PosteriorWork:
         settings = self.settings
         image, _ = named.in_channels(self.model.shape[0], clean=settings.simulate)
         height, width = image.shape[1:]
-        given = checked_region(settings.region, image.shape)
-        region = given or (0, 0, min(SIDE, width), min(SIDE, height))
-        numbers = len(image) * (region[2] * region[3] if given else height * width)
+        region = checked_region(settings.region, image.shape)
+        numbers = len(image) * (region[2] * region[3] if region else height * width)
         if (settings.components or 0) > numbers:
             raise UsageError(
                 f"{settings.components} components are asked for, and there are {numbers} numbers: "
                 f"take at most {numbers}, or none"
             )
-        seen = around(region, height, width, settings.margin)
-        require_room(self.model, image.shape, seen[2] * seen[3], settings)
+        seen = most_seen(region, height, width, settings.margin)
+        require_room(self.model, image.shape, seen, settings)
 
     @cached_property
     def sigmas(self) -> list[float]:

@@ -38,6 +38,19 @@ def around(region: Region, height: int, width: int, margin: int) -> Region:
     return left, top, right - left, bottom - top
 
 
+def most_seen(region: Region | None, height: int, width: int, margin: int) -> int:
+    """The most pixels of an image that the components of a region see, or where it is None those of
+    the image, or of a large one's most uncertain region.
+    """
+    if region is not None:
+        _, _, w, h = around(region, height, width, margin)
+        return w * h
+    if height * width <= LARGE:
+        return height * width
+    most = SIDE + 2 * (margin + ALIGNED)
+    return min(most, height) * min(most, width)
+
+
 def _ends(begin: int, length: int, size: int, margin: int) -> tuple[int, int]:
     low = max(0, begin - margin) // ALIGNED * ALIGNED
     high = min(size, -(-(begin + length + margin) // ALIGNED) * ALIGNED)

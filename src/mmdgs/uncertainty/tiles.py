@@ -17,7 +17,7 @@ Memory, in bytes, for images of `pixels` in C channels (`bytes_needed`):
 
     GRAPH        for each pixel that goes through a network of any size at once: the image or a
                  tile; SYMMETRISED in its place where draws take products with the Jacobian
-    DERIVATIVES  for each pixel that components see: a region and its context
+    DERIVATIVES  for each pixel that components see: a region and its margin
     4 C pixels (ARRAYS + 3 draws + 2 components), and by Krylov spaces 8 C pixels steps
 """
 
@@ -48,10 +48,12 @@ WHOLE = 1 << 22
 """Pixels up to which a model of any size takes an image whole: 2048 x 2048."""
 TILES = (1024, 512, 256)
 """Sides of the tiles of larger images: the largest that fits in memory."""
-GRAPH, SYMMETRISED, DERIVATIVES = 8 << 10, 20 << 10, 40 << 10
+GRAPH, SYMMETRISED, DERIVATIVES = 7 << 10, 17 << 10, 40 << 10
 """Bytes a pixel, of one forward pass and its products, of symmetrised products, and of three nested
-derivatives along a component: `photo`'s network took 6.4, 16 and 36 kB (its mean alone 1.1)."""
+derivatives along a component. A `unet-photo` of widths 32 to 256 took 6.4, 16 and 36 kB."""
 ARRAYS = 24
+NETWORK = 0.75
+"""The share of memory that a network may take; larger images go through it in tiles."""
 AT_ONCE = {"cpu": 12, "cuda": 64}
 """Tiles whose intermediate values are kept; with more, products compute them again."""
 
@@ -191,10 +193,10 @@ def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
         fits = (height, width) == tuple(model.shape[1:])
         return model if fits else TiledDenoiser(model, height, width)
     whole = model.sized(height, width)
-    pixels, memory = height * width, memory_of(model.device)
-    if pixels <= WHOLE and GRAPH * pixels <= memory:
+    pixels, most = height * width, NETWORK * memory_of(model.device) / GRAPH
+    if pixels <= min(WHOLE, most):
         return whole
-    side = next((side for side in TILES if GRAPH * side**2 <= memory), TILES[-1])
+    side = next((side for side in TILES if side**2 <= most), TILES[-1])
     return TiledDenoiser(model, height, width, side)
 
 
