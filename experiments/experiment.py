@@ -53,6 +53,9 @@ class Context:
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
     ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
     images: int | None = option(None, "Images a cell.", min=2)
+    skip_seeds: int | None = option(
+        None, "Leave so many seeds of each row to another run, whose parts --resume adds.", min=1
+    )
     minutes: float | None = option(
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )

@@ -79,16 +79,16 @@ class Settings:
     levels of `curves` and of all else but images; measurements, draws and levels of images.
     """
 
-    chains: int = 4_000
-    digits: int = 512
+    chains: int = 1_000
+    digits: int = 256
     curve_levels: int = 25
-    images: int = 20
+    images: int = 8
     draws: int = 8
     levels: int = 50
     image_levels: int = 25
     seeds: int = 3
     counts: tuple[int, ...] = COUNTS
-    tuned_chains: int = 1_000
+    tuned_chains: int = 200
     rivals: tuple[str, ...] = tuple(AZULA)
 
 

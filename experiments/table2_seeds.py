@@ -5,11 +5,14 @@
     python -m experiments.tables --from table2=runs/table2-seeds
 
 A seed is a part of the run's folder: the Inception features of its images (in 16 bits: 4 MB for
-1,000 images, which are not kept) and what they cost. So no seed is sampled twice.
+1,000 images, which are not kept) and what they cost. So no seed is sampled twice, and seeds may be
+made on several machines: --skip-seeds leaves the first so many to another run, and once the parts
+of all runs lie in one folder --resume puts them together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from dataclasses import asdict, dataclass, replace
 
@@ -19,7 +22,7 @@ from matplotlib.figure import Figure as Canvas
 
 from experiments import table2
 from experiments.drawing import legend, line_style
-from experiments.experiment import Context
+from experiments.experiment import Context, TimeIsUp
 from experiments.grid import Cell, Grid, Results
 from experiments.sampler_cells import FID, Sampling
 from mmdgs.data import image_set
@@ -75,15 +78,20 @@ class Seeds:
     def __call__(self, cell: Cell) -> Part:
         """The FID of all seeds of a cell, and those with each left out."""
         parts = [self._part(cell, seed) for seed in cell.seeds]
-        numbers = {key: statistics.mean(part.values[key] for part in parts) for key in KEPT}
-        fids = self.sampling.judge.fid_of([part.tensors["features"] for part in parts])
+        own = [part for part in parts if part is not None]
+        if len(own) < len(parts):
+            raise TimeIsUp(f"{cell.name}: {len(parts) - len(own)} seeds are in another folder")
+        numbers = {key: statistics.mean(part.values[key] for part in own) for key in KEPT}
+        fids = self.sampling.judge.fid_of([part.tensors["features"] for part in own])
         return Part({**fids, **numbers, "images": cell.column})
 
-    def _part(self, cell: Cell, seed: int) -> Part:
-        """A seed from the folder, or sampled now."""
+    def _part(self, cell: Cell, seed: int) -> Part | None:
+        """A seed from the folder, or sampled now; None where it is left to another run."""
         context, judge = self.sampling.context, self.sampling.judge
 
         def compute() -> Part:
+            if seed - cell.seed < (context.skip_seeds or 0):
+                raise LookupError
             context.check_time()
             x, cost = self.sampling.images(replace(cell, seeds=(seed,)))
             assert judge.inception is not None
@@ -94,7 +102,9 @@ class Seeds:
             return Part({key: cost[key] for key in KEPT}, kept)
 
         depends = {"cell": cell.what, "seed": seed, "on": self.sampling.depends}
-        return context.workspace.part(f"seed-{cell.row}-{seed}", depends, compute)
+        with contextlib.suppress(LookupError):
+            return context.workspace.part(f"seed-{cell.row}-{seed}", depends, compute)
+        return None
 
 
 def _section(results: Results) -> Section:

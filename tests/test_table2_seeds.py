@@ -1,7 +1,8 @@
-"""FIDs of more seeds: stopped, gone on with."""
+"""FIDs of more seeds: stopped, gone on with, joined."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,26 @@ def test_a_run_that_is_stopped_goes_on_and_no_seed_is_sampled_twice(
         assert [cell["first images"] for cell in heun(prepared)] == [4]
     assert [cell["first images"] for cell in heun(resumed(prepared))] == [4, 8, 10]
     assert [seed for row, seed in sampled if row == "Heun"] == [0, 1, 2, 3, 4]
+
+
+def test_runs_that_leave_seeds_to_each_other_make_what_one_run_makes(
+    prepared: Context, sampled: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    whole = heun(prepared)
+    parts = {seed: f"seed-Heun-{seed}" for seed in range(5)}
+    folder = tmp_path / "out" / "parts"
+    for number in (0, 1):  # what another run has made is not in the folder
+        for ending in ("json", "safetensors"):
+            shutil.move(folder / f"{parts[number]}.{ending}", tmp_path)
+    for file in folder.glob("papers-*"):
+        file.unlink()
+    del sampled[:]
+    assert heun(resumed(prepared, skip_seeds=2)) == []
+    assert sampled == []
+    for file in tmp_path.glob("seed-*"):
+        shutil.copy(file, folder)
+    assert heun(resumed(prepared)) == whole
+    assert sampled == []
 
 
 def test_the_fid_of_groups_of_features_is_that_of_all_images(prepared: Context) -> None:
