@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -21,10 +22,13 @@ import mmdgs
 from mmdgs.cli import app
 from mmdgs.cost import counting
 from mmdgs.errors import UsageError
+from mmdgs.restoration.folder import scores_of
+from mmdgs.restoration.settings import QUALITIES
 from mmdgs.runtime import Stopped, stop_if_asked, stoppable
-from mmdgs.studio import image, make_examples, plane, restore, sampler, server, sources
+from mmdgs.studio import image, make_examples, pictures, plane, restore, sampler, server, sources
 from mmdgs.studio.folder import Folder
 from mmdgs.studio.streaming import Tell, streamed
+from mmdgs.uncertainty.estimators import level_of
 
 
 class Told(list):
@@ -96,6 +100,13 @@ def test_clicks_and_shares() -> None:
     assert all(right == pytest.approx(0.25) for _, _, right in shares)
 
 
+def restored_files(drawn: restore.Drawn, request: restore.Restore) -> set[str]:
+    """The names in a download."""
+    download = restore.download(drawn, STORED, request.lines((3, 8, 8)), None)
+    with zipfile.ZipFile(io.BytesIO(download)) as archive:
+        return {Path(name).name for name in archive.namelist()}
+
+
 def painted(alpha: int) -> dict:
     return {"layers": [numpy.full((64, 64, 4), alpha, numpy.uint8)]}
 
@@ -109,8 +120,9 @@ def painted(alpha: int) -> dict:
         (lambda: plane.run_chains("mog", 0.3, "full", chains=10**9), "chains .* 2,000"),
         (lambda: image.Image("mnist", None), "choose a sigma"),
         (lambda: image.Image("mnist", 0.5, draws=10**6), "draws must be 0 to 8"),
-        (lambda: restore.Restore("cifar10", "sr:4", steps=10**6), "steps must be 2 to 50"),
-        (lambda: restore.Restore("cifar10", "sr:4", clean=False), "painted mask alone"),
+        (lambda: restore.Restore("cifar10", "sr:4", quality="god"), "'good'"),
+        (lambda: restore.Restore("cifar10", "sr:4", noise=None), "choose a noise"),
+        (lambda: restore.Restore("cifar10", "random:0.7", clean=False), "paint them"),
         (lambda: restore.operator_text("dust", {}), "'dust'"),
         (lambda: restore.painted_mask(None, (3, 8, 8)), "paint over the part"),
         (lambda: restore.painted_mask(painted(0), (3, 8, 8)), "paint over the part"),
@@ -119,6 +131,7 @@ def painted(alpha: int) -> dict:
         (lambda: sampler.Samples("cifar10", ("hein",)), "'heun'"),
         (lambda: sources.model_of("../secrets"), "unknown model"),
         (lambda: sources.chosen_image("mnist", "../../etc/passwd"), "unknown example"),
+        (lambda: sources.chosen_image("photo", sources.OWN), "upload an image first"),
     ],
 )
 def test_bad_requests_are_one_sentence(call, words: str) -> None:
@@ -132,10 +145,12 @@ def test_the_posterior_streams_and_its_lines_give_the_same(tiny, again) -> None:
     request = image.Image("tiny", 0.3, draws=2, components=1, region=(1, 2, 4, 3))
     posterior = image.posterior_of(tiny, STORED, request, told)
     assert torch.allclose(told[0][0].mean, posterior.mean)
-    assert told[-1] == (None, "5 of 5 parts are done.")
+    assert told[-1] == (told[0][0], "5 of 5 parts are done.")
     words, moved = image.walked(posterior, [1.0])
     assert "+1.0" in words
+    assert moved.shape == (3, 4, 3), "the region alone"
     assert (moved != image.walked(posterior, [0.0])[1]).any()
+    assert f"hold {100 * posterior.scores['coverage_90']:.0f}% of" in image.summary(posterior)
     lines = request.lines(posterior.sigma)
     assert "--region 1,2,4,3" in lines[1]
     names = again(image.download(posterior, STORED, lines))
@@ -158,14 +173,167 @@ def test_restoration_tells_of_draws_and_its_lines_give_the_same(tiny, again, mon
     monkeypatch.setattr(type(tiny), "posterior", lambda self, name: mmdgs.DiagonalMoments(self))
     told, mask = Told(), numpy.ones((8, 8), dtype=bool)
     mask[2:5, 3:6] = False
-    request = restore.Restore("tiny", "mask.png", draws=3, steps=3)
+    monkeypatch.setitem(QUALITIES, "fast", (QUALITIES["fast"][0], 3))
+    request = restore.Restore("tiny", "mask.png", draws=3, quality="fast")
     drawn = restore.restored(tiny, STORED, request, mask, told)
     assert [len(state.draws) for state in told if state.under_way is None] == [0, 2, 3]
     assert all(state.under_way is not None for state in told[1:3])
     assert torch.equal(told[-1].draws, drawn.draws)
     assert "PSNR" in drawn.summary()
-    names = again(restore.download(drawn, STORED, request.lines(), mask))
+    share = scores_of(drawn.draws[:, None], drawn.truth[None])["coverage_90"]
+    assert f"hold {100 * share:.0f}% of the pixels" in drawn.summary()
+    assert "measured.npy" in restored_files(told[0], request), "a stop before the first draw"
+    names = again(restore.download(drawn, STORED, request.lines((3, 8, 8)), mask))
     assert torch.allclose(names["restored"].draws[:, 0], drawn.draws, atol=1e-5)
+
+
+@pytest.fixture
+def photo(monkeypatch: pytest.MonkeyPatch) -> mmdgs.Model:
+    """A model of any size where the studio looks for the one of photographs."""
+    law = mmdgs.targets.GaussianMixture([1.0], [[0.5] * 3], 0.2)
+    exact = law.denoiser()
+
+    def pixel_by_pixel(x_t: torch.Tensor, level: mmdgs.NoiseLevel) -> torch.Tensor:
+        return (
+            exact(x_t.movedim(1, -1).flatten(0, 2), level)
+            .reshape(len(x_t), *x_t.shape[2:], 3)
+            .movedim(-1, 1)
+        )
+
+    levels = [mmdgs.NoiseLevel(sigma) for sigma in (2.0, 0.5, 0.05, 0.01)]
+    model = mmdgs.Model(pixel_by_pixel, torch.nn.PReLU(), levels, (3, None, None), source="photo")
+    folders = {"photo": Path(), **sources.shipped_folders()}
+    monkeypatch.setattr(sources, "shipped_folders", lambda: folders)
+    monkeypatch.setitem(sources._models, "photo", model)
+    sources.seconds_of.cache_clear()
+    return model
+
+
+def saved(path: Path, height: int, width: int, channels: int = 3) -> Path:
+    """A picture as a file, whose pixels all differ from their neighbours."""
+    values = numpy.arange(height * width * channels, dtype=numpy.uint32) * 37 % 251
+    Image.fromarray(values.astype(numpy.uint8).reshape(height, width, channels)).save(path)
+    return path
+
+
+def test_the_model_of_any_size_comes_first_where_it_is_here(photo) -> None:
+    assert sources.models()[0] == sources.models(restoring=True)[0] == "photo"
+    assert "photo" not in sources.models(sampling=True)
+    assert "mnist" not in sources.models(restoring=True)
+
+
+def test_a_model_of_any_size_takes_an_upload_as_it_is(photo, tmp_path: Path, monkeypatch) -> None:
+    path = saved(tmp_path / "own.png", 20, 30)
+    whole = numpy.asarray(Image.open(path)).transpose(2, 0, 1)
+    for fit in sources.FITS:
+        assert (sources.uploaded(path, photo, fit) == whole).all()
+    assert sources.described(whole, str(path)) == "30 x 20 pixels of your own"
+    monkeypatch.setattr(sources, "MOST_WORKED", 150)
+    cut = sources.uploaded(path, photo, sources.CUT)
+    assert (cut == whole[:, 5:15, 7:22]).all()
+    shrunk = sources.uploaded(path, photo, sources.SHRINK)
+    assert (shrunk.shape, shrunk.dtype) == ((3, 10, 15), numpy.uint8)
+    assert abs(shrunk.mean() - whole.mean()) < 3
+    assert sources.described(shrunk, str(path)) == "15 x 10 pixels of the upload's 600"
+
+
+def test_time_grows_with_pixels_and_evaluations(photo, monkeypatch) -> None:
+    monkeypatch.setattr(sources, "seconds_of", lambda name: 1e-6)
+    for sides, evaluations, words in (
+        ((100, 100), 10, "about 1 s"),
+        ((500, 400), 100, "about 20 s"),
+        ((500, 400), 1500, "about 5 minutes"),
+    ):
+        assert sources.duration("photo", (3, *sides), evaluations) == words
+    monkeypatch.undo()
+    assert 0 < sources.seconds_of("cifar10") < 0.01
+
+
+def test_a_click_adds_the_components_around_it_and_draws_stay(photo) -> None:
+    assert image.region_around((0.5, 0.5), 90, 120) == (40, 30, 40, 30)
+    assert image.region_around((0.99, 0.01), 300, 400) == (336, 0, 64, 64)
+    assert image.region_around((0, 1), 6, 9) == (0, 0, 8, 6)
+    stored = numpy.arange(3 * 12 * 16, dtype=numpy.uint8).reshape(3, 12, 16)
+    request = image.Image("photo", 0.2, draws=2, components=1, region=(0, 0, 8, 8))
+    whole = image.posterior_of(photo, stored, request)
+    with counting() as cost:
+        moved = replace(request, region=(8, 4, 8, 8))
+        part = image.posterior_of(photo, stored, moved, known=whole)
+    assert cost.products < whole.cost.products
+    assert torch.equal(part.draws, whole.draws)
+    assert torch.equal(part.mean, whole.mean)
+    assert part.region == (8, 4, 8, 8)
+    outside = part.directions.clone()
+    outside[..., 4:, 8:] = 0
+    assert not outside.any()
+
+
+def test_a_damaged_image_of_any_size_is_the_measurement(photo, again, monkeypatch) -> None:
+    diagonal = (mmdgs.covariances.Diagonal(probes=2), 3)
+    for quality in QUALITIES:
+        monkeypatch.setitem(QUALITIES, quality, diagonal)
+    stored = numpy.arange(3 * 8 * 12, dtype=numpy.uint8).reshape(3, 8, 12)
+    for operator, shape in (("blur:1", (3, 8, 12)), ("sr:2", (3, 16, 24))):
+        request = restore.Restore("photo", operator, clean=False, draws=2)
+        drawn = restore.restored(photo, stored, request)
+        assert drawn.truth is None
+        assert torch.equal(drawn.y, sources.in_units(stored))
+        assert drawn.draws.shape == (2, *shape)
+        assert "--simulate" not in request.lines(shape)[1]
+    request = restore.Restore("photo", "sr:3", draws=1)
+    assert restore.restored(photo, stored, request).draws.shape == (1, 3, 6, 12), "cropped"
+    model, request = sources.model_of("cifar10"), restore.Restore("cifar10", "sr:4", clean=False)
+    with pytest.raises(UsageError, match="has 12 x 8 pixels; expected 8 x 8"):
+        restore.restored(model, stored, request)
+    request = restore.Restore("photo", "gray", noise=None, clean=False, draws=1)
+    noisy = numpy.random.default_rng(0).normal(128, 20, (1, 40, 40)).astype(numpy.uint8)
+    drawn = restore.restored(photo, noisy, request)
+    assert drawn.noise == pytest.approx(20 / 256, rel=0.3)
+    assert "estimated: 0.0" in drawn.summary()
+    monkeypatch.setattr(sources, "MOST_WORKED", 100)
+    with pytest.raises(UsageError, match="pixels must be 1 to 100"):
+        restore.restored(photo, noisy, request)
+
+
+def test_qualities_cost_what_the_room_says() -> None:
+    assert restore.COSTS.keys() == QUALITIES.keys()
+    for quality, (covariance, steps) in QUALITIES.items():
+        products = getattr(covariance, "products", 0)
+        assert restore.COSTS[quality] == steps * (1 + 2 * products)
+
+
+def test_a_mask_is_painted_on_an_image_of_any_shape() -> None:
+    stored = numpy.full((3, 20, 40), 255, numpy.uint8)
+    canvas = restore.canvas(stored)
+    half = canvas.shape[0] // 2
+    assert (canvas[:half] == 255).all()
+    assert (canvas[half:] == 128).all(), "below is no image"
+    layer = numpy.zeros((*canvas.shape[:2], 4), numpy.uint8)
+    layer[: half // 2, : half // 2] = 255
+    mask = restore.painted_mask({"layers": [layer]}, (3, 20, 40))
+    assert not mask[:10, :10].any()
+    assert mask.sum() == 20 * 40 - 100
+
+
+def test_what_draws_and_uncertainty_are_shown_as() -> None:
+    small, large = (numpy.zeros((side, side, 3), numpy.uint8) for side in (32, 300))
+    shown = pictures.stack("turns", [("draw 1", small), ("<2>", large)])
+    assert shown.count("<img") == 2
+    assert "image/png" in shown
+    assert "image/jpeg" in shown
+    assert "<2>" not in shown
+    frame = pictures.stack("fades", [("mean", small)], (0.25, 0.5, 0.1, 0.2))
+    assert "left:25.000%;top:50.000%;width:10.000%;height:20.000%" in frame
+
+
+def test_sliders_offer_what_a_model_knows() -> None:
+    assert image.sigma_control("mnist") | {"value": 0.5} == image.sigma_control("mnist")
+    assert not image.sigma_control("mnist")["interactive"]
+    for name in ("cifar10", "celeba"):
+        bounds = image.sigma_control(name)
+        assert bounds["interactive"]
+        for end in ("minimum", "maximum", "value"):
+            level_of(sources.model_of(name), bounds[end])
 
 
 def test_samplers_count_evaluations_and_their_lines_give_the_same(tiny, again, monkeypatch) -> None:

@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from mmdgs.models import load
+from mmdgs.models.fits import FitStore
+from mmdgs.noise import LevelTable
 
 pytest.importorskip("gradio", reason="the studio's tests need its extra: make test-studio")
 playwright = pytest.importorskip(
@@ -77,6 +82,37 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
 @pytest.fixture(scope="session")
 def address(studio: Studio) -> str:
     return studio.address
+
+
+WITH_PHOTO = """
+import sys
+from pathlib import Path
+from mmdgs.models import shipped
+roots, folder = shipped.shipped_roots(), Path({folder!r})
+shipped.SHIPPED["photo"] = "photo"
+shipped.shipped_roots = lambda: [*roots, folder]
+from mmdgs.__main__ import main
+sys.argv[1:1] = ["studio"]
+main()
+"""
+
+
+@pytest.fixture(scope="session")
+def photo_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A studio with a tiny model of any size under the name of the one of photographs."""
+    from toy_models import any_size_model  # which screenshots.py does not see
+
+    folder = tmp_path_factory.mktemp("photo-studio")
+    any_size_model().save_pretrained(folder / "photo")
+    model = load(folder / "photo")
+    spectrum = LevelTable.of({level: torch.ones(3, 8, 8) for level in model.levels})
+    file = folder / "photo" / "spectral.safetensors"
+    FitStore(model, "spectral").write(file, {"images": 2}, spectrum)
+    running = Studio(folder, program=("-c", WITH_PHOTO.format(folder=str(folder))))
+    try:
+        yield running.address
+    finally:
+        running.end()
 
 
 @pytest.fixture(scope="session")
@@ -161,8 +197,8 @@ def visit(browser: playwright.Browser, address: str) -> Iterator[object]:
     """Opens the page; at the end nothing was asked of another host, and no script broke."""
     people: list[Visitor] = []
 
-    def come(**options: object) -> Visitor:
-        people.append(Visitor(browser, address, **options))
+    def come(at: str = address, **options: object) -> Visitor:
+        people.append(Visitor(browser, at, **options))
         return people[-1]
 
     yield come

@@ -49,7 +49,9 @@ def test_image_shows_its_posterior_at_once_and_walks(visit, tmp_path: Path) -> N
     visitor.room("Image")
     visitor.click("image-go")
     visitor.expect("image-status", "Done")
-    assert page.locator("#image-pictures figure").count() == 4 + 4
+    assert page.locator("#image-pictures .mm-turns img").count() == 4, "draws in one frame"
+    assert page.locator("#image-pictures figure").count() == 4
+    assert "% of the pixels" in page.locator("#image-status").inner_text()
     before = page.locator("#image-moved img").get_attribute("src")
     visitor.set("image-walk-1", 2)
     expect(page.locator("#image-moved img")).not_to_have_attribute("src", before)
@@ -58,25 +60,122 @@ def test_image_shows_its_posterior_at_once_and_walks(visit, tmp_path: Path) -> N
     assert {"arrays.npz", "noisy.npy", "again.py"} <= files
 
 
-def test_a_region_is_chosen_by_two_clicks(visit) -> None:
+def test_draws_alternate_and_the_uncertainty_fades_in(visit) -> None:
     visitor = visit()
     page = visitor.page
     visitor.room("Image")
-    visitor.click("image-part")
-    picture = page.locator("#image-region img")
-    for share, words in ((0.27, "One corner at 7, 7"), (0.73, "14 x 14 pixels from 7, 7")):
-        picture.wait_for()
-        page.wait_for_function(
-            "(one => one.complete && one.naturalWidth)(document.querySelector('#image-region img'))"
-        )
-        box, before = picture.bounding_box(), picture.get_attribute("src")
-        side = min(box["width"], box["height"])
-        left, top = (box["width"] - side) / 2, (box["height"] - side) / 2
-        picture.click(position={"x": left + share * side, "y": top + share * side})
-        visitor.expect("image-where", words)
-        expect(picture).not_to_have_attribute("src", before)
+    visitor.click("image-go")
+    visitor.expect("image-status", "Done")
+    turns, fades = (page.locator(f"#image-pictures .mm-{kind}") for kind in ("turns", "fades"))
+    for number in (3, 1):  # it goes round
+        expect(turns.locator("output")).to_have_text(f"draw {number}")
+    turns.locator("button").click()
+    expect(turns.locator("button")).to_have_text("Play")
+    turns.locator("input").fill("2")
+    page.wait_for_timeout(1200)
+    expect(turns.locator("output")).to_have_text("draw 3")
+    shown = turns.locator("img").evaluate_all("all => all.map(one => one.style.visibility)")
+    assert shown == ["hidden", "hidden", "visible", "hidden"]
+    spread = fades.locator("img").nth(1)
+    expect(spread).to_have_css("opacity", "0")
+    fades.locator("input").fill("0.5")
+    expect(spread).to_have_css("opacity", "0.5")
+    still = visit(reduced_motion="reduce")
+    still.room("Image")
+    still.click("image-go")
+    still.expect("image-status", "Done")
+    expect(still.page.locator("#image-pictures .mm-turns button")).to_have_text("Play")
+
+
+def test_a_photograph_is_worked_on_at_its_own_size(
+    visit, photo_address: str, tmp_path: Path
+) -> None:
+    visitor = visit(photo_address)
+    page = visitor.page
+    visitor.room("Image")
+    expect(page.locator("#image-model input")).to_have_value("photo: any size")
+    visitor.click("image-go")
+    assert "pload an image" in visitor.error()
+    photograph = numpy.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=numpy.uint8)
+    Image.fromarray(photograph).save(tmp_path / "own.png")
+    page.locator("#image-upload input[type=file]").set_input_files(tmp_path / "own.png")
+    visitor.expect("image-status", "90 x 60 pixels of your own: the posterior takes about")
+    expect(page.locator("#image-example input")).to_have_value("your image")
+    visitor.click("image-go")
+    visitor.expect("image-status", "Done")
+    first = picture_in(visitor.download("image", tmp_path / "zip"), "posterior/image.png")
+    assert (first == photograph).all()
+    frame = page.locator("#image-pictures .mm-fades .mm-frame")
+    box = frame.bounding_box()
+    frame.click(position={"x": 0.5 * box["width"], "y": 0.5 * box["height"]})
+    expect(frame.locator("i")).to_be_visible()
+    visitor.expect("image-status", "Done")
+    visitor.click("image-lines")
+    visitor.expect("image-command", "--region 30,20,30,20")
     visitor.click("image-whole")
-    visitor.expect("image-where", "The whole image.")
+    expect(page.locator("#image-command")).not_to_contain_text("--region")
+
+
+def test_an_image_that_is_damaged_already_is_restored(
+    visit, photo_address: str, tmp_path: Path
+) -> None:
+    visitor = visit(photo_address)
+    page = visitor.page
+    visitor.room("Restore")
+    noisy = numpy.random.default_rng(0).normal(128, 20, (24, 32, 3)).clip(0, 255)
+    Image.fromarray(noisy.astype(numpy.uint8)).save(tmp_path / "small.png")
+    page.locator("#restore-upload input[type=file]").set_input_files(tmp_path / "small.png")
+    visitor.expect("restore-status", "32 x 24 pixels of your own: 4 draws take about")
+    expect(page.locator("#restore-estimate")).to_be_hidden()
+    page.get_by_label("damaged already").click()
+    visitor.choose("restore-kind", "missing pixels")
+    visitor.click("restore-go")
+    assert "paint them" in visitor.error()
+    visitor.choose("restore-kind", "super-resolution")
+    visitor.set("restore-sr", 2)
+    page.locator("#restore-estimate input").check()
+    visitor.choose("restore-quality", "fast")
+    visitor.click("restore-go")
+    visitor.expect("restore-status", "The noise was estimated: 0.0")
+    visitor.click("restore-lines")
+    command = visitor.expect("restore-command", "--operator sr:2 --noise estimate --quality fast")
+    assert "--simulate" not in command
+    mean = picture_in(visitor.download("restore", tmp_path / "zip"), "restored/mean.png")
+    assert mean.shape == (48, 64, 3)
+
+
+def test_sliders_show_their_ends_and_offer_what_the_model_knows(visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Sampler")
+    ends = """name => {
+        const slider = document.getElementById(name), end = slider.querySelector(".max_value");
+        return slider.getBoundingClientRect().right - end.getBoundingClientRect().right;
+    }"""
+    for width in (700, 800, 1000, 1200):
+        page.set_viewport_size({"width": width, "height": 900})
+        visitor.settle()
+        for name in ("sampler-steps", "sampler-count"):
+            assert page.evaluate(ends, name) >= 0, (width, name)
+    visitor.room("Image")
+    expect(page.locator("#image-sigma input[type=number]")).to_be_disabled()
+    visitor.choose("image-model", "cifar10")
+    expect(page.locator("#image-sigma input[type=number]")).to_be_enabled()
+    visitor.click("image-own")
+    upload = page.locator("#image-upload")
+    box = upload.bounding_box()
+    for words in ("Drop File Here", "Click to Upload"):
+        line = upload.get_by_text(words)
+        line.wait_for()
+        place = line.evaluate(
+            """found => {
+                const range = document.createRange();
+                range.selectNodeContents(found);
+                const { top, bottom } = range.getBoundingClientRect();
+                return [top, bottom];
+            }"""
+        )
+        assert box["y"] <= place[0] < place[1] <= box["y"] + box["height"], words
 
 
 def test_each_kind_of_damage_has_a_slider_of_its_own(visit) -> None:
@@ -105,7 +204,7 @@ def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Pat
     assert "mean.png" in names_in(visitor.download("restore", tmp_path / "kept.zip"))
     visitor.click("restore-more")
     visitor.set("restore-draws", 1)
-    visitor.set("restore-steps", 5)
+    visitor.choose("restore-quality", "fast")
     visitor.choose("restore-kind", "paint a mask")
     visitor.click("restore-go")
     assert "Paint over the part" in visitor.error()
@@ -125,7 +224,7 @@ def test_restoration_shows_a_kept_example_and_paints_a_mask(visit, tmp_path: Pat
     assert (mask[16, 16], mask[2, 2]) == (0, 255)
 
 
-def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
+def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit, tmp_path: Path) -> None:
     visitor = visit()
     shown = visitor.page.locator("#sampler-pictures")
     visitor.room("Sampler")
@@ -134,10 +233,14 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     expect(visitor.page.locator("#sampler-samplers input")).to_have_count(1)
     visitor.set("sampler-count", 1)
     visitor.set("sampler-steps", 100)
+    stop = visitor.page.locator("#sampler-stop")
+    expect(stop).to_be_disabled()
     visitor.click("sampler-go")
     shown.locator("figure").first.wait_for()
     visitor.click("sampler-stop")
     visitor.expect("sampler-status", "Stopped")
+    expect(stop).to_be_disabled()
+    assert "samples.npz" in names_in(visitor.download("sampler", tmp_path / "zip"))
     before = shown.inner_text()
     visitor.page.wait_for_timeout(1000)
     assert shown.inner_text() == before, "nothing moves after a stop"
@@ -147,7 +250,7 @@ def test_the_stop_button_ends_a_run_and_the_room_goes_on(visit) -> None:
     visitor.expect("sampler-pictures", "evaluations a sample")
 
 
-def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
+def test_the_stop_button_ends_a_posterior_between_evaluations(visit, tmp_path: Path) -> None:
     visitor = visit()
     page = visitor.page
     visitor.room("Image")
@@ -159,7 +262,8 @@ def test_the_stop_button_ends_a_posterior_between_evaluations(visit) -> None:
     visitor.expect("image-status", "The mean is there")
     visitor.click("image-stop")
     visitor.expect("image-status", "Stopped")
-    assert page.locator("#image-pictures figure").count() == 4, "what was there stays"
+    assert page.locator("#image-pictures figure").count() == 3, "what was there stays"
+    assert "arrays.npz" in names_in(visitor.download("image", tmp_path / "zip"))
 
 
 def test_another_click_on_go_ends_the_run_before_and_people_see_their_own(visit) -> None:
@@ -228,6 +332,8 @@ def test_a_good_upload_is_used(visit, tmp_path: Path) -> None:
     Image.fromarray(ramp).save(tmp_path / "good.png")
     page.locator("#image-upload input[type=file]").set_input_files(tmp_path / "good.png")
     page.locator("#image-upload .file-preview").wait_for()
+    expect(page.locator("#image-example input")).to_have_value("your image")
+    page.get_by_label("cut out the centre").first.check()
     visitor.click("image-more")
     visitor.set("image-draws", 0)
     visitor.set("image-components", 0)

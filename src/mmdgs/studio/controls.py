@@ -5,17 +5,19 @@ Handlers return {component: value, or gr.update(...)}, and what is not named sta
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gradio as gr
 
-from mmdgs.errors import first_line
+from mmdgs.errors import UsageError, first_line
 from mmdgs.studio.folder import Folder
-from mmdgs.studio.sources import CUT, FITS, MODELS, MOST_BYTES, MOST_PIXELS, examples
+from mmdgs.studio.pictures import VIEWER
+from mmdgs.studio.sources import FITS, MODELS, MOST_BYTES, MOST_PIXELS, OWN, SHRINK, examples
 from mmdgs.studio.streaming import JOBS, STOPS, Changes, Run, streamed
 
 logger = logging.getLogger("mmdgs")
@@ -24,6 +26,9 @@ LIGHT = {"concurrency_limit": 4, "concurrency_id": "light", "show_progress": "hi
 """Work of a moment; what takes longer waits in the one line of the studio."""
 WAITING = "Waiting for a free place ..."
 STOPPED = "Stopped. What was made until then is shown."
+IDLE: dict[str, Any] = {"interactive": False, "variant": "secondary"}
+BUSY: dict[str, Any] = {"interactive": True, "variant": "stop"}
+"""The stop button while nothing runs, and while something does."""
 WORDS = 180
 """Pixels that a list of words needs; phones show one below another."""
 STAYS = "It stays on this machine, and is deleted within half an hour. Larger images: the command."
@@ -64,6 +69,12 @@ def plainly(function: Callable[..., Changes]) -> Callable[..., Changes]:
     return handled
 
 
+def _examples(model: str, own: bool = False) -> dict[str, Any]:
+    """The examples of a model, and the image of one's own where there is one."""
+    names = [OWN] if own else examples(model)
+    return {"choices": names, "value": names[0] if names else None}
+
+
 class Room:
     """The components of a room, with ids ROOM-NAME; runs start from values of its `controls`."""
 
@@ -82,7 +93,8 @@ class Room:
     def slider(self, name: str, label: str, *numbers: float, **options: Any) -> Any:
         """A slider from its least, most and first value, and its step where that is not 1."""
         least, most, value, step = (*numbers, 1)[:4]
-        return self.control(gr.Slider, name, least, most, value, step=step, label=label, **options)
+        options |= {"step": step, "label": label, "min_width": WORDS}  # less cuts numbers off
+        return self.control(gr.Slider, name, least, most, value, **options)
 
     def menu(self, name: str, label: str, choices: Mapping[str, str], **options: Any) -> Any:
         """A menu of values with their words; the first is chosen unless another is named."""
@@ -91,7 +103,7 @@ class Room:
         return self.control(gr.Dropdown, name, pairs, label=label, **options)
 
     def model(self, names: list[str], **options: Any) -> Any:
-        choices = {name: f"{name} ({MODELS[name]})" for name in names}
+        choices = {name: f"{name}: {MODELS[name]}" for name in names}
         return self.menu("model", "Model", choices, **options)
 
     def seed(self) -> None:
@@ -102,21 +114,47 @@ class Room:
         """Model, example, upload and how an upload is fitted."""
         with gr.Row():
             model = self.model(names, min_width=WORDS)
-            choices = {name: name for name in examples(names[0])}
-            example = self.menu("example", "Example", choices, min_width=WORDS)
-        with self.place(gr.Accordion, "own", "Your own image", open=False):
-            most = f"{MOST_BYTES // 1_000_000} MB and {MOST_PIXELS // 1_000_000} million pixels"
-            options = {"file_types": EXTENSIONS, "type": "filepath", "height": 110}
-            upload = self.control(gr.File, "upload", label=f"An image of at most {most}", **options)
-            label = "How it is brought to the model's size"
-            fit = self.control(gr.Radio, "fit", list(FITS), value=CUT, label=label)
+            options = {"label": "Example", "min_width": WORDS}
+            example = self.control(gr.Dropdown, "example", **_examples(names[0]), **options)
+        first_is_own = not examples(names[0])
+        with self.place(gr.Accordion, "own", "Your own image", open=first_is_own):
+            most = f"{MOST_BYTES // 10**6} MB, {MOST_PIXELS // 10**6} million pixels"
+            options = {"file_types": EXTENSIONS, "type": "filepath", "height": 170}
+            upload = self.control(gr.File, "upload", label=f"At most {most}", **options)
+            fit = self.control(gr.Radio, "fit", FITS, value=SHRINK, label="If it is too large")
             gr.Markdown(STAYS)
         return [model, example, upload, fit]
+
+    def looks(
+        self,
+        source: list[Any],
+        look: Callable[..., Changes],
+        outputs: list[Any],
+        others: Iterable[Any] = (),
+        events: Iterable[Any] = (),
+    ) -> list[Any]:
+        """Answer another image by `look(*others, *source)`, and events; what comes after each.
+
+        The source is that of `image`. An upload takes the place of the examples.
+        """
+        model, example, upload, fit = source
+
+        def other(name: str, path: str | None) -> Changes:
+            return {example: gr.update(**_examples(name, path is not None))}
+
+        ends, inputs = ([model, upload], [example]), [*others, *source]
+        changed = [self.on([part.change], other, *ends).then for part in (model, upload)]
+        events = [*changed, fit.input, example.input, *events]
+        return [self.on([event], look, inputs, outputs).then for event in events]
+
+    def viewer(self) -> Any:
+        """What is shown: figures, draws that alternate, uncertainty that fades in."""
+        return self.place(gr.HTML, "pictures", js_on_load=VIEWER)
 
     def buttons(self, label: str) -> None:
         self.go = self.place(gr.Button, "go", label, variant="primary")
         with gr.Row():
-            self.stop = self.place(gr.Button, "stop", "Stop", variant="stop", min_width=80)
+            self.stop = self.place(gr.Button, "stop", "Stop", **IDLE, min_width=80)
             options = {"interactive": False, "min_width": 100}
             self.download = self.place(gr.DownloadButton, "download", "Download", **options)
 
@@ -131,9 +169,9 @@ class Room:
             options |= {"language": "shell", "label": "Command"}
             self.command = self.place(gr.Code, "command", command, **options)
 
-    def lines(self, lines: tuple[str, str]) -> Changes:
+    def lines(self, lines: tuple[str, str] | None) -> Changes:
         """The Python lines and the command, in their boxes."""
-        return {self.python: lines[0], self.command: lines[1]}
+        return {} if lines is None else {self.python: lines[0], self.command: lines[1]}
 
     def ready(self, name: str, content: bytes) -> Changes:
         """The download button with a file."""
@@ -147,13 +185,13 @@ class Room:
             listener = event(plainly(function), *ends, **LIGHT, **more)
         return listener
 
-    def clicks(self, picture: Any, function: Callable[..., Changes], *ends: Any) -> None:
-        """Answer a click on a picture by a function of its place (x, y) in pixels, and inputs."""
+    def clicks(self, picture: Any, function: Callable[..., Changes], *ends: Any) -> Any:
+        """Answer a click on a picture by a function of its place (x, y), and inputs."""
 
         def click(event: gr.SelectData, *values: Any) -> Changes:
             return function(event.index, *values)
 
-        self.on([picture.select], click, *ends)
+        return self.on([picture.select], click, *ends)
 
     def values(self, values: tuple[Any, ...]) -> dict[str, Any]:
         """The values of the controls by name, whole where a control has whole steps."""
@@ -165,42 +203,66 @@ class Room:
                 named[name] = named[name] or 0
         return named
 
-    def runs(self, prepare: Callable[..., Run], outputs: list[Any]) -> None:
-        """Go runs what `prepare` returns for the controls' values, and shows its states.
+    def announces(self, prepare: Callable[..., Run], events: list[Any]) -> None:
+        """Say how long it takes what go would run, where that can be said."""
 
-        Stop ends it, also while it waits in line; what was shown stays. Another click on go ends
-        the run before, and its own begins once that has ended.
+        def announce(*values: Any) -> Changes:
+            words: Any = gr.update()  # an empty answer would be a value to Gradio
+            with contextlib.suppress(UsageError):
+                words = prepare(**self.values(values)).words
+            return {self.status: words}
+
+        self.on(events, announce, list(self.controls.values()), [self.status])
+
+    def runs(
+        self, prepare: Callable[..., Run], outputs: list[Any], events: Iterable[Any] = ()
+    ) -> None:
+        """Go, and other events, run what `prepare` returns for the controls' values, and show it.
+
+        Stop ends it, also while it waits in line; what was shown stays, and can be downloaded.
+        Another click on go ends the run before, and its own begins once that has ended.
         """
 
         def show(request: gr.Request, *values: Any) -> Iterator[Changes]:
-            stop = self.stop_of(request)
+            stop, state, failure = self.stop_of(request), None, None
             try:
-                work, change, lines = prepare(**self.values(values))
-                begun = {self.status: "Starting ...", self.download: gr.update(interactive=False)}
-                yield updates(begun | (self.lines(lines) if lines else {}))
-                for state in streamed(work, stop):
-                    yield updates(change(state))
+                run = prepare(**self.values(values))
+                yield updates({self.status: run.words, **self.lines(run.lines)})
+                for state in streamed(run.work, stop):
+                    changes = {self.download: gr.update(interactive=False), **run.change(state)}
+                    yield updates(changes)
             except Exception as error:
-                raise said(error) from None
+                failure = error
+            another = stop is not self.stop_of(request)
+            changes = {} if another else {self.stop: gr.update(**IDLE)}
             if stop.is_set():
-                another = stop is not self.stop_of(request)
-                yield updates({self.status: WAITING if another else STOPPED})
+                changes[self.status] = WAITING if another else STOPPED
+            if state is not None and (file := run.saved(state)):
+                changes |= self.ready(*file)
+            yield updates(changes)
+            if failure is not None:
+                raise said(failure)
 
         def begin(request: gr.Request) -> Any:
             STOPS.begin(self.name, str(request.session_hash))
-            return gr.update(value=WAITING)
+            return gr.update(value=WAITING), gr.update(**BUSY)
 
         def end(request: gr.Request) -> Any:
             self.stop_of(request).set()
-            return gr.update(value=STOPPED)
+            return gr.update(value=STOPPED), gr.update(**IDLE)
 
-        at_once = {"outputs": self.status, "queue": False, "show_progress": "hidden"}
+        def fail() -> Any:
+            return gr.update(value=""), gr.update(**IDLE)
+
+        at_once = {"queue": False, "show_progress": "hidden"}
+        at_once["outputs"] = [self.status, self.stop]
         line = {"concurrency_limit": JOBS, "concurrency_id": "compute", "show_progress": "hidden"}
         line |= {"api_name": self.name, "trigger_mode": "always_last"}
         inputs = list(self.controls.values())
-        outputs = [self.status, self.python, self.command, self.download, *outputs]
-        started = self.go.click(begin, None, **at_once).then(show, inputs, outputs, **line)
-        started.failure(lambda: gr.update(value=""), None, **at_once)
+        outputs = [self.status, self.stop, self.python, self.command, self.download, *outputs]
+        for event in (self.go.click, *events):
+            started = event(begin, None, **at_once).then(show, inputs, outputs, **line)
+            started.failure(fail, None, **at_once)
         self.stop.click(end, None, **at_once)
 
     def stop_of(self, request: gr.Request) -> threading.Event:

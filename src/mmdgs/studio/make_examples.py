@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy
 
 from mmdgs.files import file_written_atomically
-from mmdgs.studio import image, restore
-from mmdgs.studio.sources import EXAMPLES, chosen_image, examples, key_of, model_of, models
+from mmdgs.models.shipped import PHOTO
+from mmdgs.studio import image, restore, sources
+from mmdgs.studio.sources import EXAMPLES, MANY_LEVELS, chosen_image, key_of, model_of, models
 
 HALVED = ("noisy", "mean", "std", "low", "high", "draws", "directions", "truth")
 """Arrays of many numbers, all of order one."""
@@ -18,9 +19,10 @@ HALVED = ("noisy", "mean", "std", "low", "high", "draws", "directions", "truth")
 
 def first_requests() -> list[image.Image | restore.Restore]:
     """What the rooms show at the first click, with each model."""
-    images = [image.Image(name, image.SIGMAS[name]) for name in models()]
+    small = [name for name in models() if name != PHOTO]
+    images = [image.Image(name, image.SIGMAS[name]) for name in small]
     operator = restore.operator_text("a missing box", {"box": restore.STRENGTHS["box"][3]})
-    return images + [restore.Restore(name, operator) for name in models(many_levels=True)]
+    return [*images, *(restore.Restore(name, operator) for name in small if name in MANY_LEVELS)]
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
         file.unlink()
     for request in first_requests():
         model = model_of(request.model)
-        stored = chosen_image(request.model, examples(request.model)[0])
+        stored = chosen_image(request.model, sources.examples(request.model)[0])
         if isinstance(request, image.Image):
             arrays = image.arrays_of(image.posterior_of(model, stored, request))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextvars import ContextVar
+from importlib.resources import files
 from typing import Any
 
 import gradio as gr
@@ -26,34 +27,7 @@ PAINTINGS, LAYERS = 64, 4
 VISITORS = 64
 """Open pages whose results and regions are remembered; Gradio would remember 10,000."""
 
-CSS = """
-.gradio-container { max-width: 1200px !important; }
-.mm-figures { display: flex; flex-wrap: wrap; gap: 12px; }
-.mm-figures figure { margin: 0; }
-.mm-figures figure.mm-small { flex: 0 1 132px; }
-.mm-figures figure.mm-wide { flex: 1 1 190px; max-width: 320px; }
-.mm-figures img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
-.mm-figures figure.mm-wide img { image-rendering: auto; }
-#sampler-pictures img { image-rendering: pixelated !important; }
-#plane-panels .mm-figures { display: grid; grid-template-columns: repeat(2, minmax(0, 225px)); }
-#plane-panels img { border: 1px solid var(--border-color-primary); }
-.mm-figures figcaption, .mm-bars { color: var(--body-text-color); }
-.mm-figures figcaption { font-size: 13px; line-height: 1.3; margin-top: 4px; }
-#image-moved figure.mm-small { flex-basis: 200px; }
-.mm-plane img { cursor: crosshair; }
-.mm-status { min-height: 24px; }
-.mm-bars { border-collapse: collapse; font-size: 14px; width: 100%; max-width: 560px; }
-.mm-bars td { padding: 3px 8px 3px 0; white-space: nowrap; border: 0; }
-.mm-bars td.mm-bar { width: 60%; position: relative; padding: 0; }
-.mm-bars td.mm-bar { background: var(--background-fill-secondary); }
-.mm-bars td.mm-bar div { background: rgb(232, 119, 34); height: 14px; }
-.mm-bars td.mm-bar i { position: absolute; top: 0; bottom: 0; width: 2px; }
-.mm-bars td.mm-bar i { background: var(--body-text-color); }
-footer { display: none !important; }
-button.label-wrap { text-align: left; }
-input[type=range]::-webkit-slider-thumb { background: var(--slider-color) !important; }
-input[type=range]::-moz-range-thumb { background: var(--slider-color) !important; }
-"""
+CSS = files("mmdgs.studio").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def theme() -> gr.themes.Base:

@@ -1,17 +1,20 @@
-"""Pictures for a page: PNG files inside HTML with words under them, and pictures of the plane."""
+"""Pictures for a page: files inside HTML with words under them, and pictures of the plane.
+
+Draws alternate in one frame, and the uncertainty fades in over the mean: viewer.js moves both.
+"""
 
 from __future__ import annotations
 
-import base64
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy
 import torch
 from torch import Tensor
 
-from mmdgs.data.pictures import png
+from mmdgs.uncertainty.page import image_tag
 from mmdgs.uncertainty.pictures import in_colours, pooled, top_of
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 Captioned = tuple[str, numpy.ndarray]
 """Words, and a uint8 picture."""
+VIEWER = files("mmdgs.studio").joinpath("viewer.js").read_text(encoding="utf-8")
 BLUE, ORANGE, GREEN, GREY = (66, 133, 214), (232, 119, 34), (24, 160, 88), (128, 138, 152)
 """Colours that are seen on white and on black."""
 LIMIT, GRID = 2.4, 145
@@ -30,17 +34,25 @@ FINER = 2
 """Pictures of the plane are drawn so much larger and then shrunk: smooth lines."""
 
 
-def figures(pictures: Iterable[Captioned], wide: bool = False) -> str:
+def figures(pictures: Iterable[Captioned], wide: bool = False, before: str = "") -> str:
     """Pictures with their words, as HTML that wraps to the width of the page."""
-    parts = []
-    for words, picture in pictures:
-        words, source = html.escape(words, quote=True), base64.b64encode(png(picture)).decode()
-        parts.append(
-            f'<figure class="{"mm-wide" if wide else "mm-small"}">'
-            f'<img alt="{words}" src="data:image/png;base64,{source}">'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    return f'<div class="mm-figures">{"".join(parts)}</div>'
+    parts = [
+        f'<figure class="{"mm-wide" if wide else "mm-small"}">{image_tag(words, picture)}'
+        f"<figcaption>{html.escape(words)}</figcaption></figure>"
+        for words, picture in pictures
+    ]
+    return f'<div class="mm-figures">{before}{"".join(parts)}</div>'
+
+
+def stack(kind: str, pictures: Iterable[Captioned], frame: Sequence[float] = ()) -> str:
+    """Pictures over one another, with controls by viewer.js: they take `turns`, or the second
+    `fades` in over the first. A `frame` is in shares: left, top, width and height.
+    """
+    sides = zip(("left", "top", "width", "height"), frame, strict=False)
+    place = ";".join(f"{side}:{100 * share:.3f}%" for side, share in sides)
+    images = "".join(image_tag(*picture) for picture in pictures)
+    images += f'<i style="{place}"></i>' if frame else ""
+    return f'<figure class="mm-stack mm-{kind}"><div class="mm-frame">{images}</div></figure>'
 
 
 def bars(shares: Iterable[tuple[str, float, float]]) -> str:
@@ -59,7 +71,7 @@ def spread_picture(words: str, std: Tensor) -> Captioned:
     """Standard deviations (C, H, W) in colour, and words that say what the colours reach to."""
     values = pooled(std)
     top = top_of(values)
-    return f"{words}: std, 0 (black) to {top:.2g} (yellow)", in_colours(values, top)
+    return f"{words}: std, 0 (black) to {top:.2g}", in_colours(values, top)
 
 
 def visible_state(x: Tensor, spread: float) -> Tensor:

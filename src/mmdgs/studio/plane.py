@@ -318,11 +318,13 @@ def build(room: Any, gr: Any) -> None:
             changes[room.status] = (
                 f"{where}, MMD {chains.mmd:.4f} (0: the chains are like fresh data)."
             )
-            if chains.step == values["steps"]:
-                changes |= room.ready("chains.zip", bundle("chains", chains.files()))
             return changes
 
-        return lambda tell: run_chains(**values, tell=tell), change, chain_lines(**values)
+        def saved(chains: Chains) -> tuple[str, bytes]:
+            return "chains.zip", bundle("chains", chains.files())
+
+        lines = chain_lines(**values)
+        return Run(lambda tell: run_chains(**values, tell=tell), change, saved, lines)
 
     point_controls = [density, sigma, x, y]
     shown_in = [picture, panels, room.python, room.command, room.download]

@@ -17,7 +17,7 @@ from mmdgs.sampling.named import make_plan
 from mmdgs.sampling.settings import SamplerSettings
 from mmdgs.studio.folder import bundle
 from mmdgs.studio.pictures import Captioned, figures, visible_state
-from mmdgs.studio.sources import MANY_LEVELS, check_bounds, model_of, models
+from mmdgs.studio.sources import check_bounds, model_of, models
 from mmdgs.studio.streaming import QUIET, Changes, Run, Tell
 
 SAMPLERS = {
@@ -158,7 +158,7 @@ def build(room: Any, gr: Any) -> None:
         pairs = [(words, name) for name, words in samplers.items()]
         return {"choices": pairs, "value": list(samplers)}
 
-    names = sorted(models(), key=lambda name: name not in MANY_LEVELS)  # with all samplers first
+    names = models(sampling=True)
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
             model = room.model(names)
@@ -183,12 +183,12 @@ def build(room: Any, gr: Any) -> None:
             done = sum(frame.step == frame.steps for frame in frames.values())
             total = len(request.samplers)
             words = "Done." if done == total else f"{done} of {total} samplers done."
-            changes = {room.status: words, shown: figures(pictures(frames), wide=True)}
-            if done == len(frames):  # one has just ended
-                changes |= room.ready("samples.zip", download(frames, lines))
-            return changes
+            return {room.status: words, shown: figures(pictures(frames), wide=True)}
 
-        return lambda tell: sample(network, request, tell), change, lines
+        def saved(frames: Frames) -> tuple[str, bytes]:
+            return "samples.zip", download(frames, lines)
+
+        return Run(lambda tell: sample(network, request, tell), change, saved, lines)
 
     room.on(
         [model.change], lambda model: {samplers: gr.update(**choices(model))}, [model], [samplers]

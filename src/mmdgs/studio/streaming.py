@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mmdgs.runtime import Stopped, stop_if_asked, stoppable, threads
 
@@ -49,10 +50,29 @@ class Tell(Generic[T]):
 
 Changes = dict[Any, Any]
 """What a handler answers: values, or Gradio's updates, for the components that change."""
-Run = tuple[Callable[[Tell[Any]], Any], Callable[[Any], Changes], tuple[str, str] | None]
-"""Work, what a state that it reports changes on the page, and its lines where they are known."""
+
+
+class Run(NamedTuple):
+    """What go starts: `work` reports states, and `change` says what each changes on the page.
+
+    `saved` is the name and content of the download, from the last state that was shown, and None
+    where there is nothing in it yet. `lines` are shown at once, where they are known.
+    """
+
+    work: Callable[[Tell[Any]], Any]
+    change: Callable[[Any], Changes]
+    saved: Callable[[Any], tuple[str, bytes] | None]
+    lines: tuple[str, str] | None = None
+    words: str = "Starting ..."
+
+
 QUIET: Tell[Any] = Tell(every=math.inf)
 """For work that nobody watches."""
+
+
+def share_of_cores() -> AbstractContextManager[None]:
+    """Run a block on the threads that are its own where all JOBS run."""
+    return threads(max(1, len(os.sched_getaffinity(0)) // JOBS))
 
 
 def streamed(work: Callable[[Tell[T]], T], stop: threading.Event | None = None) -> Iterator[T]:
@@ -64,8 +84,7 @@ def streamed(work: Callable[[Tell[T]], T], stop: threading.Event | None = None) 
     stop, tell = stop or threading.Event(), Tell[T]()
 
     def run() -> None:
-        cores = len(os.sched_getaffinity(0))
-        with contextlib.suppress(Stopped), stoppable(stop), threads(max(1, cores // JOBS)):
+        with contextlib.suppress(Stopped), stoppable(stop), share_of_cores():
             tell(work(tell))
 
     job = _workers.submit(contextvars.copy_context().run, run)

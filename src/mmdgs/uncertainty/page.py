@@ -84,13 +84,13 @@ def _mean_stage(seen: ImagePosterior) -> str:
     top = pictures.top_of(values)
     height, width = values.shape
     region = "" if seen.region is None else f' data-region="[{",".join(map(str, seen.region))}]"'
-    over = _image("standard deviation", pictures.in_colours(values, top), 'id="overlay"')
+    over = image_tag("standard deviation", pictures.in_colours(values, top), 'id="overlay"')
     return (
         "<section><h2>Mean and uncertainty</h2><p>The mean is the best single guess; the colours "
         "say how far off it is likely to be, pixel by pixel: bright is unsure. Click on a place to "
         f'see its components.</p><div class="stage" id="mean" style="{_wide(width)}" data-width='
         f'"{width}" data-height="{height}" data-side="{SIDE}"{region}>'
-        f'{_image("mean", pictures.pixels(seen.mean))}{over}<div id="box" hidden></div></div>'
+        f'{image_tag("mean", pictures.pixels(seen.mean))}{over}<div id="box" hidden></div></div>'
         '<label class="control">uncertainty <input type="range" id="fade" min="0" max="100" '
         f'value="0"> 0 to {top:.2g}</label></section>'
     )
@@ -100,7 +100,7 @@ def _draws_stage(seen: ImagePosterior) -> str:
     """The draws in one frame, one after the other."""
     count, width = len(seen.draws), seen.mean.shape[2]
     frames = "".join(
-        _image(f"draw {i}", pictures.pixels(draw), 'class="draw"')
+        image_tag(f"draw {i}", pictures.pixels(draw), 'class="draw"')
         for i, draw in enumerate(seen.draws, 1)
     )
     return (
@@ -231,13 +231,15 @@ def _row(named: Iterable[tuple[str, numpy.ndarray]], last: str = "") -> str:
 def _figure(word: str, picture: numpy.ndarray, kind: str = "") -> str:
     caption = f"<figcaption>{escape(word)}</figcaption>"
     style = "" if kind else f' style="{_wide(picture.shape[1])}"'
-    return f'<figure class="{kind}"{style}>{_image(word, picture)}{caption}</figure>'
+    return f'<figure class="{kind}"{style}>{image_tag(word, picture)}{caption}</figure>'
 
 
-def _image(word: str, picture: numpy.ndarray, more: str = "") -> str:
-    """A picture inside the page: exact where it is small, else JPEG of at most MOST_SIDE pixels."""
+def image_tag(word: str, picture: numpy.ndarray, more: str = "") -> str:
+    """A picture inside a page: exact where it is small or has transparent parts, else JPEG of at
+    most MOST_SIDE pixels.
+    """
     height, width = picture.shape[:2]
-    small = height * width <= EXACT
+    small = height * width <= EXACT or picture.shape[2:] == (4,)
     kind, content = ("png", png(picture)) if small else ("jpeg", jpeg(picture, MOST_SIDE))
     crisp = ' style="image-rendering:pixelated"' if small else ""
     return (
