@@ -398,12 +398,12 @@ def test_the_page_plays_draws_and_says_how_to_see_a_place(folder: Path, tmp_path
 def test_pictures_of_a_page_stay_small() -> None:
     """A page of 1,400 x 1,200 pixels of pure noise has no picture above 1,024 pixels a side."""
     from mmdgs.data.pictures import jpeg
-    from mmdgs.uncertainty.page import MOST_SIDE, _image
+    from mmdgs.uncertainty.page import MOST_SIDE, image_tag
 
     noise = numpy.random.default_rng(0).integers(0, 256, (1200, 1400, 3), dtype=numpy.uint8)
     assert len(jpeg(noise, MOST_SIDE)) < 2_000_000
-    assert 'width="1400" height="1200"' in _image("noise", noise)
-    assert _image("small", noise[:8, :8]).count("data:image/png") == 1
+    assert 'width="1400" height="1200"' in image_tag("noise", noise)
+    assert image_tag("small", noise[:8, :8]).count("data:image/png") == 1
 
 
 # --- files
