@@ -19,7 +19,7 @@ OPTIONS = {
     "covariances": "model images minutes only",
     "cifar10": "model many classifier images minutes",
     "table2": "model seeds images minutes only",
-    "table2-seeds": "model most_images minutes only",
+    "table2-seeds": "model minutes only",
     "photographs": "model ffdnet images minutes",
     "photo-restoration": "model images minutes only case",
     "celeba": "model images",

@@ -1,4 +1,5 @@
-"""Faces at 64x64 by both of the paper's algorithms, as in its figure, with FID and diversity.
+"""Faces at 64x64: both of the paper's algorithms, as in its figure, with FID and diversity, against
+CelebA or a zip of faces (--data-dir FILE.zip).
 
 The third row is Gibbs along few levels with the spectral covariance, which needs no products.
 """
@@ -6,7 +7,7 @@ The third row is Gibbs along few levels with the spectral covariance, which need
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments import sampler_cells
@@ -14,7 +15,7 @@ from experiments.drawing import colour_picture
 from experiments.experiment import Context
 from experiments.grid import Grid, Results
 from experiments.sampler_cells import FID, Judge, References, Sampling, path
-from experiments.small_models import QUICK_TRAINING, check_model, model_of
+from experiments.small_models import model_of
 from mmdgs.covariances import RademacherDiagonal
 from mmdgs.errors import UsageError
 from mmdgs.models import Model
@@ -24,14 +25,9 @@ from mmdgs.report.page import Figure, Outcome, Section
 from mmdgs.samplers.langevin import suggested_rate
 from mmdgs.sampling import SamplerSettings
 from mmdgs.sampling.named import exploding_levels
-from mmdgs.training import Recipe
 
 DATA, MODEL = "celeba", "celeba"
 LANGEVIN, GIBBS, SPECTRAL = "Langevin (Algorithm 1)", "Gibbs (Algorithm 2)", "Gibbs, spectral"
-TRAIN = (
-    "mmdgs train --data faces.zip --size 64 --model unet-small --param edm "
-    "--levels geometric:500:90:0.01 --out runs/faces"
-)
 FIGURES = {SPECTRAL: "celeba_gibbs_spectral", LANGEVIN: "celeba_langevin", GIBBS: "celeba_gibbs"}
 
 
@@ -55,18 +51,13 @@ QUICK = CelebaSettings(
     images=9, levels=12, few_levels=6, fit_images=8, shown=9, precision="float32",
     metrics=("diversity",), reference_limit=200,
 )  # fmt: skip
-QUICK_RECIPE = Recipe(
-    size=16, limit=1_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
-    training=QUICK_TRAINING,
-)  # fmt: skip
 
 
 def run(context: Context) -> Outcome:
     """Sample faces by both algorithms, and measure."""
     settings = context.sized(FULL, QUICK)
     name, folder = faces(context)
-    quick = replace(QUICK_RECIPE, data=name, data_dir=folder)
-    model = check_model(model_of(context, MODEL, quick, TRAIN))
+    model = model_of(context, MODEL, data=name, data_dir=folder, limit=1_000)
     references = References(name, folder, model.shape[1], settings.reference_limit)
     references.load()  # missing data are reported before the work
     sampling = Sampling(context, model, Judge.of(context, settings.metrics, references), settings)

@@ -21,26 +21,19 @@ from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results, axis
 from experiments.sampler_cells import DIVERSITY, Judge, References, Sampling, path
 from experiments.single_level_chains import DRAWS, FROM_NORMAL, MEANS, ROWS, SPECTRAL, Chains
-from experiments.small_models import QUICK_TRAINING, check_colours, model_of
+from experiments.small_models import model_of
 from mmdgs.covariances import RademacherDiagonal
 from mmdgs.data import spread
-from mmdgs.errors import UsageError
 from mmdgs.models import Model, load
 from mmdgs.moments import FLOOR
 from mmdgs.report.drawing import new_figure, new_panels
 from mmdgs.report.page import Claim, Figure, Outcome, Section
 from mmdgs.sampling import SamplerSettings
 from mmdgs.tables import Table
-from mmdgs.training import Recipe
 from mmdgs.workspace import Part
 
 DATA, MODEL, MANY, CLASSIFIER = "cifar10", "cifar10-score", "cifar10", "cifar10-classifier"
 SIGMA = 0.3
-TRAIN = (
-    f"mmdgs train --data cifar10 --model unet-paper --param score --sigma {SIGMA:g} --epochs 1000 "
-    "--batch-size 100 --learning-rate 1e-4 --precision bf16 --out runs/cifar10-score"
-)
-"""How the paper trained its model."""
 PAPER_STEPS = 40
 """The paper's FID increases after so many Gibbs steps."""
 RISE = 0.02
@@ -76,16 +69,12 @@ QUICK = Cifar10Settings(
     images=16, steps=(2, 4, 8), block=8, long_chains=25, long_steps=(0, 2, 4, 8, 16), levels=6,
     fit_images=16, precision="float32", metrics=("diversity",), reference_limit=500,
 )  # fmt: skip
-QUICK_RECIPE = Recipe(
-    data=DATA, size=16, limit=2_000, model="unet-tiny", param="score", sigma=SIGMA,
-    training=QUICK_TRAINING,
-)  # fmt: skip
 
 
 def run(context: Context) -> Outcome:
     """Chains, their FID and their collapse."""
     settings = context.sized(FULL, QUICK)
-    model = single_level_model(context)
+    model = model_of(context, MODEL, sigma=SIGMA, data=DATA, data_dir=context.data_dir)
     many = many_model(context, model)
     references = References(DATA, context.data_dir, model.shape[1], settings.reference_limit)
     name = context.classifier or (CLASSIFIER if model.shape == (3, 32, 32) else None)
@@ -117,35 +106,13 @@ def _whole(grid: Grid, context: Context) -> Results:
     return grid.run(context, least=len(grid.cells))
 
 
-def single_level_model(context: Context) -> Model:
-    """The model that --model names, or the one that ships; quick runs train a tiny one."""
-    recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-    model = model_of(context, MODEL, recipe, TRAIN)
-    if len(model.levels) != 1:
-        raise UsageError(
-            f"--model must be a model of one noise level, and {model.source} has "
-            f"{len(model.levels)}: train one with `{TRAIN}`; models of many levels are for "
-            "`python -m experiments table2`, or go to --many"
-        )
-    check_colours(model)
-    return model
-
-
 def many_model(context: Context, beside: Model) -> Model | None:
     """The model of many levels that --many names; else the one that ships, where it fits, in full
     runs.
     """
-    if context.many is None:
-        if context.quick or beside.shape != (3, 32, 32):
-            return None
-        return load(MANY, device=context.device)
-    model = load(context.many, device=context.device)
-    if len(model.levels) == 1 or model.shape != beside.shape:
-        raise UsageError(
-            f"--many must be a model of many noise levels of images {beside.shape}, got "
-            f"{context.many} with {len(model.levels)} of {model.shape}"
-        )
-    return model
+    if context.many is None and (context.quick or beside.shape != (3, 32, 32)):
+        return None
+    return load(context.many or MANY, device=context.device)
 
 
 # --- FID against Gibbs steps

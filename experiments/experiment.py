@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ class Context:
     seed: int = 0
     quick: bool = False
     data_dir: str | None = None  # where image files are; None: MMDGS_DATA or the cache
+    settings: Any = None  # in place of the experiment's full or quick ones
     seeds: int | None = option(None, "Independent runs a row.", min=1)
     short_training: bool | None = option(
         None, "Networks trained as --quick trains them.", flag="--short-training"
@@ -52,7 +53,6 @@ class Context:
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
     ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
     images: int | None = option(None, "Images a cell.", min=2)
-    most_images: int | None = option(None, "Images a row at the end (50,000).", min=2)
     minutes: float | None = option(
         None, "Begin no new cell, and no new seed of one, after so long; --resume goes on.", min=0
     )
@@ -66,7 +66,7 @@ class Context:
 
     def sized(self, full: Settings, quick: Settings) -> Settings:
         """An experiment's settings, full or quick, with the number of images asked for."""
-        settings = quick if self.quick else full
+        settings: Settings = self.settings or (quick if self.quick else full)
         if self.images is None:
             return settings
         return replace(settings, images=self.images)  # type: ignore[type-var]

@@ -1,5 +1,5 @@
-"""Figure 1: the true posterior p(x | x_t) of the four-Gaussian mixture, and what each approximation
-makes of it.
+"""Figure 1, posterior approximations: the true p(x | x_t) of the four-Gaussian mixture, and what
+each approximation makes of it.
 
 The paper's claim: a full covariance from the denoiser is closer to the true posterior than one
 variance and than a learned variance.

@@ -1,4 +1,4 @@
-"""Figure 2: the samples of Table 1's single chains, drawn beside the data."""
+"""Figure 2, samples of single chains: those of Table 1's single chains, drawn beside the data."""
 
 from __future__ import annotations
 

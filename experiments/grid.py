@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 
-from experiments.drawing import legend, line_style, plain_logs, style
+from experiments.drawing import legend, line_style, plain_logs
 from experiments.experiment import Context, TimeIsUp
-from mmdgs.demo.figures import draw_bars
 from mmdgs.report.drawing import labelled, new_figure
 from mmdgs.report.numbers import Measure as Measure, Number as Number
 from mmdgs.report.page import Claim, Figure
@@ -312,19 +311,3 @@ class Results:
             self.draw(panel, measure, against, log, rows=rows)
         legend(canvas)
         return Figure(name, caption, canvas)
-
-    def draw_bars(
-        self,
-        axis: Axes,
-        column: Column,
-        measure: Measure,
-        rows: Mapping[str, str] | None = None,
-        *,
-        named: bool = True,
-    ) -> None:
-        """A horizontal bar for each row at one column, with its interval; the first row on top."""
-        shown = {row: row for row in self.rows} if rows is None else rows
-        shown = {row: title for row, title in shown.items() if self.has(row, column)}
-        numbers = [self.number(row, column, measure) for row in shown]
-        colours, labels = [style(row).colour for row in shown], list(shown.values())
-        draw_bars(axis, numbers, colours, measure.title, labels if named else None)

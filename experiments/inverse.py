@@ -1,4 +1,5 @@
-"""Measurements of exact mixtures: which covariance gives draws of p(x | y) as wide as their errors.
+"""Conditioning on measurements of exact mixtures: which covariance gives draws of p(x | y) as wide
+as their errors; with --model cifar10 or celeba held-out images are restored in their place.
 
 No network is in it: the denoiser is the mixture's own, and p(x | y) is known. The mixture is of
 8 x 8 images whose correlations and contrast change from place to place and from component to
@@ -13,8 +14,7 @@ of p(x | x_t, y), draw by draw; rows of `OTHER_CHAINS` by other levels, with the
 
 Samples without measurements are judged too, by their energy distance from the mixture. Where azula
 is installed its MMPS, PiGDM and DPS are beside ours (rivals.py). The one setting of each is that
-with the least CRPS on measurements of another seed. With a model, real images are restored with it
-instead (inverse_networks.py).
+with the least CRPS on measurements of another seed. Images are in inverse_networks.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from mmdgs.moments import (
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
 from mmdgs.randomness import child_seed, randn_like, seeded
-from mmdgs.report.page import Claim, Outcome, Section
+from mmdgs.report.page import Outcome, Section
 from mmdgs.restoration.draws import restoration_plan
 from mmdgs.restoration.settings import BRIDGE, MIRRORED, MULTISTEP
 from mmdgs.samplers import Plan, ancestral_plan, run as run_chains
@@ -70,8 +70,6 @@ COVERAGE = Measure("coverage", "coverage of 90% intervals", 1, percent=True)
 EVALUATIONS = Measure("evaluations", "evaluations", 0)
 COMPARED, ENERGY = 10, Measure("energy", "energy distance", 4, "less")
 """Samples of the mixture itself for each that is judged without measurements."""
-GOAL_GAP, GOAL_CALIBRATION, GOAL_COVERAGE = 0.4, (0.95, 1.15), 0.03
-"""What draws with the full covariance must reach on every task at ten levels."""
 
 
 @cache
@@ -163,7 +161,6 @@ SAMPLED: dict[str, Callable[[], Moments | None]] = {
     FULL_ROW: ROWS[FULL_ROW],
 }
 """Covariances of samples without measurements."""
-GOAL_ROWS = (FULL_ROW, "Krylov, 20 steps", "full, mirrored", "Krylov, 20 steps, mirrored")
 RIVALS = {
     f"{name} (azula), {steps} steps": (name, steps)
     for name, steps in (("MMPS", 10), ("MMPS", 100), ("PiGDM", 100), ("DPS", 300))
@@ -342,8 +339,7 @@ def _section(results: Results, settings: InverseSettings) -> Section:
     rows, measures = [r for r in results.rows if r != EXACT], (GAP, CALIBRATION, COVERAGE)
     shown = {"head": "covariance", "note": note, "compared": rows}
     tables = results.tables((*measures, EVALUATIONS), **shown)
-    claims = [_goal(results, row) for row in GOAL_ROWS if row in results.rows]
-    return Section("Draws of p(x | y) on exact mixtures", text, tables, [], claims)
+    return Section("Draws of p(x | y) on exact mixtures", text, tables)
 
 
 def _samples_section(results: Results, settings: InverseSettings) -> Section:
@@ -355,24 +351,4 @@ def _samples_section(results: Results, settings: InverseSettings) -> Section:
     )
     title, measures = "Energy distance from the mixture", [ENERGY, EVALUATIONS]
     table = results.table(title, measures, head="covariance", note=note)
-    return Section("Samples of exact mixtures", [text], [table], [], [])
-
-
-def _goal(results: Results, row: str) -> Claim:
-    """Whether a row reaches what it must on every task."""
-    verdicts, said, (low, high) = [], [], GOAL_CALIBRATION
-    for task in results.columns:
-        if not (results.has(row, task) and results.has(EXACT, task)):
-            continue
-        measures = (GAP, CALIBRATION, COVERAGE)
-        gap, ratio, covered = (results.number(row, task, measure).value for measure in measures)
-        exact = results.number(EXACT, task, COVERAGE).value
-        near = gap < GOAL_GAP and abs(covered - exact) <= GOAL_COVERAGE
-        verdicts.append(near and low <= ratio <= high)
-        held = f"{100 * covered:.1f}% against {100 * exact:.1f}%"
-        said.append(f"{task}: {gap:.2f} dB, {ratio:.3f}, {held}")
-    text = (
-        f"{row}: gap under {GOAL_GAP:g} dB, spread over error within {low:g} and {high:g}, "
-        f"coverage within {100 * GOAL_COVERAGE:g} points of the exact posterior's"
-    )
-    return Claim.of_all(text, verdicts, said)
+    return Section("Samples of exact mixtures", [text], [table])

@@ -121,7 +121,7 @@ SAMPLERS: dict[str, Callable[[GaussianMixture, Levels], Plan]] = {
 
 def run(context: Context) -> Outcome:
     """Run every sampler with every number of levels on every target, and judge the last states."""
-    settings = QUICK if context.quick else FULL
+    settings = context.sized(FULL, QUICK)
     results, floors = {}, {}
     for title, make in TARGETS.items():
         # A dense eigendecomposition in 64 dimensions for each chain and step takes too long.

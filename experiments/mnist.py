@@ -19,7 +19,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from experiments.drawing import class_bars, colour_bar
+from experiments.drawing import class_bars, colour_bar, style
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results
 from experiments.mnist_networks import (
@@ -42,6 +42,7 @@ from experiments.mnist_networks import (
     train_all,
     yardstick,
 )  # fmt: skip
+from mmdgs.demo.figures import draw_bars
 from mmdgs.errors import NonFiniteError
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams
@@ -328,7 +329,9 @@ def _draw_numbers(chains: Results, rows: Mapping[str, str], shares: Tensor) -> C
     """Two measures (the second logarithmic), and the shares of classes, beside test images."""
     canvas, axes = new_figure(1, 3, inches=(11.0, 2.8))
     for axis, measure in zip(axes[0], (FRECHET, BACKGROUND), strict=False):
-        chains.draw_bars(axis, SIGMA, measure, rows, named=axis is axes[0][0])
+        numbers = [chains.number(row, SIGMA, measure) for row in rows]
+        labels = list(rows.values()) if axis is axes[0][0] else None
+        draw_bars(axis, numbers, [style(row).colour for row in rows], measure.title, labels)
         perfect = chains.number(TEST, SIGMA, measure).value
         axis.axvline(perfect, color=GREY, linestyle="--", linewidth=1.2)
     axes[0][1].set(xscale="log", xlim=(QUANTISATION / 2, None))

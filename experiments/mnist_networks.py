@@ -79,7 +79,7 @@ QUICK = MnistSettings(
 
 def mnist_settings(context: Context) -> MnistSettings:
     """The sizes a run asks for."""
-    settings = QUICK if context.quick else MnistSettings()
+    settings = context.sized(MnistSettings(), QUICK)
     training = replace(settings.training, seed=context.seed)
     return replace(settings, training=training, curves=replace(settings.curves, seed=context.seed))
 

@@ -1,4 +1,5 @@
-"""Photographs restored with the denoiser of photographs, beside the methods of azula and deepinv.
+"""Photographs restored: the denoiser of photographs beside the methods of azula and deepinv, on a
+folder of images (--data-dir).
 
     python -m experiments photo-restoration --data-dir photos/val
 

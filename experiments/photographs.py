@@ -1,4 +1,5 @@
-"""The denoiser of photographs beside FFDNet: PSNR, calibration, and where its error lies.
+"""The denoiser of photographs beside FFDNet: PSNR, calibration, and where its error lies,
+on a folder of images (--data-dir).
 
     python -m experiments photographs --data-dir photos/val --ffdnet ffdnet_color.pth
 

@@ -67,21 +67,18 @@ class ProbeSettings:
     images: int = 1  # a level
     ratios: tuple[float, ...] = axis((0.1, 0.7, 3.0, 12.0))
     sampling_steps: int = 20
-    window: int | None = None  # only the middle pixels of the Jacobian, so many a side
     map_images: int = 8
     map_probes: tuple[int, ...] = (1, 10, 100)
     lattice_probes: tuple[int, ...] = (3, 10)
 
 
 FULL = ProbeSettings()
-QUICK = ProbeSettings(
-    counts=(1, 2, 5, 10, 20), draws=10, digits=1, ratios=(0.7,), sampling_steps=5, window=8
-)
+QUICK = ProbeSettings(counts=(1, 2, 5, 10, 20), draws=10, digits=1, ratios=(0.7,), sampling_steps=5)
 
 
 def run(context: Context) -> Outcome:
     """Every design on MNIST and a diffusion model, and the paper's figure."""
-    settings = QUICK if context.quick else FULL
+    settings = context.sized(FULL, QUICK)
     digits = load(DIGITS, device=context.device)
     models, results = {"MNIST energy": digits}, {}
     if context.model is not None or not context.quick:
@@ -131,7 +128,7 @@ class Place:
         """One matrix for each image."""
         context, settings, one_level = self.context, self.settings, len(self.model.levels) == 1
         count = settings.digits if one_level else settings.images
-        steps, window = settings.sampling_steps, settings.window
+        steps = settings.sampling_steps
 
         def compute() -> Part:
             """At noisy samples of the model itself, so that no data are needed."""
@@ -142,44 +139,34 @@ class Place:
             x = self.model.scaled(samples).to(context.device)
             streams = Streams(context.seed, len(x), purpose="noise")
             x_t = add_noise(x, self.level, generator=streams)
-            own = [jacobian(self.model, row[None], self.level, window, self.title) for row in x_t]
+            own = [jacobian(self.model, row[None], self.level, self.title) for row in x_t]
             return Part({}, {"jacobians": torch.stack(own)})
 
-        depends = (self.model, self.level, count, context.seed, steps, window)
+        depends = (self.model, self.level, count, context.seed, steps)
         part = context.workspace.part(f"{self.title}-jacobians", depends, compute)
         return part.tensors["jacobians"].to(context.device)
 
     def measure(self, cell: Cell) -> Part:
         """The error of a design on each image, and that of the mean in place of every entry."""
-        channels, *sides = self.model.shape
-        shape = (channels, *(min(side, self.settings.window or side) for side in sides))
-        draws = (self.settings.draws, cell.seed)
-        tried = (shape, cell.what, cell.column, *draws)
+        tried = (self.model.shape, cell.what, cell.column, self.settings.draws, cell.seed)
         errors = [error_of(matrix, *tried) for matrix in self.jacobians]
         diagonals = self.jacobians.diagonal(dim1=1, dim2=2)
         flat = (diagonals - diagonals.mean(1, keepdim=True)).norm(dim=1) / diagonals.norm(dim=1)
         return Part({"error": errors, "flat": flat.tolist()})
 
 
-def jacobian(
-    model: Model, x_t: Tensor, level: NoiseLevel, window: int | None, label: str
-) -> Tensor:
-    """dD/dx_t at one image (1, C, H, W) as a matrix, or only that of its middle window."""
-    numbers = torch.arange(x_t[0].numel(), device=x_t.device).reshape(x_t.shape[1:])
-    for dimension in (1, 2):
-        side = numbers.shape[dimension]
-        kept = min(side, window or side)
-        numbers = numbers.narrow(dimension, (side - kept) // 2, kept)
-    places = numbers.flatten()
+def jacobian(model: Model, x_t: Tensor, level: NoiseLevel, label: str) -> Tensor:
+    """dD/dx_t at one image (1, C, H, W) as a matrix."""
+    places = torch.arange(x_t.numel(), device=x_t.device)
     size = min(len(places), ROWS_AT_ONCE.get(x_t.device.type, ROWS_AT_ONCE["cuda"]))
     at = linearised(model, x_t.expand(size, -1, -1, -1), level)
     rows = []
     with progress_bar(len(places), label, "product") as bar:
         for own in places.split(size):
-            v = x_t.new_zeros(size, x_t[0].numel())
+            v = x_t.new_zeros(size, len(places))
             v[torch.arange(len(own), device=own.device), own] = 1
             products = at.pull(v.reshape(1, size, *x_t.shape[1:]))[0].flatten(1)
-            rows.append(products[: len(own), places])
+            rows.append(products[: len(own)])
             bar.update(len(own))
     return torch.cat(rows)
 
@@ -218,8 +205,6 @@ def _section(results: dict[str, Results], settings: ProbeSettings) -> Section:
         "Relative error of the diagonal of a denoiser's Jacobian, |estimate - exact| / |exact|, by "
         "the number of products with the Jacobian. Rademacher probes are the paper's."
     ]
-    if settings.window is not None:
-        text.append(f"The quick version looks at the {settings.window}² pixels in the middle.")
     counts, rows = settings.counts, []
     for row in DESIGNS:
         cells = []

@@ -1,6 +1,4 @@
-"""The models of experiments: small ones that are trained there and kept as a part, and checks of
-those given.
-"""
+"""The models of experiments that ship or are named, or small ones that are trained there."""
 
 from __future__ import annotations
 
@@ -13,12 +11,16 @@ from experiments.experiment import Context
 from mmdgs.errors import UsageError
 from mmdgs.files import to_json
 from mmdgs.models import Model, ModelConfig, load
+from mmdgs.models.levels import in_words
 from mmdgs.training import Recipe, TrainingSettings, train_model
 from mmdgs.workspace import Part
 
-QUICK_TRAINING = TrainingSettings(
-    steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95,
-    checkpoint_every=None, validate_every=None,
+QUICK = Recipe(
+    size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
+    training=TrainingSettings(
+        steps=800, batch_size=16, learning_rate=5e-3, warmup=20, decay=True, ema=0.95,
+        checkpoint_every=None, validate_every=None,
+    ),
 )  # fmt: skip
 """Half a minute of a tiny network, after which pictures are no longer noise."""
 
@@ -44,39 +46,20 @@ def trained_here(context: Context, name: str, recipe: Recipe) -> Model:
     return model.to(context.device)
 
 
-def model_of(context: Context, ships: str, quick: Recipe, train: str) -> Model:
-    """The model that --model names, or the one that ships; quick runs train a tiny one where none
-    is named.
+def model_of(context: Context, ships: str, *, sigma: float | None = None, **data: Any) -> Model:
+    """The colour model that --model names, or the one that ships: of one level with a `sigma`, else
+    of many.
 
-    Where there is none, `train` is the command that makes one.
+    Quick runs train a tiny one where none is named, on `data`: keys of a recipe.
     """
     if context.model is None and context.quick:
-        return trained_here(context, "model", quick)
-    try:
-        return load(context.model or ships, device=context.device)
-    except UsageError as error:
-        if context.model is not None:
-            raise
-        advice = f"or train one with `{train}` and name it with --model"
-        raise UsageError(f"{error}; {advice}") from error
-
-
-def check_colours(model: Model) -> None:
-    """Refuse a model that --model names where it is not one of colour images."""
-    if len(model.shape) != 3 or model.shape[0] != 3:
-        raise UsageError(
-            f"--model must be a model of colour images, and {model.source} is one of {model.shape}"
-        )
-
-
-def check_model(model: Model, advice: str = "") -> Model:
-    """A model that --model names, refused where it is not one of colour images at many noise
-    levels.
-    """
-    if len(model.levels) == 1:
-        raise UsageError(
-            f"--model must be a model of many noise levels, and {model.source} was trained at "
-            f"{model.levels[0]} alone{advice}"
-        )
-    check_colours(model)
+        level = {"levels": None, "level_draw": None, "weighting": None}
+        level = {} if sigma is None else {**level, "param": "score", "sigma": sigma}
+        model = trained_here(context, "model", replace(QUICK, **level, **data))
+    else:
+        model = load(context.model or ships, device=context.device)
+    if (len(model.levels) == 1) != (sigma is not None) or model.shape[:1] != (3,):
+        which = "many noise levels" if sigma is None else "one noise level"
+        has = f"{model.source} has {in_words(model.levels)} of {model.shape}"
+        raise UsageError(f"--model must be a model of colour images at {which}, and {has}")
     return model

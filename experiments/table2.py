@@ -1,4 +1,4 @@
-"""Table 2 of the paper: Langevin dynamics against pseudo-Gibbs on one network, and other samplers.
+"""Table 2, samplers of one network: Langevin dynamics against pseudo-Gibbs, and all others.
 
 The paper finds multi-level Gibbs sampling (Algorithm 2: 3 sweeps, 3 probes, 232 levels) as good as
 annealed Langevin dynamics (Algorithm 1: 5 steps a level). All rows have the same network, seeds and
@@ -18,7 +18,7 @@ from experiments.drawing import image_rows
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results, axis
 from experiments.sampler_cells import DIVERSITY, EVALUATIONS, FID, Judge, Sampling, path
-from experiments.small_models import QUICK_TRAINING, check_model, model_of
+from experiments.small_models import model_of
 from mmdgs.cost import PRODUCT
 from mmdgs.covariances import Diagonal, Krylov, RademacherDiagonal
 from mmdgs.errors import UsageError
@@ -30,14 +30,9 @@ from mmdgs.sampling import SamplerSettings
 from mmdgs.sampling.named import GUIDE
 from mmdgs.schedules import Levels
 from mmdgs.tables import Table
-from mmdgs.training import Recipe
 from mmdgs.workspace import Part
 
 DATA, MODEL = "cifar10", "cifar10"
-TRAIN = (
-    "mmdgs train --data cifar10 --param edm --levels geometric:232:50:0.01 --model unet-paper "
-    "--precision bf16 --out runs/many"
-)
 LANGEVIN, GIBBS, DOWN, HEUN = "Langevin", "Gibbs (paper)", "Gibbs, down first", "Heun"
 GUIDED = "Heun, guided"  # by the guide that came with the model; left out where none did
 ISOTROPIC, SPECTRAL, CONSISTENT = "Gibbs, isotropic", "Gibbs, spectral", "consistent annealing"
@@ -81,6 +76,7 @@ class Table2Settings(sampler_cells.SamplingSettings):
     krylov: tuple[int, ...] = axis((25,))
     rate_factors: tuple[float, ...] = axis((0.5, 1.0, 2.0))  # of NCSNv2's suggested rate
     tuning_images: int = 500
+    most_images: int = axis(50_000)  # of table2-seeds
     metrics: tuple[str, ...] = ("fid", "is", "precision-recall", "diversity")
 
 
@@ -89,10 +85,6 @@ QUICK = Table2Settings(
     images=10, seeds=2, levels=8, heun=(4,), steps=(4, 8), probed_steps=(4,), krylov_steps=2,
     krylov=(4,), fewer_levels=(), tuning_images=4, fit_images=16, precision="float32",
     metrics=("diversity",), reference_limit=500,
-)  # fmt: skip
-QUICK_RECIPE = Recipe(
-    data=DATA, size=16, limit=2_000, model="unet-tiny", param="edm", levels="geometric:40:20:0.02",
-    training=QUICK_TRAINING,
 )  # fmt: skip
 
 
@@ -124,9 +116,7 @@ def prepared(context: Context) -> tuple[Table2Settings, Sampling]:
             f"{settings.images:,} images of {seeds} seeds"
         )
     settings = replace(settings, seeds=seeds)
-    recipe = replace(QUICK_RECIPE, data=DATA, data_dir=context.data_dir)
-    advice = "; single-level models are for `python -m experiments cifar10`"
-    model = check_model(model_of(context, MODEL, recipe, TRAIN), advice)
+    model = model_of(context, MODEL, data=DATA, data_dir=context.data_dir)
     size, limit = model.shape[1], settings.reference_limit
     references = sampler_cells.References(DATA, context.data_dir, size, limit)
     judge = Judge.of(context, settings.metrics, references)

@@ -70,12 +70,7 @@ class Column:
 
     def best(self, cells: Mapping[int, Number]) -> set[int]:
         """The key of the best number; none where intervals do not tell it from all others."""
-        if not self.bold:
-            return set()
-        if self.better == "one":
-            cells = {key: Number(cell.value - 1, cell.half) for key, cell in cells.items()}
-        better = "zero" if self.better == "one" else self.better
-        return Measure("", "", self.digits, better).best(cells)
+        return Measure("", "", self.digits, self.better).best(cells) if self.bold else set()
 
 
 def pages(root: Path) -> list[Path]:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import fake_known, fake_script
-from nets import random_images
-from PIL import Image
+from nets import random_images, save_pictures
 from sizes import unpaint
 
 from experiments import EXPERIMENTS, Context, Workspace
@@ -23,10 +22,7 @@ from mmdgs.report.page import Outcome
 
 def picture_folder(folder: Path, count: int = 12, shape: tuple[int, int, int] = (3, 8, 8)) -> Path:
     """Random images as train/ and the same as test/."""
-    for i, image in enumerate(random_images(count, shape)):
-        file = folder / "train" / f"{i:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    save_pictures(folder / "train", random_images(count, shape))
     shutil.copytree(folder / "train", folder / "test")
     return folder
 

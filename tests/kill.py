@@ -97,8 +97,7 @@ def runs(made: Path) -> list[Run]:
     """The commands, and in `made` what they read: tiny models, images, other images as MNIST's."""
     import torch
     from fakes import fake_known, fake_script
-    from nets import random_images, tiny_pipeline
-    from PIL import Image
+    from nets import random_images, save_pictures, tiny_pipeline
     from toy_models import many_level_model
 
     from experiments import digs
@@ -111,9 +110,7 @@ def runs(made: Path) -> list[Run]:
         (made / f"{prefix}-images-idx3-ubyte").write_bytes(images)
         (made / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)
     for name, seed in (("samples", 1), ("reference", 2)):
-        (made / name).mkdir()
-        for i, image in enumerate(random_images(12, seed=seed)):
-            Image.fromarray(image[0].numpy()).save(made / name / f"{i:02}.png")
+        save_pictures(made / name, random_images(12, seed=seed))
     model = str(many_level_model().save_pretrained(made / "model"))
     tiny_pipeline().save_pretrained(made / "pickled")
     weights = made / "pickled" / "unet" / "diffusion_pytorch_model.safetensors"

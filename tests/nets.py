@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from mmdgs.models import Model, ModelConfig
@@ -53,6 +57,16 @@ def tiny_model(
 def random_images(n: int, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> Tensor:
     """Stored images, uint8 (n, *shape)."""
     return torch.randint(0, 256, (n, *shape), generator=seeded(seed)).byte()
+
+
+def save_pictures(folder: Path, images: Iterable[Tensor], names: Iterable[str] = ()) -> Path:
+    """PNG files of images, uint8 (C, H, W), by number or by these names, folders and all."""
+    for name, image in zip(names or (f"{i:03}" for i in count()), images, strict=False):
+        file = folder / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = image[0] if len(image) == 1 else image.permute(1, 2, 0)
+        Image.fromarray(pixels.numpy()).save(file)
+    return folder
 
 
 def tiny_diffusers_unet(**changes: object) -> Any:

@@ -169,7 +169,7 @@ class Timed(torch.nn.Module):
     "wrap", [lambda network: network, mmdgs.noise_denoiser], ids=["raw", "wrapped"]
 )
 def test_a_network_that_takes_a_time(make, wrap) -> None:
-    with pytest.raises(TypeError, match=r"NoiseLevel.*lambda x_t, level: network"):
+    with pytest.raises(TypeError, match="NoiseLevel"):
         make(wrap(Timed()))(torch.zeros(4, 2), PLAIN, generator=seeded(0))
 
 

@@ -441,14 +441,6 @@ def test_data_by_name_and_a_second_calibration(folder: Path, tmp_path: Path) -> 
     assert torch.equal(first.table.values, second.table.values)
 
 
-def test_a_report_is_drawn_and_saved(tmp_path: Path) -> None:
-    report = calibration_report(mmdgs.FullMoments(target().denoiser()), draws(200), PLAIN)
-    assert report.save(tmp_path / "report.png").stat().st_size > 5000
-
-    assert math.isclose(report.covered[0.9], report.interval_coverage)
-    assert report.coverage == pytest.approx(0.9, abs=0.03)
-
-
 # --- bad input
 
 

@@ -37,13 +37,11 @@ TINY = calibration.CalibrationSettings(
 
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setattr(calibration, "QUICK", TINY)
-    monkeypatch.setattr(calibration, "FULL", {"cpu": TINY})
     images = str(picture_folder(tmp_path / "images", shape=SHAPE))
     monkeypatch.setattr(held_out, "DATA", {SHAPE: images})
     save(many_level_model(SHAPE), tmp_path / "many")
     unpaint(monkeypatch)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
+    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True, settings=TINY)
 
 
 def test_every_estimator_is_measured_three_times(
@@ -155,8 +153,8 @@ def test_likelihoods_are_those_of_the_exact_posterior(monkeypatch: pytest.Monkey
 def test_every_covariance_is_judged_at_every_level(
     prepared: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None
 ) -> None:
-    monkeypatch.setattr(covariances, "FULL", {"cpu": covariances.QUICK})
-    context = replace(prepared, quick=False, model=str(tmp_path / "many"))
+    keys = {"quick": False, "settings": covariances.QUICK}
+    context = replace(prepared, model=str(tmp_path / "many"), **keys)
     records, report = performed("covariances", context)
     by = {(cell["row"], cell["sigma / alpha"]): cell for cell in records["levels"]}
     levels, rows = many_level_model(SHAPE).levels, ["isotropic", "diagonal", "spectral", "Krylov"]

@@ -29,12 +29,6 @@ def test_the_next_command_has_the_path_of_mmdgs_where_the_environment_is_not_act
     assert called() == "mmdgs"
 
 
-def test_an_unknown_command_is_status_2():
-    result = run(cli.app, ["bench", "speed"])
-    assert result.exit_code == 2
-    assert "No such command 'speed'" in result.output
-
-
 def test_without_the_extra_the_command_that_installs_it_is_said(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("mmdgs.demo", "matplotlib."))]:
         monkeypatch.delitem(sys.modules, name)

@@ -25,8 +25,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(
         held_out, "DATA", {SHAPE: str(picture_folder(tmp_path / "images", shape=SHAPE))}
     )
-    monkeypatch.setattr(components, "FULL", components.QUICK)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "many"))
+    model, settings = str(tmp_path / "many"), components.QUICK
+    workspace = Workspace(tmp_path / "out")
+    return Context(workspace, torch.device("cpu"), settings=settings, model=model)
 
 
 def test_it_measures_cost_and_explained_error(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import fake_known, fake_script
-from PIL import Image
+from nets import save_pictures
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -414,19 +414,13 @@ def test_what_cannot_be_compared_is_refused_before_any_work() -> None:
         ("reference some hold 1 images; expected at least 2", some, pictures(1), {}),
         ("samples some hold 1 images; expected at least 2", pictures(1), some, {}),
         ("at least 4 for precision-recall", pictures(3), some, several),
-        ("at least 10 for is", pictures(9), some, {"metrics": ["is"]}),
         ("3x12x12 .*3x8x8", some, pictures(20, size=8), {}),
-        ("3x12x12 .*1x12x12", some, pictures(20, channels=1), {}),
         ("0 to 1 of 255", ImageSet("binary", "samples", some.images // 128), some, {}),
         ("'fed'.*choose some of fid", some, some, {"metrics": ["fed"]}),
         ("at least one metric", some, some, {"metrics": []}),
         ("--classifier", some, some, {"metrics": ["classes"]}),
         ("1x28x28", some, some, {"metrics": ["classes"], "classifier": digits}),
-        ("the metric classes", some, some, {"classifier": digits}),
         ("'energy'", some, some, {"metrics": ["classes"], "classifier": others}),
-        ("batch_size", some, some, {"batch_size": 0}),
-        ("limit", some, some, {"limit": 0}),
-        ("groups .* 0 of 20 samples", some, some, {"groups": 0}),
         ("groups .* 11 of 20 samples", some, some, {"groups": 11}),
     ]
     for match, samples, reference, options in cases:
@@ -440,9 +434,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / 0
 
-    with pytest.raises(
-        UsageError, match=r"broken\.pt on some: the features hold values that are not finite"
-    ):
+    with pytest.raises(UsageError, match=r"broken\.pt.*not finite"):
         measured(pictures(4), pictures(4), inception=Inception("broken.pt", "", Broken()))
 
 
@@ -467,10 +459,7 @@ def test_arrays_of_every_public_form_give_the_same_images(tmp_path: Path) -> Non
 
 def test_a_folder_and_a_zip_are_taken_whole_and_a_split_of_a_folder_in_part(tmp_path: Path) -> None:
     images = pictures(25).images
-    folder = tmp_path / "faces"
-    folder.mkdir()
-    for i, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:03}.png")
+    folder = save_pictures(tmp_path / "faces", images)
     assert torch.equal(load_samples(folder).images, images)
     assert len(load_samples(f"{folder}:train")) == 23
     assert load_samples(f"{folder}:test").split == "test"
@@ -482,10 +471,7 @@ def test_a_folder_and_a_zip_are_taken_whole_and_a_split_of_a_folder_in_part(tmp_
     [
         (np.full((2, 3, 4, 4), np.nan), "not finite, in 2 images"),
         (np.linspace(-1, 1, 96).reshape(2, 3, 4, 4), r"-1 to 1; .* must lie in \[0, 1\]"),
-        (np.linspace(0, 255, 96).reshape(2, 3, 4, 4), "values from 0 to 255"),
         (np.zeros((2, 5, 4, 4)), "1 or 3 channels"),
-        (np.zeros((2, 16)), r"float64 \(2, 16\)"),
-        (np.zeros((2, 3, 4, 4), np.int64), "uint8 or floating point"),
         (np.array([{}], dtype=object), "not an .npz of arrays"),
         (None, "array x or arr_0, got a, b"),
     ],
@@ -600,20 +586,3 @@ def test_the_record_holds_what_numbers_depend_on(files: Path) -> None:
     expected = measured(ours, load_samples("data.npz"), inception=metrics.load_inception("fake.pt"))
     assert record.values["fid"] == pytest.approx(expected.values["fid"], rel=1e-9)
     assert "--overwrite" in command("a.npz --out r.json", status=2)
-
-
-@pytest.mark.usefixtures("files")
-def test_different_counts_need_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    command("a.npz --out a.json")
-    both, later = "a.npz b.npz --metrics fid", "b.npz --metrics fid --compare a.json"
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            evaluation, "evaluate", lambda *_, **__: pytest.fail("worked before it refused")
-        )
-        for words in (both, later):
-            assert "different numbers of samples" in command(words, status=2)
-    for words in (both, later):
-        forced = command(f"{words} --force")
-        assert "a:samples" in forced
-        assert "b:samples" in forced
-        command(f"{words} --limit 20")

@@ -28,8 +28,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     picture_folder(tmp_path / "images")
     use_fake_inception(tmp_path, monkeypatch)
     monkeypatch.setattr(few_steps, "DATA", str(tmp_path / "images"))
-    monkeypatch.setattr(few_steps, "FULL", TINY)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), model=str(tmp_path / "model"))
+    model, workspace = str(tmp_path / "model"), Workspace(tmp_path / "out")
+    return Context(workspace, torch.device("cpu"), settings=TINY, model=model)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from there.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -222,7 +223,7 @@ def test_a_mixture_given_measurements_is_bayes_rule() -> None:
     torch.testing.assert_close(
         single.log_prob(x[:, 2]), torch.stack([posterior.log_prob(point)[2] for point in x])
     )
-    with pytest.raises(ValueError, match="does not fit a mixture in 3 dimensions"):
+    with pytest.raises(ValueError, match="3 dimensions"):
         mixture.given(y, numbers(2, 4), noise)
 
 
@@ -230,7 +231,7 @@ def test_a_mixture_given_measurements_is_bayes_rule() -> None:
     "estimator",
     [FullMoments, KrylovMoments, lambda denoiser: DiagonalMoments(denoiser, probes=None)],
 )
-def test_a_gaussian_denoiser_given_measurements_is_exact(estimator: object) -> None:
+def test_a_gaussian_denoiser_given_measurements_is_exact(estimator: Any) -> None:
     """For Gaussian data with independent coordinates (and any Gaussian, by full covariances) p(x |
     x_t, y) is exact.
     """
@@ -240,7 +241,7 @@ def test_a_gaussian_denoiser_given_measurements_is_exact(estimator: object) -> N
     target = diagonal if estimator not in (FullMoments, KrylovMoments) else gaussian_target()
     level, matrix = mmdgs.NoiseLevel(0.7), numbers(2, 3)
     x_t, y = numbers(5, 3, seed=8), numbers(5, 2, seed=9)
-    q = GivenMoments(estimator(target.denoiser()), y, matrix, 0.3)(x_t, level)  # type: ignore[operator]
+    q = GivenMoments(estimator(target.denoiser()), y, matrix, 0.3)(x_t, level)
     both = torch.cat([x_t, y * level.sigma / 0.3], 1)  # one measurement of both, at the same noise
     stacked = torch.cat([torch.eye(3, dtype=torch.float64), matrix * level.sigma / 0.3])
     exact = target.given(both, stacked, level.sigma)

@@ -64,7 +64,7 @@ def test_the_guides_evaluations_are_counted() -> None:
 
 @pytest.mark.parametrize("weight", [0.5, float("inf"), float("nan")])
 def test_a_weight_that_leads_nowhere_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match=f"weight must be at least 1 and finite, got {weight}"):
+    with pytest.raises(ValueError, match=f"weight .* got {weight}"):
         GuidedDenoiser(exact(), exact(), weight)
 
 

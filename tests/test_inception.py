@@ -321,13 +321,6 @@ def nowhere(known: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def test_without_a_file_the_message_says_what_to_do(nowhere: Path) -> None:
-    with pytest.raises(UsageError, match="no network here"):
-        load_inception()
-    with pytest.raises(UsageError, match="downloading is off"):
-        load_inception(download=False)
-
-
 def test_an_installed_file_counts_only_with_the_known_checksum(nowhere: Path, monkeypatch) -> None:
     file = fake_script(nowhere / "default_1.pt")
     monkeypatch.setattr(inception_file, "_packaged", lambda: file)

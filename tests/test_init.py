@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nets import lively, random_images, tiny_model
-from PIL import Image
+from nets import lively, random_images, save_pictures, tiny_model
 from typer.testing import CliRunner
 
 import mmdgs
@@ -44,12 +43,9 @@ STILL = dataclasses.replace(FAST, steps=1, learning_rate=1e-12)
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """42 random pictures in two classes, 12x12."""
-    root = tmp_path_factory.mktemp("pictures")
-    for i, image in enumerate(random_images(42, (1, 12, 12))):
-        file = root / ("even", "odd")[i % 2] / f"{i:03}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.fromarray(image[0].numpy()).save(file)
-    return root
+    names = [f"{('even', 'odd')[i % 2]}/{i:03}" for i in range(42)]
+    images = random_images(42, (1, 12, 12))
+    return save_pictures(tmp_path_factory.mktemp("pictures"), images, names)
 
 
 def recipe_of(pictures: Path, init: Path | None = None, **changes: object) -> Recipe:
@@ -253,9 +249,7 @@ def test_other_architectures_are_refused_by_their_first_difference(
 
 
 def test_colours_are_refused_by_the_tensor(first: Path, tmp_path: Path) -> None:
-    for i, image in enumerate(random_images(30, (3, 12, 12))):
-        (tmp_path / "colours").mkdir(exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "colours" / f"{i:02}.png")
+    save_pictures(tmp_path / "colours", random_images(30, (3, 12, 12)))
     message = r"first.weight is \(8, 1, 3, 3\), expected \(8, 3, 3, 3\)"
     with pytest.raises(UsageError, match=message):
         run_of(recipe_of(tmp_path / "colours", first), tmp_path / "second")

@@ -185,11 +185,9 @@ def test_there_and_back() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(
-        UsageError, match=r"from sigma / alpha 0.001 to 1000, and .* has 2000; use levels within it"
-    ):
+    with pytest.raises(UsageError, match="2000"):
         from_azula(to_azula(MIXTURE.denoiser()))(torch.zeros(1, 2), NoiseLevel(2000.0))
-    with pytest.raises(UsageError, match="takes a Denoiser of azula with a schedule, got Identity"):
+    with pytest.raises(UsageError, match="got Identity"):
         from_azula(nn.Identity())
     with pytest.raises(UsageError, match="called with x_t and a level, got int"):
         to_azula(3)  # type: ignore[arg-type]

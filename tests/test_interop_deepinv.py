@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from functools import partial
@@ -225,10 +226,10 @@ def test_an_operator_there_and_back() -> None:
 
 def test_bad_input() -> None:
     model, physics = gaussian_model(), deepinv.physics.Inpainting(img_size=SHAPE, mask=0.5)
-    with pytest.raises(UsageError, match=r"noise of Inpainting must be Gaussian.*noise=\.\.\."):
+    with pytest.raises(UsageError, match="Inpainting"):
         Restorer(model)(torch.zeros(1, *SHAPE), physics)
     fidelity = CovarianceFidelity(model, FullMoments(model))
-    with pytest.raises(UsageError, match="one noise level, got 2 different sigmas"):
+    with pytest.raises(UsageError, match="got 2 different sigmas"):
         fidelity.grad(
             torch.zeros(2, *SHAPE),
             torch.zeros(2, *SHAPE),

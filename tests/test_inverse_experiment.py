@@ -49,11 +49,9 @@ def test_draws_that_are_not_finite_have_no_numbers() -> None:
 @pytest.mark.slow
 def test_it_writes_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "installed", lambda *name: False)
-    monkeypatch.setattr(inverse, "QUICK", TINY)
     monkeypatch.setattr(inverse, "FIT_IMAGES", 50)
-    records, report = performed(
-        "inverse", Context(Workspace(tmp_path / "out"), torch.device("cpu"), quick=True)
-    )
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), settings=TINY)
+    records, report = performed("inverse", context)
     found = {(one["row"], one["task"]): one for one in records["mixtures"]}
     assert {row for row, _ in found} == {EXACT, *inverse.ROWS, *inverse.OTHER_CHAINS}
     assert {task for _, task in found} == set(inverse.TASKS)
@@ -97,10 +95,8 @@ def test_azulas_solvers_are_rows_where_it_is_installed(
         inverse, "_tuned", lambda *given: searched.append(given[-1]) or tuned(*given)
     )
     monkeypatch.setattr(inverse, "RIVALS", rows)
-    monkeypatch.setattr(inverse, "QUICK", replace(TINY, rivals=tuple(rows)))
-    context = Context(
-        Workspace(tmp_path / "out"), torch.device("cpu"), quick=True, only=(EXACT, *rows)
-    )
+    settings, workspace = replace(TINY, rivals=tuple(rows)), Workspace(tmp_path / "out")
+    context = Context(workspace, torch.device("cpu"), settings=settings, only=(EXACT, *rows))
     records, _ = performed("inverse", context)
     found = {(one["row"], one["task"]): one for one in records["mixtures"]}
     assert {row for row, _ in found} == {EXACT, *rows}

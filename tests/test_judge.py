@@ -274,9 +274,7 @@ def test_misuse_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch) -> N
     for words, message in [
         ("", "give DRAWS.npz"),
         ("draws.npz", "'truth'"),
-        ("draws.npz --truth odd.npz", "got (20, 30) and (7,)"),
         ("few.npz", "got 4"),
-        ("--suite none.py", "none.py"),
         ("--suite empty.py", "sample(problem, draws, seed)"),
         ("--suite broken.py", "No module named 'nothing_such'"),
         ("--suite flat.py", "(50, 100, 6) of mixture"),

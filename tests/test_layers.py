@@ -13,8 +13,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import mmdgs
 from mmdgs.cli.app import EXTRAS
 
@@ -109,22 +107,6 @@ def test_imports_go_up_only() -> None:
         if (names := violations(layer_of(file), file.read_text()))
     }
     assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    ("layer", "source", "expected"),
-    [
-        ("noise", "from mmdgs.randomness import randn", []),
-        ("noise", "from mmdgs import posterior, errors", ["posterior"]),
-        ("noise", "from mmdgs import NoiseLevel", ["__init__"]),
-        ("noise", "def f():\n    from mmdgs.samplers.gibbs import Gibbs", ["samplers"]),
-        ("noise", "from .errors import UsageError", ["a relative import"]),
-        ("cost", "from mmdgs.runtime import threads", ["runtime"]),
-        ("samplers", "from torch import Tensor\nfrom mmdgs.samplers.kernel import State", []),
-    ],
-)
-def test_the_check_itself(layer: str, source: str, expected: list[str]) -> None:
-    assert violations(layer, source) == expected
 
 
 PROVIDED = {"PIL": "pillow", "yaml": "pyyaml"}

@@ -123,7 +123,7 @@ def test_non_finite_rows_are_named() -> None:
     raise_non_finite("covariance", matrix)  # finite: passes
     matrix[1, 0, 1] = float("nan")
     matrix[3, 1, 1] = float("inf")
-    with pytest.raises(NonFiniteError, match=r"covariance is not finite at chain 1, 3;") as caught:
+    with pytest.raises(NonFiniteError, match="chain 1, 3;") as caught:
         Dense.from_matrix(matrix, torch.Size([2]))
     assert caught.value.chains == [1, 3]
 

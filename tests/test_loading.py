@@ -179,21 +179,6 @@ def test_a_pickle_with_code_is_refused_and_not_run(
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "part"),
-    [
-        ("nowhere.pth", {}, "nowhere.pth"),
-        ("mnist", {"ema": False}, "ema=False"),
-        ("mnist", {"size": 0}, "got 0"),
-        (3, {}, "int"),
-        ("mnist", {"size": 32}, "(1, 28, 28)"),
-    ],
-)
-def test_sources_that_are_none(source: object, options: dict[str, object], part: str) -> None:
-    with refused(part):
-        mmdgs.load(source, **options)
-
-
 # --- convert
 
 

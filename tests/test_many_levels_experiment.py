@@ -64,10 +64,9 @@ def test_the_limit_depends_on_the_starting_noise_where_it_does_not_dwarf_the_dat
 
 
 def test_it_writes_its_numbers_and_figures(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(many_levels, "FULL", TINY)
     monkeypatch.setattr(many_levels, "FIT_POINTS", 200)
     monkeypatch.setattr(many_levels, "LIKELY_DRAWS", 2_000)
-    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"))
+    context = Context(Workspace(tmp_path / "out"), torch.device("cpu"), settings=TINY)
     EXPERIMENTS["many-levels"].perform(context)
     records = json.loads((tmp_path / "out" / "records.json").read_text())
     four, two = (

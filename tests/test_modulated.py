@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from nets import random_images
+from nets import random_images, save_pictures
 from oracles import assert_acts_as, dense_given, numbers
-from PIL import Image
 from torch import Tensor
 from toy_models import many_level_model
 from typer.testing import CliRunner
@@ -107,10 +106,8 @@ def test_tables_that_are_none_are_refused(wrong: dict[str, object]) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Pictures, a denoiser of five levels, and a head that was trained for it."""
     folder = tmp_path_factory.mktemp("modulated")
-    for i, image in enumerate(random_images(30, (1, 8, 8))):
-        file = folder / "pictures" / ("test" if i % 5 == 0 else "train") / f"{i:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image[0].numpy()).save(file)
+    names = [f"{'test' if i % 5 == 0 else 'train'}/{i:02}" for i in range(30)]
+    save_pictures(folder / "pictures", random_images(30, (1, 8, 8)), names)
     mmdgs.save(many_level_model(), folder / "denoiser")
     train_model(recipe(folder), folder / "head", progress=None)
     return folder / "pictures", folder / "denoiser", folder / "head"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nets import random_images, tiny_model, tiny_pipeline
-from PIL import Image
+from nets import random_images, save_pictures, tiny_model, tiny_pipeline
 from toy_models import many_level_model
 from typer.testing import CliRunner
 
@@ -39,11 +38,8 @@ SMALL = {"multipliers": [1]}
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """A folder of 8x8 grey images, some of them held out."""
-    for i, image in enumerate(random_images(30, (1, 8, 8))):
-        file = tmp_path / "pictures" / ("test" if i % 5 == 0 else "train") / f"{i:02}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image[0].numpy()).save(file)
-    return tmp_path / "pictures"
+    names = [f"{'test' if i % 5 == 0 else 'train'}/{i:02}" for i in range(30)]
+    return save_pictures(tmp_path / "pictures", random_images(30, (1, 8, 8)), names)
 
 
 def recipe(pictures: Path, denoiser: Path, **changes: object) -> Recipe:
@@ -120,11 +116,8 @@ def test_a_run_goes_on_with_its_own_denoiser_only(pictures: Path, tmp_path: Path
 def test_images_are_brought_to_the_denoisers_interval_and_size(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     tiny_pipeline(in_channels=3, out_channels=3).save_pretrained(tmp_path / "pipeline")
-    for i, image in enumerate(random_images(12, (3, 10, 10))):
-        for split in ("train", "test"):
-            file = tmp_path / "pictures" / split / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    for split in ("train", "test"):
+        save_pictures(tmp_path / "pictures" / split, random_images(12, (3, 10, 10)))
     head, _ = train_model(
         recipe(tmp_path / "pictures", tmp_path / "pipeline"), tmp_path / "head", progress=None
     )

@@ -15,7 +15,7 @@ from mmdgs.linalg.evidence import factored, log_evidence, rows_of, seen
 from mmdgs.moments import FullMoments, GivenMoments
 from mmdgs.operators import Blur, Matrix, Operator, noise_variances
 from mmdgs.restoration.evidence import Evidence, evidence
-from mmdgs.samplers import Plan, TwistedParticles, ancestral_plan, run
+from mmdgs.samplers import Plan, Run, TwistedParticles, ancestral_plan, run
 from mmdgs.schedules import edm
 from mmdgs.targets import GaussianMixture
 
@@ -82,7 +82,7 @@ def bimodal() -> GaussianMixture:
 A, NOISE = Matrix(torch.tensor([[1.0, 0.0]], dtype=torch.float64)), 0.8
 
 
-def particles(mixture: GaussianMixture, y: Tensor, count: int, runs: int, steps: int = 25):  # type: ignore[no-untyped-def]
+def particles(mixture: GaussianMixture, y: Tensor, count: int, runs: int, steps: int = 25) -> Run:
     given = GivenMoments(FullMoments(mixture.denoiser()), y, A, NOISE)
     plan = Plan.down(TwistedParticles(given, count), edm(steps, 20.0, 0.01))
     x0 = mixture.noised(plan.start).sample(runs * count, generator=torch.Generator().manual_seed(1))

@@ -15,7 +15,7 @@ SMALL = replace(FULL, chains=1_500, levels=30)
 def test_filters_move_the_weight_of_a_mode_to_what_y_says(name):
     """One particle is far off, eight are near: also of the filters that were written for this."""
     alone, several = (
-        _shares(Cell(name, "2-D", (name, count), (0,)), SMALL).values["weight"][0]
+        _shares(Cell(name, "2-D", (name, count), (0,)), SMALL, {}).values["weight"][0]
         for count in (1, 8)
     )
     assert alone > 0.08
@@ -24,7 +24,7 @@ def test_filters_move_the_weight_of_a_mode_to_what_y_says(name):
 
 def test_sweeps_lower_the_error_of_bridges():
     errors = [
-        _shares(Cell(SWEEPS, "2-D", (SWEEPS, sweeps), (0,)), SMALL).values["weight"][0]
+        _shares(Cell(SWEEPS, "2-D", (SWEEPS, sweeps), (0,)), SMALL, {}).values["weight"][0]
         for sweeps in (0, 2)
     ]
     assert errors[1] < 0.7 * errors[0]

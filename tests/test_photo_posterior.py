@@ -4,6 +4,8 @@ what is refused.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import re
@@ -16,6 +18,7 @@ import numpy
 import pytest
 import torch
 from click.testing import Result
+from PIL import Image
 from test_any_size import FILES, field_model, huge_png, picture, spectrum
 from torch import Tensor
 from toy_models import any_size_model, many_level_model
@@ -401,8 +404,13 @@ def test_pictures_of_a_page_stay_small() -> None:
     from mmdgs.uncertainty.page import MOST_SIDE, image_tag
 
     noise = numpy.random.default_rng(0).integers(0, 256, (1200, 1400, 3), dtype=numpy.uint8)
-    assert len(jpeg(noise, MOST_SIDE)) < 2_000_000
-    assert 'width="1400" height="1200"' in image_tag("noise", noise)
+    content = jpeg(noise, MOST_SIDE)
+    assert len(content) < 2_000_000
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.size == (1024, 878)
+    tag = image_tag("noise", noise)
+    assert 'width="1400" height="1200"' in tag
+    assert base64.b64encode(content).decode() in tag
     assert image_tag("small", noise[:8, :8]).count("data:image/png") == 1
 
 

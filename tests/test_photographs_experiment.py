@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from image_experiments import performed
-from nets import lively, random_images
-from PIL import Image
+from nets import lively, random_images, save_pictures
 from sizes import unpaint
 from toy_models import any_size_model
 
@@ -33,18 +32,14 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """Four small photographs, a tiny model and weights of FFDNet."""
     monkeypatch.setenv("MMDGS_CACHE", str(tmp_path / "cache"))
     unpaint(monkeypatch)
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for i, (height, width) in enumerate(SIZES):
-        (image,) = random_images(1, (3, height, width), seed=i)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
+    images = (random_images(1, (3, *size), seed=i)[0] for i, size in enumerate(SIZES))
+    folder = save_pictures(tmp_path / "photos", images, map(str, range(len(SIZES))))
     save(any_size_model(), tmp_path / "model")
     torch.save(lively(FFDNet()).state_dict(), tmp_path / "ffdnet.pth")
     tiny = replace(photographs.QUICK, images=4, side=None, sigmas=(25, 50), timed=16)
-    monkeypatch.setattr(photographs, "QUICK", tiny)
     return Context(
         Workspace(tmp_path / "out"), torch.device("cpu"), quick=True, data_dir=str(folder),
-        model=str(tmp_path / "model"), ffdnet=str(tmp_path / "ffdnet.pth"),
+        settings=tiny, model=str(tmp_path / "model"), ffdnet=str(tmp_path / "ffdnet.pth"),
     )  # fmt: skip
 
 
@@ -141,8 +136,7 @@ def test_restorations_are_scored_by_image(
     rows = {"isotropic": photo_restoration.Ours("diagonal", 3)}
     monkeypatch.setattr(photo_restoration, "ROWS", rows)
     tiny = replace(photo_restoration.QUICK, rows=tuple(rows))
-    monkeypatch.setattr(photo_restoration, "QUICK", tiny)
-    context = replace(prepared, case=("SR x2", "70%"))
+    context = replace(prepared, case=("SR x2", "70%"), settings=tiny)
     records, _ = performed("photo-restoration", context)
     cells = {cell["task"]: cell for cell in records["restored"]}
     assert set(cells) == {

@@ -54,16 +54,6 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock, capsys) 
     assert ProgressLines.running == []
 
 
-def test_lines_say_what_the_loop_tells_and_how_fast_it_went_since_it_began(
-    clock: Clock, capsys
-) -> None:
-    with progress_bar(1000, "training", first=400) as bar:  # of the run before
-        clock.now += 30
-        bar.set_postfix({"loss": "0.21"}, refresh=False)
-        bar.update(300)
-    assert capsys.readouterr().err == "training: 70%, 10.0 step/s, 00:30 left, loss 0.21\n"
-
-
 def test_loops_inside_each_other_share_the_line(clock: Clock, capsys) -> None:
     with progress_bar(8, "Table 1", unit="part") as outer:
         for part in range(2):

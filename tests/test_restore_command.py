@@ -30,7 +30,6 @@ from mmdgs.restoration import draws as restoration, folder as restored
 from mmdgs.restoration.draws import Restoration, restore
 from mmdgs.restoration.folder import Measurements, restore_into, simulated
 from mmdgs.restoration.settings import CHAINS, RestorationSettings
-from mmdgs.runtime import progress_bar
 from mmdgs.uncertainty.image import image_posterior
 
 SHAPE = (1, 8, 8)
@@ -220,24 +219,6 @@ def test_the_command_is_the_call_in_batches_of_any_size(folder: Path, tmp_path: 
         by_call = restoration.restore(model, y, operator, chains=chains, **options)
         numpy.testing.assert_allclose(draws_of(tmp_path / chains), by_call.draws, atol=1e-4)
         assert record_of(tmp_path / chains)["scores"] == {}  # measurements as they are
-
-
-@pytest.mark.parametrize(("at_a_time", "unit"), [(9, "chain-step"), (3, "image")])
-def test_one_bar_tells_how_far_it_is(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_a_time: int, unit: str
-) -> None:
-    shown: list[str] = []
-
-    def noted(total: int, label: str | None, unit: str) -> Any:
-        shown.extend([unit] if label else [])
-        return progress_bar(total, None)
-
-    for module in (restoration, restored):
-        monkeypatch.setattr(module, "progress_bar", noted)
-    measurements = Measurements(torch.full((3, 1, 4, 4), 0.5), Downsample(SHAPE, 2))
-    settings = RestorationSettings(0.1, "diagonal", steps=3, draws=3, batch_size=at_a_time)
-    restore_into(tmp_path / "out", load(folder / "model"), measurements, settings)
-    assert shown == [unit]
 
 
 @pytest.fixture

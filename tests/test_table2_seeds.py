@@ -23,6 +23,7 @@ SHAPE = (3, 8, 8)
 TINY = replace(
     table2.QUICK, images=4, seeds=2, levels=2, langevin_steps=1, tuning_images=2, fit_images=4,
     reference_limit=None, metrics=("fid",), probes=1, heun=(2,), steps=(2,), rate_factors=(1.0,),
+    most_images=10,
 )  # fmt: skip
 
 
@@ -34,8 +35,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     use_fake_inception(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table2, "DATA", images)
-    monkeypatch.setattr(table2, "FULL", TINY)
-    return Context(Workspace(tmp_path / "out"), torch.device("cpu"), most_images=10)
+    workspace = Workspace(tmp_path / "out")
+    return Context(workspace, torch.device("cpu"), settings=TINY)
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import fake_known, fake_script
-from nets import random_images, tiny_model
-from PIL import Image
+from nets import random_images, save_pictures, tiny_model
 from typer.testing import CliRunner
 
 import mmdgs
-from mmdgs import cli
 from mmdgs.data import ImageSet, midpoints, to_uint8
 from mmdgs.errors import UsageError
 from mmdgs.metrics import inception_file
@@ -64,11 +62,7 @@ def inception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """A folder of 42 random pictures in colours, 8x8: 39 to train on, 3 held out."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for i, image in enumerate(random_images(42, (3, 8, 8))):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:03}.png")
-    return folder
+    return save_pictures(tmp_path / "pictures", random_images(42, (3, 8, 8)))
 
 
 def recipe_of(pictures: Path, **changes: object) -> Recipe:
@@ -196,26 +190,6 @@ def test_samples_that_cannot_be_judged_do_not_end_the_run(
     assert "the samples at step 4 could not be judged: the state is not finite" in caplog.text
 
 
-@pytest.mark.usefixtures("inception")
-def test_on_the_command_line(pictures: Path, tmp_path: Path) -> None:
-    options = (
-        "--model unet-tiny --param score --sigma 0.5 --steps 2 --batch-size 8 --device cpu "
-        "--set watch_every=1"
-    )
-    words = ["train", "--data", str(pictures), *options.split()]
-    result = run(cli.app, [*words, "--watch", "4", "--out", str(tmp_path / "a")])
-    assert result.exit_code == 0, result.output
-    fid = lines(tmp_path / "a", "fid")
-    said = " ".join(result.output.split())
-    assert f"step 1: fid {fid[1]:.4g}, diversity" in said
-    assert f"examples/s, fid {fid[2]:.4g}, diversity" in said
-    assert read_recipe(tmp_path / "a" / "recipe.yaml").training.watch == 4
-    # Off, and nothing of it is left.
-    result = run(cli.app, [*words, "--watch", "0", "--out", str(tmp_path / "b")])
-    assert result.exit_code == 0, result.output
-    assert not (tmp_path / "b" / "watch").exists()
-
-
 def test_what_cannot_be_watched(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="watch"):
         TrainingSettings(watch=1)
@@ -289,11 +263,9 @@ def test_a_recipe_trains(path: Path, pictures: Path, tmp_path: Path) -> None:
 
 def test_the_recipe_of_photographs_trains(tmp_path: Path) -> None:
     """On crops of photographs of several sizes; the model then takes images of any size."""
-    folder = tmp_path / "photographs"
-    folder.mkdir()
-    for i, (height, width) in enumerate(((20, 16), (16, 33), (24, 24), (17, 40))):
-        (image,) = random_images(1, (3, height, width))
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
+    sizes = ((20, 16), (16, 33), (24, 24), (17, 40))
+    images = (random_images(1, (3, *size))[0] for size in sizes)
+    folder = save_pictures(tmp_path / "photographs", images)
     few = {"crop": 16, "network.widths": [32, 32], "network.blocks": [1, 1], "batch_size": 4}
     small = {"data": str(folder), "steps": 2, "minutes": None, "validate_every": 1, **few}
     recipe = read_recipe(PHOTO, small)

@@ -128,7 +128,7 @@ def test_a_mistake_is_named(mistake, caplog):
 )
 def test_a_network_under_no_grad_is_refused(wrap):
     network = torch.no_grad()(Noise().forward)
-    with pytest.raises(ValueError, match="does not depend on x_t through autograd"):
+    with pytest.raises(ValueError, match="autograd"):
         posterior(wrap(network), noisy())
 
 
@@ -222,7 +222,7 @@ def test_calibrate_warns_of_what_a_linear_function_beats(denoiser, level: mmdgs.
 
 
 def test_a_number_in_place_of_a_level():
-    with pytest.raises(ValueError, match=r"must be a mmdgs\.NoiseLevel.*got 0\.25"):
+    with pytest.raises(ValueError, match=r"NoiseLevel.*0\.25"):
         mmdgs.FullMoments(mmdgs.noise_denoiser(Noise()))(noisy(), 0.25)
 
 

@@ -56,8 +56,7 @@ class Evaluation:
         with reading(where, f"an evaluation of mmdgs, format {FORMAT}"):
             if content["mmdgs_evaluation"] != FORMAT:
                 raise KeyError("mmdgs_evaluation")
-            known = {"left_out": {}, **content}  # which records of earlier versions do not have
-            values = {f.name: known[f.name] for f in dataclasses.fields(cls)}
+            values = {f.name: content[f.name] for f in dataclasses.fields(cls)}
             images = {key: Images(**values[key]) for key in ("samples", "reference")}
             for side in ("samples", "reference"):
                 _check_kinds(values[side], IMAGES, side)

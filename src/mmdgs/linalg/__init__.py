@@ -6,14 +6,9 @@ from mmdgs.linalg.lowrank import LowRank
 from mmdgs.linalg.operators import Covariance, Dense, Diagonal
 from mmdgs.linalg.spectral import Modulated, Spectral
 
+# fmt: off
 __all__ = [
-    "Covariance",
-    "Dense",
-    "Diagonal",
-    "Given",
-    "Krylov",
-    "LowRank",
-    "Modulated",
-    "Spectral",
+    "Covariance", "Dense", "Diagonal", "Given", "Krylov", "LowRank", "Modulated", "Spectral",
     "conditioned",
 ]
+# fmt: on

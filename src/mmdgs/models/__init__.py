@@ -24,27 +24,11 @@ from mmdgs.models.weights import (
     weights_digest,
 )
 
+# fmt: off
 __all__ = [
-    "CARD",
-    "CLASSES",
-    "CONFIG",
-    "COVARIANCE",
-    "DENOISERS",
-    "MEAN_STD",
-    "PARAMS",
-    "SHIPPED",
-    "VARIANCE_RATIO",
-    "FitData",
-    "Model",
-    "ModelConfig",
-    "calibrate",
-    "check_levels",
-    "load",
-    "load_head",
-    "load_weights",
-    "read_weights",
-    "remove_weights",
-    "save",
-    "shipped_folder",
+    "CARD", "CLASSES", "CONFIG", "COVARIANCE", "DENOISERS", "MEAN_STD", "PARAMS", "SHIPPED",
+    "VARIANCE_RATIO", "FitData", "Model", "ModelConfig", "calibrate", "check_levels", "load",
+    "load_head", "load_weights", "read_weights", "remove_weights", "save", "shipped_folder",
     "weights_digest",
 ]
+# fmt: on

@@ -8,18 +8,9 @@ from mmdgs.networks.registry import NETWORKS, PRESETS, build_network, preset
 from mmdgs.networks.residual_unet import ResidualUNet
 from mmdgs.networks.unet import UNet
 
+# fmt: off
 __all__ = [
-    "ACTIVATIONS",
-    "MLP",
-    "NETWORKS",
-    "PRESETS",
-    "ConvClassifier",
-    "NCSNv2",
-    "PerceptronHessian",
-    "ResidualUNet",
-    "RowDropout",
-    "UNet",
-    "build_network",
-    "dropout_keys",
-    "preset",
+    "ACTIVATIONS", "MLP", "NETWORKS", "PRESETS", "ConvClassifier", "NCSNv2", "PerceptronHessian",
+    "ResidualUNet", "RowDropout", "UNet", "build_network", "dropout_keys", "preset",
 ]
+# fmt: on

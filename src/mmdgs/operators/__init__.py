@@ -13,24 +13,10 @@ from mmdgs.operators.contract import (
 from mmdgs.operators.images import Blur, Box, Crop, Downsample, Fourier, Grayscale, Mask
 from mmdgs.operators.measurements import ESTIMATE, estimated_noise, measured, noise_variances
 
+# fmt: off
 __all__ = [
-    "ESTIMATE",
-    "Blur",
-    "Box",
-    "Composed",
-    "Crop",
-    "Downsample",
-    "Fourier",
-    "FunctionOperator",
-    "Grayscale",
-    "LinearOperator",
-    "Mask",
-    "Matrix",
-    "Operator",
-    "as_operator",
-    "compose",
-    "estimated_noise",
-    "linear",
-    "measured",
-    "noise_variances",
+    "ESTIMATE", "Blur", "Box", "Composed", "Crop", "Downsample", "Fourier", "FunctionOperator",
+    "Grayscale", "LinearOperator", "Mask", "Matrix", "Operator", "as_operator", "compose",
+    "estimated_noise", "linear", "measured", "noise_variances",
 ]
+# fmt: on

@@ -33,7 +33,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """How a number is shown: its key, title and digits, and which is best (less, more, zero)."""
+    """How a number is shown: key, title, digits, and which is best (less, more, zero, one)."""
 
     key: str
     title: str
@@ -66,7 +66,8 @@ class Measure:
 
     def badness(self, value: float) -> float:
         """Less is better."""
-        return {"more": -value, "zero": abs(value)}.get(self.better or "less", value)
+        known = {"more": -value, "zero": abs(value), "one": abs(value - 1)}
+        return known.get(self.better or "less", value)
 
     def best(self, numbers: Mapping[Any, Number]) -> set[Any]:
         """The best of some numbers; none where intervals do not tell it from all others."""

@@ -126,7 +126,8 @@ def _clicked(seen: ImagePosterior) -> str:
 def index_page(names: list[str], model: str) -> str:
     """Links to the pages of all images, with the picture of each."""
     links = "".join(
-        f'<figure><a href="{name}/page.html"><img src="{name}/mean.png" alt="{name}" width="160">'
+        f'<figure style="width:160px"><a href="{name}/page.html">'
+        f'<img src="{name}/mean.png" alt="{name}">'
         f"</a><figcaption>{name}</figcaption></figure>"
         for name in map(escape, names)
     )
