@@ -338,9 +338,9 @@ def build(room: Any, gr: Any) -> None:
         def saved(drawn: Drawn) -> tuple[str, bytes]:
             return "restored.zip", download(drawn, stored, lines, mask)
 
-        time = sources.duration(model, shape, request.draws * COSTS[request.quality])
-        if sources.ships(sources.key_of(request, network, stored, mask)):
-            time = "at once"
+        time = "at once"
+        if not sources.ships(sources.key_of(request, network, stored, mask)):
+            time = sources.duration(model, shape, request.draws * COSTS[request.quality])
         words = f"{sources.described(stored, upload)}: {request.draws} draws take {time}."
 
         def work(tell: Tell[Drawn]) -> Drawn:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from mmdgs.errors import UsageError
 from mmdgs.studio.folder import Folder
-from mmdgs.studio.sources import MOST_BYTES, MOST_PIXELS, model_of, models
+from mmdgs.studio.sources import MOST_BYTES, MOST_PIXELS, models, seconds_of
 from mmdgs.studio.streaming import STOPS
 
 GRACE = 5.0
@@ -75,8 +75,9 @@ def application(host: str = "127.0.0.1", token: str | None = None) -> Iterator[A
         mounted = mount_gradio_app(app, page.build(folder), "/", **options)
         folder.keep()
         folder.watch()
-        # The first click finds the models. No daemon: torch aborts where it ends amid a load.
-        threading.Thread(target=lambda: [model_of(name) for name in models()]).start()
+        # The first click finds the models, and the time they take. No daemon: torch aborts where it
+        # ends amid a load.
+        threading.Thread(target=lambda: [seconds_of(name) for name in models()]).start()
         yield Guard(mounted, folder, Visitors(token), local=is_local(host))
     finally:
         STOPS.end()
