@@ -208,6 +208,12 @@ def run(context: Context) -> Outcome:
     beside = settings.rivals if rivals.installed() else ()
     rows |= {name: (AZULA[name], 0) for name in beside}
     cells: dict[Any, Any] = {(row, p): how for row, how in rows.items() for p in problems}
+    images: dict[Any, Any] = {
+        (_title(count), task): count for count in few[:2] for task in inverse.TASKS
+    }
+    grids.append(
+        Grid("images", images, partial(_images, settings=settings), settings, "task", seeds=seeds)
+    )
     grids.append(
         Grid(
             "modes",
@@ -218,14 +224,8 @@ def run(context: Context) -> Outcome:
             seeds=seeds,
         )
     )
-    images: dict[Any, Any] = {
-        (_title(count), task): count for count in few[:2] for task in inverse.TASKS
-    }
-    grids.append(
-        Grid("images", images, partial(_images, settings=settings), settings, "task", seeds=seeds)
-    )
     results = [grid.run(context) for grid in grids]
-    names = ("curves", "modes", "images")
+    names = ("curves", "images", "modes")
     records = {name: each.records() for name, each in zip(names, results, strict=True)}
     left = [name for each in results for name in each.open()]
     return Outcome({"settings": asdict(settings), **records}, _sections(*results), left=left)
@@ -480,7 +480,7 @@ OTHER_FILTERS = {TDS: tds, MCG: mcg_diff}
 """Particle filters of others."""
 
 
-def _sections(curves: Results, modes: Results, images: Results) -> list[Section]:
+def _sections(curves: Results, images: Results, modes: Results) -> list[Section]:
     figure = curves.curves(
         "particles",
         "Two modes in the plane, 25 levels: the error of a mode's weight by evaluations of a draw "
