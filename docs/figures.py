@@ -5,7 +5,7 @@
     python docs/figures.py evidence        log p(y) over noises and blurs (ten minutes)
     python docs/figures.py inputs          the digit and the face of the notebooks (two minutes)
 
-Needs mmdgs[report]. Seeds are fixed.
+Needs mmdgs[report], and for the photograph mmdgs[experiments]. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 import mmdgs
+from mmdgs.demo.photograph import drawn
 from mmdgs.metrics import kl_divergence
 from mmdgs.report.drawing import (
     BLUE,
@@ -242,6 +243,19 @@ def digits() -> Figure:
     return figure
 
 
+def photograph() -> Figure:
+    """A noisy photograph, its posterior mean, standard deviation, and a draw."""
+    from sklearn.datasets import load_sample_image
+
+    stored = torch.from_numpy(load_sample_image("china.jpg")[50:370, 170:490].copy())
+    truth, sigma = stored.movedim(-1, 0) / 255, 25 / 255
+    noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
+    settings = mmdgs.PosteriorSettings(sigma, components=0, draws=1)
+    seen = mmdgs.image_posterior(mmdgs.load("photo"), truth + sigma * noise, settings)
+    shown = {"noisy": seen.noisy, "mean": seen.mean, "standard deviation": seen.std}
+    return drawn({**shown, "one draw": seen.draws[0]})
+
+
 def evidence() -> Figure:
     """log p(y) of a blurred image over noises and over widths of the blur, by particles."""
     model = mmdgs.load("cifar10")
@@ -326,9 +340,12 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "chain": chain,
     "digits": digits,
     "evidence": evidence,
+    "photograph": photograph,
 }
 
 
+PHOTOGRAPHS = ("photograph",)
+"""Drawn as JPEG files."""
 SLOW = ("evidence",)
 """Drawn only by name."""
 
@@ -344,7 +361,9 @@ def main(names: list[str]) -> None:
         inputs()
     for name in names or [name for name in FIGURES if name not in SLOW]:
         if name in FIGURES:
-            FIGURES[name]().savefig(IMAGES / f"idea_{name}.png", dpi=110, metadata={"Software": ""})
+            ending = "jpg" if name in PHOTOGRAPHS else "png"
+            metadata = {"Software": ""} if ending == "png" else None
+            FIGURES[name]().savefig(IMAGES / f"idea_{name}.{ending}", dpi=110, metadata=metadata)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def run(context: Context) -> Outcome:
         (PARTICLES, several),
         (TDS, several),
         (MCG, several),
-        (SWEEPS, (0, *several[:4])),
+        (SWEEPS, several[:4]),
     ):
         curves |= {(name, count): (name, count) for count in counts}
     grids = [Grid("curves", curves, partial(_shares, settings=few_levels, problems={}), few_levels,

@@ -34,7 +34,7 @@ import torch
 import typer.testing
 
 import mmdgs
-from mmdgs.demo import figures, page, toys
+from mmdgs.demo import figures, page, photograph, toys
 from mmdgs.moments import calibrated, ocm
 from mmdgs.targets import GaussianMixture
 from mmdgs.training import run as training_run, untrained as new_heads
@@ -108,6 +108,8 @@ def tiny(monkeypatch):
     monkeypatch.setattr(figures, "GRID", 41)
     figures.true_log_density.cache_clear()
     monkeypatch.setattr(page, "DIGITS", {"chains": 2, "steps": 1, "probes": 1})
+    for name, value in {"SIDE": 64, "RESTORED_SIDE": 48, "DRAWS": 4}.items():
+        monkeypatch.setattr(photograph, name, value)
 
 
 @pytest.fixture

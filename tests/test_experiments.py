@@ -276,13 +276,15 @@ def test_the_demo_is_one_page_that_leads_with_its_takeaway_and_ends_with_a_comma
     assert following.startswith("next: mmdgs sample mnist ")
     assert "0.364 ± 0.044" in result.output  # the paper's Table 1, beside ours
     text = (tmp_path / "report.html").read_text()
-    assert text.count("data:image/png;base64,") == 4
+    assert text.count("data:image/png;base64,") == 6
     order = ["nats less likely than data", "<figure>", "<table", "What to try next", "mmdgs sample"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     records = json.loads((tmp_path / "records.json").read_text())
     assert len(records["posteriors"]) == 5 * 4
     assert len(records["many"]) == len(toys.METHODS) + 1
+    assert all(0.7 < row["covered"] <= 1 for row in records["photograph"])
+    assert min(row["psnr"] for row in records["photograph"]) > 20
 
 
 def test_mathematics_is_set_in_the_page_and_spelt_out_elsewhere():

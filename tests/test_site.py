@@ -177,7 +177,9 @@ def test_every_figure_of_the_guides_is_drawn_by_the_script() -> None:
     script = (DOCS / "figures.py").read_text()
     drawn = re.search(r"FIGURES: .*?^}", script, flags=re.DOTALL | re.MULTILINE)
     names = re.findall(r'^    "(\w+)":', drawn[0], flags=re.MULTILINE)
-    text = "".join(page.read_text() for page in sorted((DOCS / "use").glob("*.md")))
-    shown = re.findall(r"images/idea_(\w+)\.png", text)
+    pages = [DOCS.parent / "README.md", *(DOCS / "use").glob("*.md")]
+    text = "".join(page.read_text() for page in pages)
+    shown = dict(re.findall(r"images/idea_(\w+)\.(png|jpg)", text))
     assert sorted(names) == sorted(shown)
-    assert all((DOCS / "images" / f"idea_{name}.png").stat().st_size < 250_000 for name in names)
+    files = [DOCS / "images" / f"idea_{name}.{ending}" for name, ending in shown.items()]
+    assert all(file.stat().st_size < 250_000 for file in files)

@@ -9,7 +9,10 @@ from mmdgs.cli.app import Device, Out, Overwrite, Quiet, Resume, Seed, app
 from mmdgs.cli.reports import write_page
 
 TITLE = "mmdgs in two minutes"
-SUMMARY = "Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, at a small size."
+SUMMARY = (
+    "Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, at a small size; and the "
+    "posterior of a photograph."
+)
 
 
 @app.command()
@@ -21,7 +24,8 @@ def demo(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Figures 1 and 2 of the paper, its Table 1 on the rings, and digits, in two minutes."""
+    """Figures 1 and 2 of the paper, its Table 1 on the rings, digits and a photograph, in two
+    minutes."""
     with cli.resumable(), cli.needs("report"):
         from mmdgs.demo.page import demo as demonstrated
 

@@ -1,1 +1,1 @@
-"""`mmdgs demo`: Figures 1 and 2 of the paper, its Table 1 on one data set, and digits."""
+"""`mmdgs demo`: Figures 1 and 2 of the paper, Table 1 on one data set, digits, a photograph."""

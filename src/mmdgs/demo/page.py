@@ -23,6 +23,7 @@ from mmdgs.demo.figures import (
     draw_many,
     draw_posteriors,
 )  # fmt: skip
+from mmdgs.demo.photograph import photograph
 from mmdgs.demo.toys import FLOOR, LEVEL, METHODS, TRAINED, Toys, ToySettings
 from mmdgs.models import load
 from mmdgs.moments import FLOOR as PAPER_FLOOR
@@ -48,7 +49,7 @@ FOLLOWING = (
         "mmdgs sample mnist --n 25 --mean --out digits.png",
         "25 digits of the model that ships, in a minute",
     ),
-    Step("mmdgs posterior mnist mnist:test --n 3 --out uncertainty", "what a denoiser leaves open"),
+    Step("mmdgs posterior photo.jpg --out seen", "what a denoiser leaves open in your photograph"),
 )
 POSTERIORS_CAPTION = (
     r"Top row: the true posterior $p(x \mid x_t)$ at four noisy points $x_t$ (green crosses). "
@@ -105,7 +106,10 @@ def demo(workspace: Workspace, device: torch.device, seed: int) -> Outcome:
         "single": _records(singles),
         "many": _records(manys),
     }
-    sections = [Section("In pictures", figures=figures), _numbers(singles, manys, settings)]
+    seen, photographs = photograph(workspace, device, seed)
+    records["photograph"] = [{"row": row, **values} for row, values in photographs.items()]
+    numbers = _numbers(singles, manys, settings)
+    sections = [Section("In pictures", figures=figures), numbers, seen]
     return Outcome(records, sections, takeaway(manys), FOLLOWING)
 
 

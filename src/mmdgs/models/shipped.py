@@ -32,11 +32,12 @@ SHIPPED = {
     "cifar10-classifier": "cifar10-classifier",
     "cifar10-score": "cifar10-score",
     "celeba": "celeba",
+    "photo": "photo",
 }
 """Names of models, and their folders in weights/ of the source tree."""
 PHOTO = "photo"
 """The model of photographs of any size, which commands on images take where none is named."""
-PACKAGED = ("celeba", "cifar10", "mnist-energy")
+PACKAGED = ("celeba", "cifar10", "mnist-energy", "photo")
 """The folders that are in the distribution mmdgs-models; experiments alone use the others."""
 FENCE = "---"
 
