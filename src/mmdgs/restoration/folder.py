@@ -105,7 +105,8 @@ class RestoredFolder(FolderDestination):
                     write_picture(self.path / kind, self.names[number], image)
             file.parent.mkdir(exist_ok=True)
             with file_written_atomically(file) as stream:
-                numpy.savez_compressed(stream, **{name: x.numpy() for name, x in arrays.items()})  # type: ignore[arg-type]
+                values: Any = {name: x.numpy() for name, x in arrays.items()}
+                numpy.savez_compressed(stream, **values)
 
     def remove_arrays(self) -> None:
         """Those of a run that was killed before its record was complete."""
