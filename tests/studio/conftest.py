@@ -69,10 +69,33 @@ class Studio:
         return time.monotonic() - begun
 
 
+WITHOUT_PHOTO = """
+import sys
+from mmdgs.models import shipped
+del shipped.SHIPPED["photo"]
+from mmdgs.__main__ import main
+sys.argv[1:1] = ["studio"]
+main()
+"""
+WITH_PHOTO = """
+import sys
+from pathlib import Path
+from mmdgs.models import shipped
+from mmdgs.studio import sources
+roots, folder = shipped.shipped_roots(), Path({folder!r})
+shipped.shipped_roots = lambda: [folder, *roots]
+sources.EXAMPLES = folder
+from mmdgs.__main__ import main
+sys.argv[1:1] = ["studio"]
+main()
+"""
+
+
 @pytest.fixture(scope="session")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
-    """The studio of all tests."""
-    running = Studio(tmp_path_factory.mktemp("studio"))
+    """The studio of most tests, as it is where `photo` is not installed."""
+    program = ("-c", WITHOUT_PHOTO)
+    running = Studio(tmp_path_factory.mktemp("studio"), program=program)
     try:
         yield running
     finally:
@@ -84,22 +107,10 @@ def address(studio: Studio) -> str:
     return studio.address
 
 
-WITH_PHOTO = """
-import sys
-from pathlib import Path
-from mmdgs.models import shipped
-roots, folder = shipped.shipped_roots(), Path({folder!r})
-shipped.SHIPPED["photo"] = "photo"
-shipped.shipped_roots = lambda: [*roots, folder]
-from mmdgs.__main__ import main
-sys.argv[1:1] = ["studio"]
-main()
-"""
-
-
 @pytest.fixture(scope="session")
 def photo_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A studio with a tiny model of any size under the name of the one of photographs."""
+    """A studio with a tiny model of any size under the name of the one of photographs, and no
+    examples."""
     from toy_models import any_size_model  # which screenshots.py does not see
 
     folder = tmp_path_factory.mktemp("photo-studio")

@@ -318,7 +318,7 @@ def test_hostile_uploads_are_refused_in_a_sentence(visit, tmp_path: Path) -> Non
         (tmp_path / f"{name}.png").write_bytes(content)
         upload.locator("input[type=file]").set_input_files(tmp_path / f"{name}.png")
         # Gradio drops a change that comes before the refusal of the last one: wait for that.
-        toast = visitor.page.locator("[data-testid=toast-text]", has_text=words)
+        toast = visitor.page.locator("[data-testid=toast-text]", has_text=words).first
         toast.wait_for()
         assert "\n" not in toast.inner_text()
         if name != "large":
