@@ -171,10 +171,8 @@ def test_images_of_several_sizes_are_restored_as_alone(
     assert before == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photographs_and_model(root: Path) -> Path:
     """A tiny model with flat spectra, and photographs of several sizes."""
-    root = tmp_path_factory.mktemp("any-size")
     mmdgs.save(any_size_model(), root / "model")
     model = mmdgs.load(root / "model")
     table = LevelTable.of({level: torch.ones(3, CROP, CROP) for level in model.levels})
@@ -183,6 +181,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, size in enumerate([(20, 17), (33, 21), (20, 17)]):
         picture(size, seed=i).save(root / "photos" / f"{'abc'[i]}.png")
     return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs_and_model(tmp_path_factory.mktemp("any-size"))
 
 
 def picture(size: tuple[int, int], mode: str = "RGB", seed: int = 0) -> Image.Image:

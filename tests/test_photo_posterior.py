@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import Result
 from PIL import Image
-from test_any_size import FILES, field_model, huge_png, picture, spectrum
+from test_any_size import FILES, field_model, huge_png, photographs_and_model, picture, spectrum
 from torch import Tensor
 from toy_models import any_size_model, many_level_model
 from typer.testing import CliRunner
@@ -31,7 +31,7 @@ from mmdgs.data import single
 from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
 from mmdgs.linalg.spectral import from_cosines, to_cosines
-from mmdgs.models.fits import CROP, FitStore
+from mmdgs.models.fits import FitStore
 from mmdgs.moments import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams
@@ -284,16 +284,7 @@ def test_parts_are_told_as_they_begin(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with flat spectra, and photographs of several sizes."""
-    root = tmp_path_factory.mktemp("photo-posterior")
-    mmdgs.save(any_size_model(), root / "model")
-    model = mmdgs.load(root / "model")
-    table = LevelTable.of({level: torch.ones(3, CROP, CROP) for level in model.levels})
-    FitStore(model, "spectral").write(root / "model" / "spectral.safetensors", {"images": 2}, table)
-    (root / "photos").mkdir()
-    for i, size in enumerate([(20, 17), (33, 21), (20, 17)]):
-        picture(size, seed=i).save(root / "photos" / f"{'abc'[i]}.png")
-    return root
+    return photographs_and_model(tmp_path_factory.mktemp("photo-posterior"))
 
 
 def run(folder: Path, images: Path | str, out: Path, *more: str) -> Result:

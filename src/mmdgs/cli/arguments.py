@@ -46,12 +46,12 @@ def model_and_images(words: list[str], model: str | None) -> tuple[str, list[str
 def _is_model(word: str) -> bool:
     """Whether a first word names a model; what may be a model or images is refused."""
     from mmdgs.models.loading import CHECKPOINTS, is_model_folder
-    from mmdgs.models.shipped import PHOTO, SHIPPED
+    from mmdgs.models.shipped import SHIPPED
 
     path = Path(word).expanduser()
     if path.is_dir() and is_model_folder(path):
         return True
-    if word in {*SHIPPED, PHOTO}:
+    if word in SHIPPED:
         if path.exists():
             raise UsageError(
                 f"{word!r} is a model that ships, and a file or folder here: say --model {word} "
@@ -75,14 +75,14 @@ def _require_images(word: str) -> None:
     """Refuse a first word that is neither images nor a model, and name what is like it."""
     from mmdgs.data.folders import PARTS
     from mmdgs.data.images import NAMES
-    from mmdgs.models.shipped import PHOTO, SHIPPED
+    from mmdgs.models.shipped import SHIPPED
 
     path, (name, _, split) = Path(word).expanduser(), word.rpartition(":")
     if path.exists() or (name and split in PARTS):
         return
     here = path.parent.glob("*") if path.parent.is_dir() else []
     sets = (f"{name}:test" for name in NAMES)
-    like = nearest(word, [*map(str, here), *SHIPPED, PHOTO, *sets])
+    like = nearest(word, [*map(str, here), *SHIPPED, *sets])
     raise UsageError(
         f"there is no image, set or model {word!r}{like}: expected [MODEL] IMAGES..., such as "
         "photo.jpg, or celeba face.png"

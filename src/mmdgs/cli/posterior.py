@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mmdgs.uncertainty.image import PosteriorWork
 
 TAKEN = {"krylov_steps", "calibrated", *option_names(PosteriorSettings)}
-HELD_OUT = 96
-"""The side of the crops that intervals of a model of any size are calibrated on."""
 
 
 @app.command()
@@ -168,13 +166,14 @@ def _held_out(source: str, data_dir: Path | None, model: Model, count: int) -> T
 
     from mmdgs.data import midpoints, spread
     from mmdgs.data.single import named_images
+    from mmdgs.models.fits import CROP
 
     if not model.any_size:
         stored = images_of_shape(source, data_dir, tuple(model.shape), resize=True).images
         return midpoints(stored[spread(len(stored), min(count, len(stored)))])
     images = named_images([source], data_dir=data_dir)
     clean = [images[i] for i in spread(len(images), min(count, len(images)))]
-    side = min(HELD_OUT, *(size for named in clean for size in named.image.shape[1:]))
+    side = min(CROP, *(size for named in clean for size in named.image.shape[1:]))
     corners = [((size - side) // 2 for size in named.image.shape[1:]) for named in clean]
     parts = [
         named.in_channels(model.shape[0], clean=True)[0][:, top : top + side, left : left + side]

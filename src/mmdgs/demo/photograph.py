@@ -14,14 +14,13 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 from torch import Tensor
 
-from mmdgs.metrics import coverage_of, psnr
 from mmdgs.models import load
 from mmdgs.models.shipped import PHOTO
 from mmdgs.operators import Downsample
-from mmdgs.randomness import randn_like, seeded
 from mmdgs.report.drawing import bare, new_figure
 from mmdgs.report.page import Figure, Section
 from mmdgs.restoration.draws import restore
+from mmdgs.restoration.folder import scores_of, simulated
 from mmdgs.uncertainty.image import image_posterior
 from mmdgs.uncertainty.settings import PosteriorSettings
 from mmdgs.workspace import Part, Workspace
@@ -31,7 +30,6 @@ SIDE, RESTORED_SIDE = 256, 128
 CENTRE = (190, 256)
 """Row and column in the photograph: the face."""
 DRAWS, QUALITY = 8, "fast"
-COVERED = 0.9
 SHOWN = ("noisy", "measured", "mean", "standard deviation", "draw 1", "draw 2")
 WHITE = 0.08
 """The standard deviation that is shown white."""
@@ -78,39 +76,34 @@ def photograph(workspace: Workspace, device: torch.device, seed: int) -> tuple[S
 
 def _posterior(device: torch.device, seed: int) -> Part:
     model, truth = load(PHOTO, device=device), clean_photograph(SIDE)
-    noisy = truth + SIGMA * randn_like(truth[None], seeded(seed, "photograph"))[0]
-    settings = PosteriorSettings(SIGMA, components=0, draws=2, seed=seed)
-    seen = image_posterior(model, noisy, settings)
-    inside = (truth >= seen.low) & (truth <= seen.high)
-    values = {
-        "psnr": psnr(seen.mean.clamp(0, 1)[None], truth[None]).item(),
-        "covered": inside.double().mean().item(),
-        "seconds": seen.seconds,
-    }
-    shown = {"noisy": noisy, "mean": seen.mean, "standard deviation": seen.std}
-    return Part(values, shown | {f"draw {i}": draw for i, draw in enumerate(seen.draws, 1)})
+    settings = PosteriorSettings(SIGMA, simulate=True, components=0, draws=2, seed=seed)
+    seen = image_posterior(model, truth, settings)
+    shown = {"noisy": seen.noisy, "mean": seen.mean, "standard deviation": seen.std}
+    return Part(
+        _values(seen.scores, seen.seconds),
+        shown | {f"draw {i}": draw for i, draw in enumerate(seen.draws, 1)},
+    )
 
 
 def _restored(device: torch.device, seed: int) -> Part:
     model, truth = load(PHOTO, device=device), clean_photograph(RESTORED_SIDE)
     operator = Downsample(tuple(truth.shape), 2)
-    clean = operator(truth[None])
-    y = clean + NOISE * randn_like(clean, seeded(seed, "photograph restored"))
+    y = simulated(truth[None], operator, NOISE, seed=seed)
     how: dict[str, Any] = {"quality": QUALITY, "draws": DRAWS, "seed": seed}
     restored = restore(model, y.to(device), operator, noise=NOISE, progress="photograph", **how)
     draws = restored.draws[:, 0].cpu()
-    values = {
-        "psnr": psnr(draws.mean(0).clamp(0, 1)[None], truth[None]).item(),
-        "covered": coverage_of(draws, truth, COVERED),
-        "seconds": restored.seconds,
-    }
+    values = _values(scores_of(draws[:, None], truth[None]), restored.seconds)
     names = ("mean", "standard deviation", "draw 1", "draw 2")
     shown = zip(names, (draws.mean(0), draws.std(0), *draws[:2]), strict=True)
     return Part(values, {"measured": y[0].cpu(), **dict(shown)})
 
 
+def _values(scores: dict[str, float], seconds: float) -> dict[str, float]:
+    return {"psnr": scores["psnr_mean"], "covered": scores["coverage_90"], "seconds": seconds}
+
+
 def drawn(images: dict[str, Tensor]) -> Canvas:
-    """A row of images, by title; standard deviations are grey, the same in all colours."""
+    """A row of images, by title; standard deviations are averages over its colours."""
     canvas, (axes,) = new_figure(1, len(images), 2.4)
     for axis, (title, image) in zip(axes, images.items(), strict=True):
         if title == "standard deviation":
