@@ -188,6 +188,8 @@ def test_the_lognormal_draw_is_edms(levels: tuple[NoiseLevel, ...]) -> None:
     logs = (found.sigma / found.alpha).log().flatten()
     error = 1.2 / math.sqrt(len(logs))
     assert abs(logs.mean() + 1.2) < 5 * error
+    moved = drawn("lognormal:0.12", levels)
+    assert abs((moved.sigma / moved.alpha).log().mean() - math.log(0.12)) < 5 * error
     assert abs(logs.std() - 1.2) < 5 * error / math.sqrt(2)
     total = found.alpha**2 + found.sigma**2 if levels[0].alpha < 1 else found.alpha
     torch.testing.assert_close(total, torch.ones_like(total), **TIGHT)

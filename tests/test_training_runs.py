@@ -165,6 +165,8 @@ RECIPES = {
     "unknown levels": ("levels: geometrical:3", "'geometrical:3'", "geometric:232:50:0.01"),
     "levels and sigma": ("{levels: 'edm:18', sigma: 0.5}", "sigma", "levels", "0.5"),
     "unknown draw": ("{levels: 'edm:18', level_draw: log}", "level_draw 'log'", "lognormal"),
+    "a draw about no level": ("{levels: 'edm:18', level_draw: 'mixed:-1'}", "MEDIAN", "mixed:-1"),
+    "uniform about a level": ("{levels: 'edm:18', level_draw: 'uniform:1'}", "MEDIAN", "uniform:1"),
     "too much jitter": ("{levels: 'edm:18', level_jitter: 1.5}", "level_jitter", "1.5"),
     "a draw of one level": ("{sigma: 1.0, level_draw: lognormal}", "level_draw", "many levels"),
     "levels of a classifier": ("{param: classes, levels: 'edm:18'}", "classifier", "levels"),

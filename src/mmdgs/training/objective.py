@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch.nn import functional
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser, EnergyDenoiser, raise_unless_compiler
 from mmdgs.derivatives import load_forward_mode
-from mmdgs.errors import UsageError
+from mmdgs.errors import UsageError, unknown_name
 from mmdgs.models import CLASSES, COVARIANCE, MEAN_STD, VARIANCE_RATIO, Model
 from mmdgs.moments import LearnedMoments
 from mmdgs.networks.dropout import current_keys, dropout_keys, uses_dropout
@@ -41,8 +42,8 @@ PerExampleLoss = Callable[[Any, Generator], Tensor]
 LevelDraw = Callable[[Tensor, Generator], AnyLevel]
 """(batch (B, ...), generator) -> the level of all rows, or one for each."""
 
-LOG_MEAN, LOG_STD = -1.2, 1.2
-"""Of log(sigma / alpha) in EDM's training (Karras et al., 2022, table 1)."""
+MEDIAN, LOG_STD = math.exp(-1.2), 1.2
+"""Of sigma / alpha, and of its logarithm, in EDM's training (Karras et al., 2022, table 1)."""
 SMALL = 8_000_000
 """Networks of fewer parameters are bound by launches: MNIST's by a factor of 2.4 on an H200."""
 
@@ -59,8 +60,8 @@ def loss_of(
 ) -> PerExampleLoss:
     """The loss of a model's parametrisation, its network through torch.compile if asked.
 
-    `weighting` (losses.WEIGHTINGS) and `jitter` are for denoisers, `draw` (DRAWS) for many levels,
-    `denoiser` and `probes` for a head of variance ratios.
+    `weighting` (losses.WEIGHTINGS) and `jitter` are for denoisers, `draw` (`draw_named`) for many
+    levels, `denoiser` and `probes` for a head of variance ratios.
     """
     param, plain = model.config.param, model.network
     if param == CLASSES:
@@ -105,7 +106,7 @@ def _compiled(model: Model) -> Denoiser:
 def level_draw(levels: Sequence[NoiseLevel], name: str | None = None) -> LevelDraw:
     """How to draw a level for each row; of one level there is nothing to draw."""
     if len(levels) > 1:
-        return DRAWS[name or "uniform"](levels)
+        return draw_named(name or "uniform")(levels)
     (only,) = levels
     return lambda x, generator: only
 
@@ -130,17 +131,18 @@ class LogNormalDraw:
     Any level between the ends, with their kind of alpha: 1, or variance preserving.
     """
 
-    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
+    def __init__(self, levels: Sequence[NoiseLevel], median: float = MEDIAN) -> None:
         self.preserving = all(abs(level.alpha**2 + level.sigma**2 - 1) < 1e-6 for level in levels)
         if not self.preserving and any(level.alpha != 1 for level in levels):
             kinds = "alpha = 1 or alpha^2 + sigma^2 = 1"
             raise UsageError(f"the log-normal draw needs levels with {kinds}; use uniform")
         ratios = [level.sigma / level.alpha for level in levels]
         self.ends = math.log(min(ratios)), math.log(max(ratios))
+        self.middle = math.log(median)
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
         normal = randn((len(x), 1), x, generator).reshape(-1, *[1] * (x.ndim - 1))
-        ratio = (LOG_MEAN + LOG_STD * normal).clamp(*self.ends).exp()
+        ratio = (self.middle + LOG_STD * normal).clamp(*self.ends).exp()
         alpha = (1 + ratio**2).rsqrt() if self.preserving else torch.ones_like(ratio)
         return NoiseLevels(alpha=alpha, sigma=alpha * ratio)
 
@@ -151,8 +153,8 @@ class MixedDraw:
     The log-normal draw alone has hardly any level above 5, and Gibbs and Langevin visit all.
     """
 
-    def __init__(self, levels: Sequence[NoiseLevel]) -> None:
-        self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels)
+    def __init__(self, levels: Sequence[NoiseLevel], median: float = MEDIAN) -> None:
+        self.uniform, self.lognormal = UniformDraw(levels), LogNormalDraw(levels, median)
 
     def __call__(self, x: Tensor, generator: Generator) -> NoiseLevels:
         uniform, lognormal = self.uniform(x, generator), self.lognormal(x, generator)
@@ -161,12 +163,29 @@ class MixedDraw:
         return NoiseLevels(alpha=alpha, sigma=torch.where(coin, uniform.sigma, lognormal.sigma))
 
 
-DRAWS: dict[str, Callable[[Sequence[NoiseLevel]], LevelDraw]] = {
+DRAWS: dict[str, Callable[..., LevelDraw]] = {
     "uniform": UniformDraw,
     "lognormal": LogNormalDraw,
     "mixed": MixedDraw,
 }
 """The draws by name, for recipes."""
+
+
+def draw_named(name: str) -> Callable[[Sequence[NoiseLevel]], LevelDraw]:
+    """One of `DRAWS`; "lognormal:0.12" and "mixed:0.12" have another median of sigma / alpha."""
+    kind, separator, text = name.partition(":")
+    if kind not in DRAWS:
+        raise unknown_name("level_draw", name, DRAWS)
+    if not separator:
+        return DRAWS[kind]
+    try:
+        median = float(text)
+    except ValueError:
+        median = math.nan
+    if kind == "uniform" or not 0 < median < math.inf:
+        form = "lognormal:MEDIAN or mixed:MEDIAN with a positive number"
+        raise UsageError(f"a level_draw with a colon is {form}, got {name!r}")
+    return partial(DRAWS[kind], median=median)
 
 
 def jittered(level: AnyLevel, jitter: float, x: Tensor, generator: Generator) -> NoiseLevels:

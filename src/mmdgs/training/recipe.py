@@ -131,7 +131,10 @@ class Recipe:
         None, "Many levels in place of --sigma: geometric:232:50:0.01, linear, cosine, edm:18."
     )
     weighting: str | None = option(None, "Of the levels in the loss: ncsnv2, noise, edm, score.")
-    level_draw: str | None = key(None, "How a level is drawn from many: uniform, lognormal, mixed.")
+    level_draw: str | None = key(
+        None,
+        "How a level is drawn from many: uniform; lognormal or mixed, with a median (mixed:0.12).",
+    )
     level_jitter: float | None = key(
         None, "The level that the network is given is off by up to this, in log sigma."
     )
@@ -151,7 +154,7 @@ class Recipe:
         from mmdgs.models import config
         from mmdgs.networks.registry import preset
         from mmdgs.schedules import parse_levels
-        from mmdgs.training.objective import DRAWS
+        from mmdgs.training.objective import draw_named
 
         config.check_param(self.param)
         for name in ("size", "flips", "unreadable", "crop") if self.data in TOYS else ():
@@ -163,10 +166,12 @@ class Recipe:
         losses |= {config.VARIANCE_RATIO: "ocm", config.COVARIANCE: "covariance"}
         own_loss = losses.get(self.param, "dsm")
         self._fill("loss", own_loss)
-        for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS), ("level_draw", DRAWS)):
+        for name, choices in (("loss", LOSSES), ("weighting", WEIGHTINGS)):
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise unknown_name(name, value, choices)
+        if self.level_draw is not None:
+            draw_named(self.level_draw)
         preset(self.model)
         self._check_together(own_loss)
         if self.levels is not None:
