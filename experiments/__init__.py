@@ -10,7 +10,7 @@ OPTIONS = {
     "mnist": "",
     "many-levels": "",
     "inverse": "images minutes model only",
-    "particles": "minutes",
+    "particles": "model images minutes",
     "digs": "seeds only minutes",
     "few-steps": "model head images minutes only case",
     "probes": "model",

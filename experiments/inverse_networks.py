@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,7 @@ from experiments.sampler_cells import COST
 from mmdgs.covariances import named
 from mmdgs.data import ImageSet, image_set, spread, to_uint8
 from mmdgs.errors import UsageError
-from mmdgs.metrics import crps, frechet_distance, load_inception, psnr
+from mmdgs.metrics import frechet_distance, load_inception
 from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import COVARIANCE, Model, load
@@ -51,17 +51,19 @@ TASKS = {
 }
 """Operators and the noise of measurements; the box is half as wide as the images."""
 PSNR = Measure("psnr_draw", "PSNR of draws, dB", 2, "more")
-SHARED = Measure("crps_shared", "CRPS where rivals ran", 4, "less")
-MANY = Measure("psnr_many", "PSNR of the mean of many draws where rivals ran, dB", 2, "more")
+CRPS = Measure("crps", "CRPS", 4, "less")
+MANY = Measure("psnr_many", "PSNR of the mean of many draws, dB", 2, "more")
 PSNR_MEAN = Measure("psnr_mean", "PSNR of the draws' mean, dB", 2, "more")
 SSIM = Measure("ssim_draw", "SSIM of draws", 3, "more")
 CALIBRATION = Measure("calibration", "spread over error", 3)
 COVERAGE = Measure("coverage_90", "coverage of 90% intervals", 1, percent=True)
 FID = Measure("fid", "FID of draws", 1, "less")
+EFFECTIVE = Measure("effective", "effective share of the particles", 2)
 EVALUATIONS = Measure("evaluations", "evaluations a draw", 0)
 MILLISECONDS = Measure("milliseconds", "ms a draw", 1)
 MEASURES = (
-    *(PSNR, SHARED, MANY, PSNR_MEAN, SSIM, CALIBRATION, COVERAGE, FID, EVALUATIONS, MILLISECONDS),
+    *(PSNR, CRPS, MANY, PSNR_MEAN, SSIM, CALIBRATION, COVERAGE, FID, EFFECTIVE, EVALUATIONS),
+    MILLISECONDS,
 )
 WITHIN = 2.0  # decibels below the nearest mean that the figure of costs shows
 GOAL_CALIBRATION = 0.9, 1.1
@@ -75,6 +77,7 @@ class Ours:
     steps: int
     given: Mapping[str, Any] = field(default_factory=dict)
     chains: str = BRIDGE
+    particles: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,16 +112,14 @@ ROWS: dict[str, Ours | Rival] = {
 class NetworkSettings:
     """Images in all and draws of each; intervals are over `seeds` parts of the images.
 
-    Rivals cost more: they restore one image of `rival_every`, with the setting of the least CRPS on
-    other images (`rivals.tuned`). Scores are of `scored` images each, or of a part.
+    Rivals have the same images, draws and precision, and the setting of the least CRPS on other
+    images (`rivals.tuned`); their passes have graphs, so fewer go at a time. Scores are of `scored`
+    images each, or of a part.
     """
 
     images: int = 192
-    draws: int = 8
-    rival_every: int = 4
-    rival_draws: int = 4
-    rival_precision: str = "float32"
-    rival_batch: int | None = None
+    draws: int = 4
+    rival_batch: int | None = 192
     batch_size: int | None = 800
     tuned_on: int = 12
     tuned_draws: int = 4
@@ -137,11 +138,17 @@ QUICK = NetworkSettings(
 )  # fmt: skip
 
 
-def run(context: Context) -> Outcome:
+def run(
+    context: Context, every: Mapping[str, Ours | Rival] = ROWS, images: int | None = None
+) -> Outcome:
     """Restore held-out images of the context's model by every row on every task."""
     settings = context.sized(FULL, QUICK)
+    if every is not ROWS:
+        settings = replace(settings, rows=tuple(every))
+        if images is not None and context.images is None and not context.quick:
+            settings = replace(settings, images=images)
     model = load(context.model or "cifar10", device=context.device)
-    rows = {row: ROWS[row] for row in settings.rows if rivals.installed(ROWS[row].name)}
+    rows = {row: every[row] for row in settings.rows if rivals.installed(every[row].name)}
     if head_beside(model, COVARIANCE) is None:
         rows = {row: what for row, what in rows.items() if what.name != "modulated"}
     held_out = stored_images(context, model, "test")
@@ -211,11 +218,6 @@ class Restorations:
     tried: Mapping[str, Sequence[float]] = field(default_factory=lambda: rivals.TRIED)
     fid: Callable[[Tensor], float] | None = None
 
-    @property
-    def shared(self) -> slice:
-        """The images of a part that rivals restore too."""
-        return slice(None, None, self.settings.rival_every)
-
     def measured(self, task: str, part: int) -> tuple[Operator, Tensor, Tensor]:
         """A task's operator, the images of a part, and their measurements; parts share no image."""
         return self._measured(task, self.truths[part :: self.settings.seeds], part)
@@ -229,28 +231,26 @@ class Restorations:
     def __call__(self, cell: Cell) -> Part:
         scores: dict[str, list[float]] = {}
         every, evaluations, seconds = [], 0.0, 0.0
-        theirs = isinstance(cell.what, Rival)
-        search = self._tuned(cell) if theirs else {"setting": None}
-        shared = slice(None) if theirs else self.shared
+        search = self._tuned(cell) if isinstance(cell.what, Rival) else {"setting": None}
         for part in range(self.settings.seeds):
             operator, truth, y = self.measured(cell.column, part)
-            if theirs:
-                truth, y = truth[self.shared], y[self.shared]
             own = (cell, y, operator, cell.seed + part, search["setting"])
-            draws, evaluations, taken = self._restored(*own)
+            draws, evaluations, taken, info = self._restored(*own)
             seconds += taken
             every.append(draws)
             size, truth = self.settings.scored or len(truth), truth.cpu()
             for some, known in zip(draws.split(size, 1), truth.split(size), strict=True):
-                for name, value in _scores(some, known, shared).items():
+                for name, value in _scores(some, known).items():
                     scores.setdefault(name, []).append(value)
+            if "effective" in info:
+                scores.setdefault("effective", []).append(info["effective"].mean().item())
         whole = torch.cat(every, 1)
         numbers: dict[str, Any] = {**scores, "evaluations": evaluations}
         numbers |= {"finite": bool(whole.isfinite().all()), **search}
         numbers["milliseconds"] = 1_000 * seconds / (whole.shape[0] * whole.shape[1])
-        if self.fid is not None and numbers["finite"] and not theirs:
+        if self.fid is not None and numbers["finite"]:
             numbers["fid"] = self.fid(whole.flatten(0, 1))
-        first = every[0][:, shared][:, : self.settings.shown].nan_to_num(0.5)
+        first = every[0][:, : self.settings.shown].nan_to_num(0.5)
         return Part(numbers, {"draw": to_uint8(first[0])})
 
     def _tuned(self, cell: Cell) -> dict[str, Any]:
@@ -267,43 +267,41 @@ class Restorations:
 
     def _how(self, setting: float | None) -> dict[str, Any]:
         known = self.settings
-        run = {"batch_size": known.rival_batch, "precision": known.rival_precision}
+        run = {"batch_size": known.rival_batch, "precision": known.precision}
         return {"setting": setting, **run}
 
     def _restored(
         self, cell: Cell, y: Tensor, operator: Operator, seed: int, setting: float | None
-    ) -> tuple[Tensor, float, float]:
-        """Draws (draws, B, ...) on the CPU, the evaluations of each, and seconds."""
+    ) -> tuple[Tensor, float, float, Mapping[str, Tensor]]:
+        """Draws (draws, B, ...) on the CPU, the evaluations of each, seconds, and what restore
+        tells.
+        """
         known, started, what = self.settings, time.perf_counter(), cell.what
         _, noise = self.tasks[cell.column]
         if isinstance(what, Rival):
             problem = (what.name, self.model, y, operator, noise, what.steps)
-            draws, cost = rivals.restore(*problem, known.rival_draws, seed, **self._how(setting))
-            return draws.cpu(), cost, time.perf_counter() - started
+            draws, cost = rivals.restore(*problem, known.draws, seed, **self._how(setting))
+            return draws.cpu(), cost, time.perf_counter() - started, {}
         moments = self.model.posterior(named(what.name, what.given))
         restored = restore(
             self.model, y, operator, noise=noise, covariance=moments, chains=what.chains,
             steps=what.steps, draws=known.draws, seed=seed, precision=known.precision,
-            batch_size=known.batch_size, progress=None,
+            batch_size=known.batch_size, particles=what.particles, progress=None,
         )  # fmt: skip
-        return restored.draws, restored.cost.evaluations, restored.seconds
+        return restored.draws, restored.cost.evaluations, restored.seconds, restored.info
 
 
-def _scores(draws: Tensor, truth: Tensor, shared: slice) -> dict[str, float]:
-    """Those of all draws (draws, B, ...), and of the images that rivals restore too."""
-    near, known = draws[:, shared], truth[shared]
-    draw, mean = psnr(near, known).mean().item(), psnr(near.mean(0), known).mean().item()
-    own = {"crps_shared": crps(near, known).mean().item()}
-    return scores_of(draws, truth) | own | {"psnr_many": of_many(draw, mean, len(near))}
+def _scores(draws: Tensor, truth: Tensor) -> dict[str, float]:
+    """Those of all draws (draws, B, ...)."""
+    scores = scores_of(draws, truth)
+    many = of_many(scores["psnr_draw"], scores["psnr_mean"], len(draws))
+    return scores | {"psnr_many": many}
 
 
 def section(work: Restorations, results: Results, title: str, text: Sequence[str]) -> Section:
     """A table and a figure for each task, the costs, and what rows of ours must reach."""
     known = work.settings
-    note = (
-        f"Ours in {known.precision}, {known.draws} draws; others in {known.rival_precision}, one "
-        f"image of {known.rival_every} with {known.rival_draws} draws. {COST}"
-    )
+    note = f"All in {known.precision}, {known.draws} draws of each image. {COST}"
     text = [*text, *rivals.left_out(), *rivals.settings_said(results.records())]
     tables, figures = [], []
     for task in results.columns:
@@ -324,7 +322,7 @@ def section(work: Restorations, results: Results, title: str, text: Sequence[str
 def _draw(results: Results, work: Restorations, task: str) -> Canvas:
     """A strip for the measurements, the truth, and one draw of each row."""
     operator, truth, y = work.measured(task, 0)
-    truth, y = (x[work.shared][: work.settings.shown].cpu() for x in (truth, y))
+    truth, y = (x[: work.settings.shown].cpu() for x in (truth, y))
     strips = {
         "measurement": to_uint8(as_image(operator.known(y), truth.shape[1:])),
         "truth": to_uint8(truth),
@@ -373,7 +371,7 @@ def _claims(results: Results) -> list[Claim]:
     claims = []
     for row in (row for row, what in kinds.items() if isinstance(what, Ours)):
         others = [other for other, what in kinds.items() if isinstance(what, Rival)]
-        claims += [results.below(row, other, SHARED) for other in others]
+        claims += [results.below(row, other, CRPS) for other in others]
         tasks = [task for task in results.columns if results.has(row, task)]
         ratios = [results.number(row, task, CALIBRATION).value for task in tasks]
         said = [f"{ratio:.3f} at {task}" for ratio, task in zip(ratios, tasks, strict=True)]

@@ -1,6 +1,6 @@
 """Draws of p(x | y) by weighted particles: exact in the limit, on problems with known answers.
 
-No network is in it. Problems are mixtures with an exact denoiser and a known p(x | y):
+Problems are mixtures with an exact denoiser and a known p(x | y):
 
     2-D             two modes, one coordinate measured; three measurements
     A1, A2          16 dimensions, 14 weak or 4 strong measurements (Qiu et al., 2026, arXiv
@@ -21,6 +21,9 @@ Beside bridges (one particle) and particles stand sweeps, in which each step goe
 last level and down again, accepted by Metropolis' rule; TDS (Wu et al., 2023), whose twisting
 function is the likelihood of the denoised point, and MCG-Diff (Cardoso et al., 2024), whose chains
 go towards a noised y, both written here; and azula's MMPS, PiGDM and DPS (rivals.py).
+
+With --model, images are restored by a network as in `inverse --model`: particles beside single
+chains of as many evaluations.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,9 +40,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from experiments import inverse, rivals
+from experiments import inverse, inverse_networks, rivals
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results
+from experiments.inverse_networks import Ours
 from mmdgs.cost import PRODUCT
 from mmdgs.data import ImageSet, load_images, midpoints, spread
 from mmdgs.errors import UsageError
@@ -52,7 +56,7 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import child_seed, randn_like, seeded, uniforms
 from mmdgs.report.page import Outcome, Section
 from mmdgs.restoration.draws import restoration_plan
-from mmdgs.restoration.settings import BRIDGE
+from mmdgs.restoration.settings import BRIDGE, MULTISTEP
 from mmdgs.samplers import Plan, TwistedParticles, run as run_chains
 from mmdgs.samplers.particles import RESAMPLED_BELOW, effective_share, resampled_rows, seen_evidence
 from mmdgs.schedules import Levels, edm
@@ -70,23 +74,40 @@ TDS, MCG = "TDS", "MCG-Diff"
 DIGITS, WIDTH = 300, 0.1
 """Digits of the mixture, and the standard deviation about each, which is the noise too."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+EXACT = 200_000
+LOW_RANK = {"products": 1, "symmetric": True}
+NETWORK_ROWS = {
+    "spectral, multistep, 25 levels": Ours("spectral", 25, chains=MULTISTEP),
+    **{
+        f"{name.replace('-', ' ')}, {count} particle{'s' if count > 1 else ''}, {levels} levels": (
+            Ours(name, levels, LOW_RANK if name == "low-rank" else {}, particles=count)
+        )
+        for name, cells in {
+            "spectral": ((1, 25), (1, 100), (4, 25), (1, 400), (4, 100), (16, 25)),
+            "low-rank": ((1, 25), (1, 100), (4, 25)),
+        }.items()
+        for count, levels in cells
+    },
+}
+"""Of networks: particles and single chains that cost as much."""
+NETWORK_IMAGES = 96
 AZULA = {"MMPS (azula)": "MMPS", "PiGDM (azula)": "PiGDM", "DPS (azula)": "DPS"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Chains for each measurement in the plane (of 16 dimensions half as many) and of digits,
+    """Chains for each measurement in the plane (of 16 dimensions a quarter) and of digits,
     levels of `curves` and of all else but images; measurements, draws and levels of images.
     """
 
-    chains: int = 1_000
+    chains: int = 4_000
     digits: int = 256
     curve_levels: int = 25
-    images: int = 8
+    images: int = 16
     draws: int = 8
     levels: int = 50
     image_levels: int = 25
-    seeds: int = 3
+    seeds: int = 5
     counts: tuple[int, ...] = COUNTS
     tuned_chains: int = 200
     rivals: tuple[str, ...] = tuple(AZULA)
@@ -109,6 +130,21 @@ class Problem:
     y: Tensor
     mode: Callable[[Tensor], Tensor]
     first: float
+
+    @cached_property
+    def shares(self) -> tuple[float, list[float]]:
+        """The mode's share without measurements, and given each of them, by many exact draws."""
+        before = self.mixture.sample(EXACT, generator=seeded(0, "before"))
+        given = [
+            self.mixture.given(y, self.operator, self.noise).sample(
+                EXACT, generator=seeded(0, "exact")
+            )
+            for y in self.y[:, None]
+        ]
+        return self._share(before), [self._share(x) for x in given]
+
+    def _share(self, x: Tensor) -> float:
+        return self.mode(x).double().mean().item()
 
     def levels(self, count: int) -> Levels:
         return edm(count, self.first, 0.01)
@@ -184,7 +220,11 @@ Method = tuple[str, float]
 
 
 def run(context: Context) -> Outcome:
-    """Curves on the plane, every problem with 1, 8 and 64 particles, and the tasks of images."""
+    """Curves on the plane, every problem with 1, 8 and 64 particles, and the tasks of images; or a
+    network's images.
+    """
+    if context.model is not None:
+        return inverse_networks.run(context, NETWORK_ROWS, NETWORK_IMAGES)
     settings = context.sized(FULL, QUICK)
     seeds, several = settings.seeds, settings.counts
     few_levels, problems = replace(settings, levels=settings.curve_levels), dict(PROBLEMS)
@@ -239,8 +279,8 @@ def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
     """The errors of mode weights and evidences of a method on a problem, or in the plane."""
     at = problems.get(cell.column, _two_modes)()
     (name, number), own = cell.what, {}
-    count = {2: settings.chains, 16: settings.chains // 2}.get(at.mixture.dim, settings.digits)
-    before = at.mode(at.mixture.sample(200_000, generator=seeded(0, "before"))).double().mean()
+    count = {2: settings.chains, 16: settings.chains // 4}.get(at.mixture.dim, settings.digits)
+    before, shares = at.shares
     if name in AZULA.values():
         own = rivals.tuned(name, partial(_tuning, name, at, settings, cell.seeds[-1] + 1))
         number = own["setting"]
@@ -248,11 +288,9 @@ def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
     for seed in cell.seeds:
         of_weights, of_evidence = [], []
         for i, y in enumerate(at.y[:, None]):
-            exact = at.mixture.given(y, at.operator, at.noise)
-            share = at.mode(exact.sample(200_000, generator=seeded(0, "exact"))).double().mean()
             draws, log, evaluations = _drawn(name, number, at, y, count, settings, seed + 1000 * i)
-            error = (at.mode(draws).double().mean() - share) * (before - share).sign()
-            of_weights.append(error.item())
+            share = at.mode(draws).double().mean().item()
+            of_weights.append((share - shares[i]) * math.copysign(1.0, before - shares[i]))
             if log is not None:
                 truth = at.mixture.log_evidence(y, at.operator, at.noise).item()
                 of_evidence.append(abs(log - truth))

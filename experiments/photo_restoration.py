@@ -53,11 +53,11 @@ TRIED = rivals.TRIED | {"MMPS": (1, 2, 3, 5, 8), "DPS": (0.3, 1.0, 3.0, 10.0, 30
 MOST = 10_000  # photographs of a folder
 SIDE, QUICK_SIDE = 256, 64
 FULL = NetworkSettings(
-    images=20, draws=4, rival_every=1, rival_precision="bf16", rival_batch=40, batch_size=40,
+    images=20, draws=4, rival_batch=40, batch_size=40,
     tuned_on=3, tuned_draws=2, seeds=1, scored=1, rows=tuple(ROWS), tasks=tuple(TASKS), shown=1,
 )  # fmt: skip
 QUICK = NetworkSettings(
-    images=2, draws=4, rival_every=1, rival_batch=4, batch_size=4, tuned_on=1, tuned_draws=2,
+    images=2, draws=4, rival_batch=4, batch_size=4, tuned_on=1, tuned_draws=2,
     seeds=1, scored=1, precision="float32", shown=1,
     rows=("spectral, 10 levels", "DPIR (deepinv)", "MMPS (azula)"), tasks=("SR x2, noise 0.05",),
 )  # fmt: skip
