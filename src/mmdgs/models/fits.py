@@ -277,7 +277,7 @@ class FitStore:
         if self.kind.startswith(CALIBRATION):
             return tuple(shape) in [(width,) for width in WIDTHS]
         if self.kind == SPECTRAL and self.model.any_size:
-            return len(shape) == 3 and shape[0] == self.model.shape[0]
+            return len(shape) == len(self.model.shape) and shape[0] == self.model.shape[0]
         return tuple(shape) == (self.model.shape if self.kind == SPECTRAL else ())
 
     def _destination(self, key: dict[str, Any], taken: Sequence[Path]) -> Path | None:
