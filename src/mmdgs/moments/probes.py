@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs.jacobians import Linearised, chunks
+from mmdgs.operators.contract import along
 from mmdgs.randomness import Generator, signs
 
 MOST_CLASSES = 64
@@ -162,9 +163,20 @@ def _towards(
 
 def _window_mean(x: Tensor, side: int) -> Tensor:
     """The mean over a window and all channels, at the edges over what there is of it."""
-    pool = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
-    pooled = pool(x, side, stride=1, padding=side // 2, count_include_pad=False)
+    if x.ndim == 4:
+        pooled = functional.avg_pool2d(
+            x, side, stride=1, padding=side // 2, count_include_pad=False
+        )
+    else:  # avg_pool3d refuses volumes that are thinner than the window
+        pooled = along(x, [_window(n, side).to(x) for n in x.shape[2:]])
     return pooled.mean(1, keepdim=True).expand_as(x)
+
+
+def _window(size: int, side: int) -> Tensor:
+    """The matrix of means over a window of a line."""
+    places = torch.arange(size, dtype=torch.float64)
+    near = ((places[:, None] - places).abs() <= side // 2).double()
+    return near / near.sum(1, keepdim=True)
 
 
 def _classes_and_rounds(count: int) -> tuple[int, int]:

@@ -336,9 +336,8 @@ def _require_room(model: Model, moments: Moments) -> None:
     fitted = isinstance(inner, IsotropicMoments | SpectralMoments)
     needed = math.prod(model.shape[1:]) * (BYTES_A_PIXEL if fitted else BYTES_WITH_PRODUCTS)
     memory = memory_of(model.device)
-    if len(model.shape) > 2 and needed > memory:
-        pixels = " x ".join(map(str, model.shape[:0:-1]))
-        sizes = f"{pixels} pixels need about {needed / 1e9:.0f} GB"
+    if len(model.shape) == 3 and needed > memory:
+        sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
         advice = "restore parts of it, or make it smaller"
         less = "" if fitted else ", or use --quality good (quality='good')"
         raise UsageError(f"{sizes} of memory, and there are {memory / 1e9:.0f}: {advice}{less}")
