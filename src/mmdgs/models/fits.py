@@ -152,7 +152,8 @@ def spectral_moments(
 
     store = FitStore(model, SPECTRAL)
     if data is None:
-        return SpectralMoments(model, store.any_of())
+        derived = None if model.spectrum is None else store.best_of() or model.spectrum
+        return SpectralMoments(model, store.any_of() if derived is None else derived)
     return SpectralMoments(model, store.fitted(data, _knots(model), fit, progress))
 
 

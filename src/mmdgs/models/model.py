@@ -41,7 +41,7 @@ from mmdgs.moments.checks import networks_of
 from mmdgs.moments.heads import LearnedMean, SpectralHead
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
-from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel
 
 
 class Model:
@@ -78,6 +78,7 @@ class Model:
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
+        self.spectrum: LevelTable | None = None  # of its errors, where another model's tells it
         self.card: str | None = None  # README.md, where the model came with one
         self.folder: Path | None = None  # where its files are, where they are in one
 

@@ -4,10 +4,12 @@
     complex  D(x) = D' of the real and of the imaginary part, each by itself
     volume   D(x) = the mean of D' over the slices along each of the three sides
 
-Each is a denoiser, and what it does not know is in its errors: fit its spectrum on data of its own
-shape, `SpectralMoments.fit(model, x, levels)`, by which errors at one slice go with those of the
-next. The noise of the colours is that of a grey image in colour, of which x is the mean: it is a
-function of level and size, so that the denoiser is one of x too.
+The noise of the colours is a function of level and size, so that the denoiser is one of x too: a
+grey image in colour under noise of sqrt(3) sigma, whose mean is x_t.
+
+The spectrum of errors of grey and complex images is that of the model's own images. One of volumes
+is fitted on volumes, `SpectralMoments.fit(model, x, levels)`: by it errors at one slice go with
+those of the next.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from torch import Tensor, nn
 
 from mmdgs.denoisers import Denoiser, fast_mean
 from mmdgs.errors import UsageError
+from mmdgs.models.fits import FitStore
 from mmdgs.models.model import Model
-from mmdgs.noise import NoiseLevel
+from mmdgs.models.weights import SPECTRAL
+from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import seeded
 
 AT_ONCE = 1 << 21
@@ -93,7 +97,7 @@ def grey_model(model: Model) -> Model:
     channels = model.shape[0]
     return _made(
         model, "grey", lambda denoiser: Grey(denoiser, channels), (1, *model.shape[1:]),
-        1 / math.sqrt(channels), model.interval,
+        1 / math.sqrt(channels), model.interval, lambda v: v[:, :1] / channels,
     )  # fmt: skip
 
 
@@ -105,9 +109,10 @@ def complex_model(model: Model) -> Model:
     """
     grey = model if model.shape[0] == 1 else grey_model(model)
     low, high = grey.interval
+    scale = 2 / (high - low)
     return _made(
         grey, "complex", lambda denoiser: Parts(denoiser, low, high), (2, *grey.shape[1:]),
-        2 / (high - low), (0.0, 1.0),
+        scale, (0.0, 1.0), lambda v: scale**2 * v.expand(-1, 2, -1, -1),
     )  # fmt: skip
 
 
@@ -126,10 +131,15 @@ def _made(
     shape: tuple[int | None, ...],
     scale: float,
     interval: tuple[float, float],
+    spectrum: Callable[[Tensor], Tensor] | None = None,
 ) -> Model:
     """A model with levels of `scale` times the sigma; its digest, and so its fits, are its own."""
     network = nn.ModuleDict({kind: model.network})
     network.__dict__["smallest"] = getattr(model.network, "smallest", 1)
     levels = [NoiseLevel(sigma=scale * level.sigma, alpha=level.alpha) for level in model.levels]
     source = f"{kind} of {model.source}"
-    return Model(denoiser(model), network, levels, shape, interval, source)
+    made = Model(denoiser(model), network, levels, shape, interval, source)
+    table = FitStore(model, SPECTRAL).best_of() or model.spectrum
+    if spectrum is not None and table is not None:
+        made.spectrum = LevelTable(scale * table.ratios, spectrum(table.values))
+    return made

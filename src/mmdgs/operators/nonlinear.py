@@ -66,6 +66,8 @@ class Tangent(Operator):
     def __init__(self, function: Function, at: Tensor) -> None:
         self.function, self.at = function, at
         self.value, self._pull, *_ = torch.func.vjp(function, at)
+        # J v as the derivative of J' u by u: forward mode has no formula for some layers.
+        _, self._push, *_ = torch.func.vjp(lambda u: self._pull(u)[0], torch.zeros_like(self.value))
         super().__init__(at.shape[1:], self.value.shape[1:])
 
     def cosine_power(self, like: Tensor) -> Tensor | None:
@@ -86,7 +88,8 @@ class Tangent(Operator):
         return {MISFIT: _size(y - self.function(x), variances)}
 
     def _forward(self, x: Tensor) -> Tensor:
-        return torch.func.jvp(self.function, (self.at,), (x,))[1]
+        pushed: Tensor = self._push(x)[0]
+        return pushed
 
     def _adjoint(self, y: Tensor) -> Tensor:
         pulled: Tensor = self._pull(y)[0]
