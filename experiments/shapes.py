@@ -89,11 +89,10 @@ QUICK = ShapeSettings(side=16, coils=3, phantoms=2, depth=16, volumes=1, fitted=
 def run(context: Context) -> Outcome:
     """Every row on the phantom, real and complex, and on the stack."""
     settings = context.sized(FULL, QUICK)
-    torch.set_num_threads(1)  # numbers by another count are the same, seconds are not
     work = _Work(settings, load(context.model or "photo", device=context.device))
     cells = {(row, column): None for column in (REAL, COMPLEX) for row in work.images}
     depends = {"model": work.photo, "settings": settings}
-    space = Grid("k-space", cells, work.of_phantom, depends, "image").run(context)
+    space = Grid("k-space", cells, work.of_phantom, depends, "data").run(context)
     stacks = {(row, STACK): None for row in (SLICES, THREE_WAYS)}
     stack = Grid(STACK, stacks, work.of_stack, depends, "data").run(context)
     figures = []
@@ -301,7 +300,7 @@ def _phantoms(parts: dict[tuple[str, str], dict[str, Tensor]], work: _Work) -> C
         for axis, title, (image, colours, top) in zip(
             line, columns, [*shown, (std, "inferno", 0.2)], strict=True
         ):
-            axis.imshow(image, cmap=colours, vmin=0, vmax=top, interpolation="nearest")
+            axis.imshow(image.numpy(), cmap=colours, vmin=0, vmax=top, interpolation="nearest")
             bare(axis, title if column == REAL else "", 8)
         line[0].set_ylabel(column, fontsize=8)
     return canvas
@@ -319,6 +318,6 @@ def _stacks(parts: dict[str, dict[str, Tensor]]) -> Canvas:
     for (title, volume), above, below in zip(columns, *axes, strict=True):
         middle = volume.shape[0] // 2
         for axis, image in ((above, volume[middle]), (below, volume[:, middle])):
-            axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             bare(axis, title if axis is above else "", 8)
     return canvas
