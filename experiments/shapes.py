@@ -286,7 +286,7 @@ def _costs(restored: mmdgs.restoration.Restored) -> dict[str, float]:
 
 def _phantoms(parts: dict[tuple[str, str], dict[str, Tensor]], work: _Work) -> Canvas:
     """A row of pictures for each kind of image: magnitudes."""
-    columns = ("truth", ZERO, WHITE, f"{OWN}\nmean", "a draw", "standard deviation")
+    columns = ("truth", ZERO, WHITE, f"{LOW_RANK}:\nmean", "a draw", "standard deviation")
     canvas, axes = new_figure(2, len(columns), inches=(9.6, 3.6))
     for line, column in zip(axes, (REAL, COMPLEX), strict=True):
         draws = parts[OWN, column]["draws"]

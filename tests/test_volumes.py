@@ -19,6 +19,7 @@ from mmdgs.moments import DiagonalMoments, SpectralMoments
 from mmdgs.moments.probes import Lattice, pixel_classes
 from mmdgs.noise import LevelTable
 from mmdgs.operators import Blur, Coils, Downsample, Mask, Operator
+from mmdgs.posterior import Gaussian
 from mmdgs.randomness import seeded
 
 VOLUME = (1, 4, 5, 2)
@@ -193,3 +194,18 @@ def test_the_spectrum_of_a_grey_and_of_a_complex_model_is_that_of_the_images() -
         variances = made.posterior("spectral")(x_t, scaled).cov.diagonal()
         torch.testing.assert_close(variances, torch.full_like(x_t, factor * spectrum))
     assert volume_model(model).spectrum is None
+
+
+def test_a_complex_image_is_conditioned_on_its_k_space() -> None:
+    """Two channels with different spectra, by conjugate gradients and by a factor."""
+    shape = (2, 4, 5)
+    maps = torch.randn(3, 4, 5, generator=seeded(1), dtype=torch.complex128)
+    mean, v = numbers(2, *shape), numbers(1, *shape, seed=1).exp()
+    for keep in (torch.arange(5) > 2, None):
+        coils = Coils(maps, keep)
+        y = coils(numbers(2, *shape, seed=2))
+        for cov in (Spectral(v), Spectral(v * torch.ones(2, 1, 1, 1).double())):
+            q = Gaussian(mean, Spectral(cov.variances.expand(2, -1, -1, -1))).given(y, coils, 0.3)
+            expected, matrix = dense_given(mean, cov.dense().expand(2, -1, -1), coils, y, 0.3)
+            torch.testing.assert_close(q.mean, expected)
+            torch.testing.assert_close(q.cov.dense().expand(2, -1, -1), matrix)

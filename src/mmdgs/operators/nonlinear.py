@@ -24,8 +24,8 @@ logger = logging.getLogger("mmdgs")
 
 LINEARISATION, MISFIT = "linearisation", "misfit"
 LARGE = 0.3
-"""A linearisation that is warned of. With 0.1 means of draws were within 0.2 of the posterior's
-standard deviations, and widths within 6%; with 0.4 within 0.4 and 20% (tests/test_nonlinear.py)."""
+"""A linearisation that is warned of. Of curves of four independent Gaussian numbers, means of draws
+were within 0.2 standard deviations and widths within 6% with 0.1, within 0.4 and 20% with 0.4."""
 STEPS = 4
 """Of Gauss-Newton: along a chain each level's are few, since the next level goes on from there."""
 Function = Callable[[Tensor], Tensor]

@@ -21,15 +21,32 @@ from mmdgs.operators.images import sides_of, zero_or_one
 from mmdgs.runtime import in_full_precision
 
 
-def _kept(keep: Tensor | None, sides: Sequence[int]) -> Constant:
-    """A mask of frequencies, or of the last sides (lines), as it multiplies pairs (*sides, 2)."""
-    keep = torch.ones(tuple(sides), dtype=torch.bool) if keep is None else keep
-    if keep.ndim > len(sides) or keep.shape != torch.Size(sides[len(sides) - keep.ndim :]):
-        raise ValueError(f"the mask's shape {tuple(keep.shape)} does not fit {tuple(sides)}")
-    return Constant(zero_or_one(keep).expand(*sides)[..., None])
+class _Frequencies(Operator):
+    """Frequencies of images of some sides; `keep` is a mask of them, or of the last sides alone."""
+
+    def __init__(
+        self, shape: Sequence[int], coils: Sequence[int], sides: Sequence[int], keep: Tensor | None
+    ) -> None:
+        keep = torch.ones(tuple(sides), dtype=torch.bool) if keep is None else keep
+        if keep.ndim > len(sides) or keep.shape != torch.Size(sides[len(sides) - keep.ndim :]):
+            raise ValueError(f"the mask's shape {tuple(keep.shape)} does not fit {tuple(sides)}")
+        super().__init__(shape, (*coils, *sides, 2))
+        self.keep = Constant(zero_or_one(keep).expand(*sides)[..., None])
+        self._dims = tuple(range(-len(sides), 0))
+
+    def known(self, y: Tensor) -> Tensor:
+        return torch.where(self.keep.at(y).bool(), y, 0.0)
+
+    def _transformed(self, x: Tensor) -> Tensor:
+        z = torch.fft.fftn(x, dim=self._dims, norm="ortho")
+        return torch.view_as_real(z) * self.keep.at(z.real)
+
+    def _back(self, y: Tensor) -> Tensor:
+        z = torch.view_as_complex((y * self.keep.at(y)).contiguous())
+        return torch.fft.ifftn(z, dim=self._dims, norm="ortho")
 
 
-class Fourier(Operator):
+class Fourier(_Frequencies):
     """Fourier coefficients of each channel where a mask (H, W) keeps them (all: None).
 
     (C, H, W) -> (C, H, W, 2).
@@ -38,21 +55,16 @@ class Fourier(Operator):
     channelwise = True
 
     def __init__(self, shape: Sequence[int], keep: Tensor | None = None) -> None:
-        sides = sides_of(shape, "Fourier")
-        super().__init__(shape, (*shape, 2))
-        self.keep, self._dims = _kept(keep, sides), tuple(range(-len(sides), 0))
-
-    def known(self, y: Tensor) -> Tensor:
-        return torch.where(self.keep.at(y).bool(), y, 0.0)
+        super().__init__(shape, shape[:1], sides_of(shape, "Fourier"), keep)
 
     def _forward(self, x: Tensor) -> Tensor:
-        return _pairs(torch.fft.fftn(x, dim=self._dims, norm="ortho")) * self.keep.at(x)
+        return self._transformed(x)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        return torch.fft.ifftn(_complex(y * self.keep.at(y)), dim=self._dims, norm="ortho").real
+        return self._back(y).real
 
 
-class Coils(Operator):
+class Coils(_Frequencies):
     """Cartesian magnetic resonance by several coils: y_c = keep F (s_c x), (coils, H, W, 2).
 
     x (2, H, W) is a complex image as its real and imaginary part; with real=True x (1, H, W) is
@@ -67,22 +79,19 @@ class Coils(Operator):
             raise ValueError(f"maps are a complex tensor (coils, height, width), got {got}")
         if not torch.isfinite(maps).all():
             raise ValueError("the maps of coils must be finite")
-        sides = tuple(maps.shape[1:])
-        super().__init__((1 if real else 2, *sides), (*maps.shape, 2))
-        self.maps = Constant(torch.view_as_real(maps.resolve_conj()))
-        self.keep, self._dims = _kept(keep, sides), tuple(range(-len(sides), 0))
+        sides = maps.shape[1:]
+        super().__init__((1 if real else 2, *sides), maps.shape[:1], sides, keep)
+        self._maps = Constant(torch.view_as_real(maps.resolve_conj()))
 
-    def known(self, y: Tensor) -> Tensor:
-        return torch.where(self.keep.at(y).bool(), y, 0.0)
+    def _maps_at(self, like: Tensor) -> Tensor:
+        return torch.view_as_complex(self._maps.at(like))
 
     def _forward(self, x: Tensor) -> Tensor:
         image = x if self.shape[0] == 1 else torch.complex(x[:, :1], x[:, 1:])
-        seen = _complex(self.maps.at(x)) * image
-        return _pairs(torch.fft.fftn(seen, dim=self._dims, norm="ortho")) * self.keep.at(x)
+        return self._transformed(self._maps_at(x) * image)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        seen = torch.fft.ifftn(_complex(y * self.keep.at(y)), dim=self._dims, norm="ortho")
-        image = (_complex(self.maps.at(y)).conj() * seen).sum(1, keepdim=True)
+        image = (self._maps_at(y).conj() * self._back(y)).sum(1, keepdim=True)
         return image.real if self.shape[0] == 1 else torch.cat([image.real, image.imag], 1)
 
 
@@ -144,11 +153,3 @@ def _strips(height: int, width: int, turns: Tensor, bins: int) -> Tensor:
     index = torch.stack([(angle * bins + strips)[inside], pixel[inside]])
     size = len(turns) * bins, height * width
     return torch.sparse_coo_tensor(index, areas[inside], size, check_invariants=True).coalesce()
-
-
-def _pairs(z: Tensor) -> Tensor:
-    return torch.view_as_real(z)
-
-
-def _complex(pairs: Tensor) -> Tensor:
-    return torch.view_as_complex(pairs.contiguous())
