@@ -9,8 +9,9 @@ restored by a model of photographs.
              slice" restores each slice as an image; "three ways" the volume, by a denoiser that
              sees the slices along each side, with a spectrum of volumes
 
-PSNR is of the mean of the draws. Spread over error is 1 where draws are calibrated; that of boxes
-is of means over 6 x 6 x 6 voxels, for which errors of neighbouring slices must go together.
+PSNR is of the mean of the draws; the white Gaussian prior has its exact mean. Spread over error is
+1 where draws are calibrated. Draws of a volume must also be consistent: deviations of the draws at
+neighbouring slices should be as correlated as errors are, and means over eight slices calibrated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
+from torch.nn.functional import max_pool2d
 
 import mmdgs
 from experiments.experiment import Context
@@ -37,7 +39,7 @@ from mmdgs.posterior import Gaussian
 from mmdgs.randomness import randn_like, seeded
 from mmdgs.report.drawing import bare, new_figure
 from mmdgs.report.page import Figure, Outcome, Section
-from mmdgs.schedules import geometric
+from mmdgs.schedules import Levels, edm, geometric
 from mmdgs.workspace import Part
 
 SHEPP_LOGAN = (
@@ -54,16 +56,21 @@ SLICES, THREE_WAYS = "slice by slice", "three ways"
 REAL, COMPLEX, STACK = "real", "complex", "stack"
 PRIOR_STD = 0.3
 """Of the white prior, about that of the phantom."""
-KNOTS = 8
-"""Levels at which spectra are fitted."""
-BOX = 6
+KNOTS, LARGEST = 8, 1.0
+"""Levels at which spectra are fitted, and those of chains begin: four standard deviations of the
+phantoms."""
+DEEP = 8
+"""Slices that are averaged."""
 
 PSNR = Measure("psnr", "PSNR, dB", 1, "more")
 COVERAGE = Measure("coverage_90", "coverage of 90% intervals", 1, percent=True)
+EDGES = Measure("coverage_edges", "at edges", 1, percent=True)
 SPREAD = Measure("spread", "spread/error", 2, "one")
-BOXES = Measure("boxes", "spread/error of boxes", 2, "one")
+DEPTH = Measure("depth", f"spread/error of {DEEP} slices' mean", 2, "one")
+NEXT = Measure("next_draws", "correlation with the next slice, draws", 2)
+NEXT_ERROR = Measure("next_errors", "errors", 2)
 SECONDS = Measure("seconds", "seconds a draw", 1, "less")
-MEASURES = (PSNR, COVERAGE, SPREAD, BOXES, SECONDS)
+MEASURES = (PSNR, COVERAGE, EDGES, SPREAD, DEPTH, NEXT, NEXT_ERROR, SECONDS)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class ShapeSettings:
     fitted: int = 6
     stack_noise: float = 0.05
     draws: int = 4
-    steps: int = 16
+    steps: int = 12
 
 
 FULL = ShapeSettings()
@@ -125,6 +132,9 @@ class _Work:
     photo: Model
     images = (ZERO, WHITE, SPECTRAL, LOW_RANK, OWN)
 
+    def levels(self, model: Any) -> Levels:
+        return edm(self.settings.steps, LARGEST, model.levels[-1].sigma)
+
     # --- k-space
 
     @cached_property
@@ -167,14 +177,22 @@ class _Work:
             prior = Diagonal(torch.full_like(truth, PRIOR_STD**2))
             q = Gaussian(torch.zeros_like(truth), prior).given(y, coils, noise)
             draws = q.sample(self.settings.draws, generator=seeded(cell.seed, "white"))
-            return Part(_scores(draws, truth), {"draws": draws})
+            exact = {PSNR.key: _psnr(q.mean, truth), EDGES.key: self.at_edges(draws, truth)}
+            return Part(_scores(draws, truth) | exact, {"draws": draws, "mean": q.mean})
         moments = self.moments(cell.column, cell.row, cell.seed)
         restored = mmdgs.restore(
-            moments, y, coils, noise=noise, draws=self.settings.draws, steps=self.settings.steps,
-            seed=cell.seed,
+            moments, y, coils, noise=noise, draws=self.settings.draws,
+            levels=self.levels(moments.denoiser), seed=cell.seed,
         )  # fmt: skip
         values = _scores(restored.draws, truth) | _costs(restored)
+        values[EDGES.key] = self.at_edges(restored.draws, truth)
         return Part(values, {"draws": restored.draws})
+
+    def at_edges(self, draws: Tensor, truth: Tensor) -> float:
+        """The coverage of pixels of the phantom within one of its edges."""
+        x = shepp_logan(self.settings.side)
+        near = (max_pool2d(x, 3, 1, 1) + max_pool2d(-x, 3, 1, 1) > 0.05).expand_as(truth)
+        return coverage_of(draws[:, near], truth[near])
 
     def moments(self, column: str, row: str, seed: int) -> Moments:
         side = self.settings.side
@@ -201,15 +219,15 @@ class _Work:
         mask = Mask(keep, model.shape)
         restored = mmdgs.restore(
             _fitted(model, x, cell.seed), mask.known(y), mask, noise=settings.stack_noise,
-            draws=settings.draws, steps=settings.steps, seed=cell.seed,
+            draws=settings.draws, levels=self.levels(model), seed=cell.seed,
         )  # fmt: skip
         draws = restored.draws.reshape(settings.draws, *truth.shape)
         values = _scores(draws, truth) | _costs(restored)
         if cell.row == SLICES:
             values["seconds"] *= n
-        size = n // BOX * BOX
-        inner = (..., slice(size), slice(size), slice(size))
-        values[BOXES.key] = calibration_ratio(_boxes(draws[inner]), _boxes(truth[inner]))
+        values[DEPTH.key] = calibration_ratio(_deep(draws), _deep(truth))
+        mean = draws.mean(0)
+        values |= {NEXT.key: _next(draws - mean), NEXT_ERROR.key: _next(truth - mean)}
         return Part(values, {"draws": draws, "truth": truth, "seen": noisy * keep})
 
 
@@ -251,7 +269,7 @@ def ellipsoids(count: int, side: int, ndim: int, seed: int) -> Tensor:
 
 
 def _fitted(model: Model, x: Tensor, seed: int) -> SpectralMoments:
-    levels = geometric(KNOTS, model.levels[0].sigma, model.levels[-1].sigma)
+    levels = geometric(KNOTS, LARGEST, model.levels[-1].sigma)
     return SpectralMoments.fit(model, x, levels, generator=seeded(seed, "fit"))
 
 
@@ -260,11 +278,15 @@ def _slices(volumes: Tensor) -> Tensor:
     return volumes.movedim(2, 1).flatten(0, 1)
 
 
-def _boxes(volumes: Tensor) -> Tensor:
-    """Means over boxes, (..., D / 6, H / 6, W / 6)."""
-    for dim in (-3, -2, -1):
-        volumes = volumes.unflatten(dim, (-1, BOX)).mean(dim)
-    return volumes
+def _deep(volumes: Tensor) -> Tensor:
+    """Means over slices, (..., D / DEEP, H, W)."""
+    return volumes.unflatten(-3, (-1, DEEP)).mean(-3)
+
+
+def _next(deviations: Tensor) -> float:
+    """The correlation of neighbouring slices, of numbers of mean zero (..., D, H, W)."""
+    here, there = deviations[..., :-1, :, :].double(), deviations[..., 1:, :, :].double()
+    return ((here * there).sum() / (here.square().sum() * there.square().sum()).sqrt()).item()
 
 
 def _psnr(mean: Tensor, truth: Tensor) -> float:
@@ -289,11 +311,11 @@ def _phantoms(parts: dict[tuple[str, str], dict[str, Tensor]], work: _Work) -> C
     columns = ("truth", ZERO, WHITE, f"{LOW_RANK}:\nmean", "a draw", "standard deviation")
     canvas, axes = new_figure(2, len(columns), inches=(9.6, 3.6))
     for line, column in zip(axes, (REAL, COMPLEX), strict=True):
-        draws = parts[OWN, column]["draws"]
+        draws = parts[LOW_RANK, column]["draws"]
         truth = work.truth(column, shepp_logan(work.settings.side))
         std = draws.var(0).sum(1).sqrt()[0]
         pictures = [
-            truth, parts[ZERO, column]["draws"], parts[WHITE, column]["draws"].mean(0),
+            truth, parts[ZERO, column]["draws"], parts[WHITE, column]["mean"],
             draws.mean(0), draws[0],
         ]  # fmt: skip
         shown = [(image.square().sum(1).sqrt()[0], "gray", 1.0) for image in pictures]

@@ -42,10 +42,12 @@ def test_the_phantom_is_that_of_shepp_and_logan() -> None:
     assert 4 * x.mean().item() == pytest.approx(area, rel=0.02)
 
 
-def test_boxes_are_means_and_ellipsoids_differ() -> None:
-    x = torch.arange(12.0**3).reshape(1, 1, 12, 12, 12)
-    assert shapes._boxes(x).shape == (1, 1, 2, 2, 2)
-    assert shapes._boxes(x)[0, 0, 0, 0, 0] == x[0, 0, :6, :6, :6].mean()
+def test_means_over_slices_their_correlation_and_ellipsoids() -> None:
+    x = torch.arange(16.0).reshape(1, 1, 16, 1, 1).expand(1, 1, 16, 3, 3)
+    assert shapes._deep(x)[0, 0, :, 1, 2].tolist() == [3.5, 11.5]
+    white = torch.randn(2, 1, 50, 60, 60, generator=torch.Generator().manual_seed(0))
+    assert shapes._next(white) == pytest.approx(0, abs=0.01)
+    assert shapes._next(white[:, :, 1:] + white[:, :, :-1]) == pytest.approx(0.5, abs=0.01)
     bodies = shapes.ellipsoids(3, 16, 3, 0)
     assert bodies.shape == (3, 1, 16, 16, 16)
     assert (bodies[0] - bodies[1]).abs().max() > 0.1
@@ -61,5 +63,5 @@ def test_every_cell_is_measured(prepared: Context) -> None:
         if "photo" in cell["row"]:
             assert cell["evaluations"] >= 3
     assert [cell["row"] for cell in records["stack"]] == ["slice by slice", "three ways"]
-    assert all(cell["boxes"] > 0 for cell in records["stack"])
+    assert all(cell["depth"] > 0 for cell in records["stack"])
     assert [figure.name for figure in report.sections[0].figures] == ["kspace", "stack"]
