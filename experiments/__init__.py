@@ -23,6 +23,7 @@ OPTIONS = {
     "photographs": "model ffdnet images minutes",
     "photo-restoration": "model images minutes only case",
     "celeba": "model images",
+    "shapes": "model minutes",
 }
 """What `python -m experiments` knows, by name, and the options of `Context` that each takes."""
 EXPERIMENTS = {name: Experiment(name, tuple(known.split())) for name, known in OPTIONS.items()}

@@ -16,6 +16,7 @@ from mmdgs.linalg.spectral import to_cosines
 from mmdgs.operators import (
     Blur,
     Box,
+    Coils,
     Crop,
     Downsample,
     Fourier,
@@ -23,6 +24,7 @@ from mmdgs.operators import (
     Mask,
     Matrix,
     Operator,
+    Radon,
     as_operator,
     compose,
     estimated_noise,
@@ -33,10 +35,15 @@ from mmdgs.operators import (
 
 SHAPE = (3, 4, 6)
 D = math.prod(SHAPE)
+VOLUME, COMPLEX = (2, 2, 4, 6), (2, 4, 6)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def maps() -> Tensor:
+    return torch.randn(3, 4, 6, generator=seeded(2), dtype=torch.complex128)
 
 
 def operators() -> dict[str, Operator]:
@@ -55,6 +62,21 @@ def operators() -> dict[str, Operator]:
         "blurred and smaller": compose(Blur.gaussian(SHAPE, 0.8), Downsample(SHAPE, 2)),
         "smaller and grey": compose(Downsample(SHAPE, 2), Grayscale((3, 2, 3))),
         "function": linear(lambda x: x.cumsum(-1), SHAPE),
+        "coils": Coils(maps(), torch.rand(4, 6, generator=seeded()) < 0.5),
+        "coils, lines, real": Coils(maps(), torch.arange(6) % 2 == 0, real=True),
+        "projections": Radon(SHAPE, (0.0, 30.0, 90.0, 211.0)),
+        "missing voxels": Mask.random(VOLUME, 0.5, generator=seeded()),
+        "box in a volume": Box(VOLUME, (1, 2, 3), front=0),
+        "part of a volume": Crop(VOLUME, (1, 2, 3), front=1, left=2),
+        "thick slices": Downsample(VOLUME, (2, 1, 1)),
+        "smaller volume": Downsample(VOLUME, 2),
+        "grey volume": Grayscale(VOLUME, (0.3, 0.7)),
+        "gaussian in a volume": Blur.gaussian(VOLUME, (0.0, 0.8, 0.6)),
+        "motion in slices": Blur.motion(VOLUME, 3, 30),
+        "lopsided volume": Blur(VOLUME, torch.rand(2, 3, 2, generator=seeded())),
+        "fourier of a volume": Fourier(VOLUME, torch.rand(4, 6, generator=seeded()) < 0.5),
+        "projections of slices": Radon(VOLUME, (0.0, 45.0)),
+        "coils and volumes": Coils(maps().reshape(3, 1, 4, 6).expand(3, 2, 4, 6)),
     }
 
 
@@ -96,7 +118,7 @@ def assert_diagonal(a: Tensor, v: Tensor, diagonal: Tensor) -> None:
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
 def test_what_an_operator_says_of_its_structure_is_true(operator: Operator) -> None:
     dense = matrix_of(operator)
-    v = torch.rand(2, *SHAPE, generator=seeded(1), dtype=torch.float64) + 0.1
+    v = torch.rand(2, *operator.shape, generator=seeded(1), dtype=torch.float64) + 0.1
     if (squares := operator.squares(v)) is not None:
         assert_diagonal(dense, v, squares)
     if (gains := operator.cosine_gains(v)) is not None:
@@ -128,6 +150,36 @@ def test_a_blur_is_the_convolution() -> None:
     torch.testing.assert_close(Blur.gaussian(SHAPE, 2.0)(ones), ones)
 
 
+def test_coils_are_the_fourier_transform_of_complex_images_times_maps() -> None:
+    keep = torch.arange(6) % 3 == 0
+    z = torch.randn(2, 4, 6, generator=seeded(3), dtype=torch.complex128)
+    seen = torch.fft.fft2(maps() * z[:, None], norm="ortho") * keep
+    y = torch.view_as_complex(Coils(maps(), keep)(torch.stack([z.real, z.imag], 1)))
+    torch.testing.assert_close(y, seen)
+    real = Coils(maps(), keep, real=True)
+    y = torch.view_as_complex(real(z.real[:, None]))
+    torch.testing.assert_close(y, torch.fft.fft2(maps() * z.real[:, None], norm="ortho") * keep)
+
+
+def test_projections_are_sums_over_strips() -> None:
+    """Of all of x at every angle; columns at 0 degrees, rows at 90, and what a pixel leaves at 45.
+
+    A pixel's shadow at 45 degrees is a triangle of half width sqrt(1 / 2): the strip around its
+    centre holds 1 - 2 (sqrt(1 / 2) - 1 / 2)^2 of it.
+    """
+    x = torch.rand(1, 3, 4, 6, generator=seeded(), dtype=torch.float64)
+    y = Radon(SHAPE, (0.0, 90.0, 17.0))(x)
+    torch.testing.assert_close(y.sum(-1), x.sum((-2, -1))[..., None].expand(1, 3, 3))
+    torch.testing.assert_close(y[:, :, 0, 1:7], x.sum(-2), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(y[:, :, 1, 2:6], x.sum(-1), rtol=1e-6, atol=1e-6)
+    pixel = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    pixel[..., 1, 1] = 1
+    shadow = Radon((1, 3, 3), (45.0,))(pixel).flatten()
+    inner = 1 - 2 * (math.sqrt(0.5) - 0.5) ** 2
+    expected = torch.tensor([0, (1 - inner) / 2, inner, (1 - inner) / 2, 0], dtype=torch.float64)
+    torch.testing.assert_close(shadow, expected)
+
+
 def test_an_object_with_a_and_its_adjoint_is_taken() -> None:
     physics = SimpleNamespace(
         A=lambda x: x[..., ::2],
@@ -155,6 +207,12 @@ def test_an_object_with_a_and_its_adjoint_is_taken() -> None:
         (lambda: Matrix(torch.ones(2, 5), SHAPE), "5 columns does not fit"),
         (lambda: compose(Downsample(SHAPE, 2), Box(SHAPE, 2)), "cannot follow"),
         (lambda: Box(SHAPE, 2)(torch.ones(1, 3, 4, 4)), r"got \(1, 3, 4, 4\)"),
+        (lambda: Blur(VOLUME, torch.ones(3, 3)), "3 dimensions"),
+        (lambda: Downsample(VOLUME, (2, 3, 1)), "2 and 4 and 6"),
+        (lambda: Crop(VOLUME, (1, 9, 1)), "a crop of 1 x 9 x 1 does not fit into images of 2 x 4"),
+        (lambda: Coils(torch.ones(3, 4, 6)), "complex tensor"),
+        (lambda: Coils(maps(), torch.ones(4)), r"\(4,\) does not fit \(4, 6\)"),
+        (lambda: Radon(SHAPE, ()), "one angle or more"),
     ],
 )
 def test_what_is_refused(make: object, says: str) -> None:

@@ -16,10 +16,11 @@ import pytest
 import torch
 import yaml
 from test_readme import ROOT, blocks_of, run_blocks
-from toy_models import LEVELS, Weights, stand_in_model
+from toy_models import LEVELS, Weights, any_size_model, stand_in_model
 
 import mmdgs
 from mmdgs.models import Model
+from mmdgs.noise import LevelTable
 from mmdgs.randomness import seeded
 
 DOCS = ROOT / "docs"
@@ -49,10 +50,18 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     models = {}
     for name, size in (("celeba", 64), ("cifar10", 32)):
         models[name] = partial(stand_in_model, tmp_path / name, (3, size, size))
+    models["photo"] = _photographs
     digits = partial(linear_model, (1, 28, 28), (LEVEL,))
     monkeypatch.setattr(mmdgs, "load", lambda name: models.get(name, digits)(), raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _photographs() -> Model:
+    """A tiny model of photographs of any size, with a flat spectrum."""
+    model = any_size_model()
+    model.spectrum = LevelTable.of({level: torch.ones(3, 16, 16) for level in model.levels})
+    return model
 
 
 def test_every_page_with_an_example_is_run_by_a_test() -> None:
@@ -91,7 +100,10 @@ def test_the_skeletons_of_an_estimator_a_sampler_and_an_operator() -> None:
 
 
 def test_restoration(toys: Path) -> None:
-    assert run_blocks(DOCS / "use/restore.md")["restored"].draws.shape == (2, 2, 3, 32, 32)
+    scope = run_blocks(DOCS / "use/restore.md")
+    assert scope["restored"].draws.shape == (2, 2, 3, 32, 32)
+    assert scope["isotropic"].draws.shape == (2, 2, 1, 16, 16, 16)
+    assert scope["linear"].info["linearisation"].shape == (2, 1)
 
 
 def test_the_posterior_of_an_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

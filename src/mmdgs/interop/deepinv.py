@@ -149,7 +149,7 @@ class CovarianceFidelity(MomentMatchingDataFidelity):  # type: ignore[misc]
         """The physics as an operator, checked once."""
         if self._known is None or self._known[0] is not physics or self._known[1] != x.shape[1:]:
             like = torch.empty(0, device=self.model.device)
-            shape = self.model.sized(*x.shape[-2:]).shape
+            shape = self.model.sized(*x.shape[2:]).shape
             self._known = (physics, x.shape[1:], as_operator(physics, shape, like))
         return self._known[2]
 

@@ -14,6 +14,9 @@ needs products with C, a root of C, A and its adjoint, and one system in the spa
     C is a matrix, or the same in all rows; y is not too large        Cholesky
     C is one spectrum, A measures some pixels of all channels         Cholesky, channel by channel
     C is known along a few directions, and its rest is one of these   Woodbury's formula
+
+Measurements y = f(x) + tau e that are not linear have the tangent of f in place of A, at a mean
+that Gauss-Newton steps find: from a, the next is the mean given y - f(a) + J a = J x + tau e.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,6 +43,7 @@ from mmdgs.linalg.operators import (
 )
 from mmdgs.linalg.spectral import Modulated, Spectral, from_cosines, to_cosines
 from mmdgs.operators import Mask, Operator
+from mmdgs.operators.nonlinear import Nonlinear, Tangent
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Given(Implicit):
     def root_with_info(self, z: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """R z for normals z (B, n); info of C's root and of the systems of mean and draw.
 
-        Over both systems iterations add up, and the larger residual stays.
+        Over both systems iterations add up, and the larger residual stays. `like` is the mean.
         """
         if z.ndim != 2 or z.shape[1] != (count := sum(self._parts())):
             raise ValueError(
@@ -84,15 +89,17 @@ class Given(Implicit):
         x, info = self.prior.root_with_info(first.reshape(-1, *self.like.shape[1:]))
         e = self.operator.known(second.reshape(-1, *self.operator.out_shape))
         _, gain, solved = self.solver.solve(self.operator(x) + self.variances.sqrt() * e)
-        x = math.sqrt(self.scale) * (x - gain)
+        x = x - gain
+        if isinstance(self.operator, Tangent):
+            solved = {**solved, **self.operator.left(self.like + x, self.variances)}
+        x = math.sqrt(self.scale) * x
         if self.shift > 0:
             x = x + math.sqrt(self.shift) * third.reshape(x.shape)
-        if before := self.mean_info:
-            solved = {
-                "cg_iterations": before["cg_iterations"] + solved["cg_iterations"],
-                "cg_residual": torch.maximum(before["cg_residual"], solved["cg_residual"]),
-            }
-        return x, {**info, **solved}
+        together = {**self.mean_info, **solved}
+        for name in self.mean_info.keys() & solved.keys():
+            join = torch.add if name == "cg_iterations" else torch.maximum
+            together[name] = join(self.mean_info[name], solved[name])
+        return x, {**info, **together}
 
     def variance_along(self, u: Tensor) -> Tensor:
         variances = []
@@ -147,6 +154,8 @@ def conditioned(
     y is (B, *out_shape) or (1, *out_shape), and the variances have as many dimensions, of size 1
     where they are equal.
     """
+    if isinstance(operator, Nonlinear):
+        return _by_tangents(mean, cov, y, operator, variances)
     cov = cov.as_dense() if isinstance(cov, Krylov) and cov.exact else cov
     if isinstance(cov, Diagonal) and isinstance(operator, Mask):
         v, keep = cov.variances, operator.keep.at(mean)
@@ -164,6 +173,20 @@ def conditioned(
         solver = solver_of(mean, cov, operator, variances)
     _, gain, info = solver.solve(b)
     return mean + gain, Given(cov, operator, variances, solver, mean, info)
+
+
+def _by_tangents(
+    mean: Tensor, cov: Covariance, y: Tensor, operator: Nonlinear, variances: Tensor
+) -> tuple[Tensor, Covariance]:
+    at = mean
+    for _ in range(operator.steps):
+        tangent = operator.tangent(at)
+        seen = y - tangent.value + tangent(at)
+        at, conditional = conditioned(mean, cov, seen, tangent, variances)
+        given = cast(Given, conditional)  # a tangent has no structure by which it would be another
+        cov = given.prior  # with the products that were spent: the first tangent's are kept
+    left = tangent.left(at, variances) | tangent.misfit(at, y, variances)
+    return at, replace(given, like=at, mean_info={**given.mean_info, **left})
 
 
 def _spectrum(cov: Covariance) -> Tensor | None:
@@ -210,7 +233,7 @@ def solver_of(
         return solvers.cholesky_of_dense(cov, operator, variances, mean)
     if isinstance(cov, Diagonal) and (squares := operator.squares(cov.variances)) is not None:
         return solvers.DiagonalSolver(cov, operator, variances, squares + variances)
-    if isinstance(cov, Diagonal | Spectral):
+    if isinstance(cov, Diagonal | Spectral) and not operator.by_rows:
         # One row fits any number of rows, where all are the same, and the noise's too.
         same = len(cov.variances) == 1 or cov.variances.stride(0) == 0
         shared = type(cov)(cov.variances[:1]) if same and len(variances) == 1 else None

@@ -228,7 +228,10 @@ def gain_of(matrix: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
     """C A' (B, d, m) and A C A' (B, m, m) of dense covariances C (B, d, d)."""
     d = matrix.shape[1]
     eye = torch.eye(d, dtype=matrix.dtype, device=matrix.device).reshape(d, *operator.shape)
-    a = operator(eye).flatten(1)  # (d, m): A'
+    if operator.by_rows:
+        a = torch.stack([operator(e.expand(len(matrix), *e.shape)).flatten(1) for e in eye], 1)
+    else:
+        a = operator(eye).flatten(1)  # (d, m): A'
     across = matrix @ a
     return across, a.mT @ across
 

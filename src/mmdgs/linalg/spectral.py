@@ -55,19 +55,19 @@ def squares_from_cosines(variances: Tensor, lead: int = 1) -> Tensor:
 
 
 def resampled(variances: Tensor, sides: Sequence[int]) -> Tensor:
-    """A spectrum (C, h, w) for images of other sides: log variances, bilinear in frequency.
+    """A spectrum (C, h, w) for images of other sides: log variances, linear in each frequency.
 
     Coefficient k of n has the frequency k / n, and a stationary field one variance a frequency,
     whatever its size. Beyond the highest frequency of the spectrum it goes on as it is there.
     """
     logs = variances.log()
-    for dim, side in zip((-2, -1), sides, strict=True):
+    for dim, side in enumerate(sides, start=1):
         known = logs.shape[dim]
         places = (torch.arange(side).double() * known / side).clamp(max=known - 1).to(logs)
         low = places.long()
         below = logs.index_select(dim, low)
         above = logs.index_select(dim, (low + 1).clamp(max=known - 1))
-        logs = below.lerp(above, (places - low).reshape(-1, *[1] * (-1 - dim)))
+        logs = below.lerp(above, (places - low).reshape(-1, *[1] * (logs.ndim - 1 - dim)))
     return logs.exp()
 
 

@@ -234,6 +234,6 @@ def _finite(name: str, values: Sequence[Any]) -> tuple[float, ...]:
 
 def shape_in_words(shape: Sequence[int | None]) -> str:
     """3x32x32, or 3 x any size."""
-    if tuple(shape[1:]) == ANY_SIZE:
+    if len(shape) > 2 and set(shape[1:]) == {None}:
         return f"{shape[0]} x any size"
     return "x".join(map(str, shape))

@@ -152,7 +152,8 @@ def spectral_moments(
 
     store = FitStore(model, SPECTRAL)
     if data is None:
-        return SpectralMoments(model, store.any_of())
+        derived = None if model.spectrum is None else store.best_of() or model.spectrum
+        return SpectralMoments(model, store.any_of() if derived is None else derived)
     return SpectralMoments(model, store.fitted(data, _knots(model), fit, progress))
 
 
@@ -277,7 +278,7 @@ class FitStore:
         if self.kind.startswith(CALIBRATION):
             return tuple(shape) in [(width,) for width in WIDTHS]
         if self.kind == SPECTRAL and self.model.any_size:
-            return len(shape) == 3 and shape[0] == self.model.shape[0]
+            return len(shape) == len(self.model.shape) and shape[0] == self.model.shape[0]
         return tuple(shape) == (self.model.shape if self.kind == SPECTRAL else ())
 
     def _destination(self, key: dict[str, Any], taken: Sequence[Path]) -> Path | None:

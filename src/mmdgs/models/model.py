@@ -8,6 +8,7 @@ configuration (`models/loading.py`).
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from mmdgs.errors import UsageError
 from mmdgs.files import files_written_together, new_folder, to_json, write_atomically
 from mmdgs.models.card import model_card
 from mmdgs.models.config import (
-    ANY_SIZE,
     COVARIANCE,
     DENOISERS,
     MEAN_STD,
@@ -41,7 +41,7 @@ from mmdgs.moments.checks import networks_of
 from mmdgs.moments.heads import LearnedMean, SpectralHead
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
-from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel
 
 
 class Model:
@@ -53,7 +53,8 @@ class Model:
     them raises UsageError.
 
     Your own network is a model by `Model(mmdgs.noise_denoiser(net), levels=levels, shape=(3, 32,
-    32))`, or shape=(3, None, None) where it takes images of any size; `network` holds its weights,
+    32))`, or shape=(3, None, None) where it takes images of any size, (1, None, None, None) of
+    volumes; `network` holds its weights,
     and without one the networks that the denoiser calls are looked for.
     """
 
@@ -72,10 +73,12 @@ class Model:
         self.network = nn.ModuleList(networks_of(denoiser)) if network is None else network
         self.levels = tuple(levels)
         self.shape: tuple[Any, ...] = tuple(shape)  # of one example; (3, None, None): any size
-        self.any_size = self.shape[1:] == ANY_SIZE  # and so of the views by `sized`
+        # and so of the views by `sized`
+        self.any_size = len(self.shape) > 2 and set(self.shape[1:]) == {None}
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
+        self.spectrum: LevelTable | None = None  # of its errors, where another model's tells it
         self.card: str | None = None  # README.md, where the model came with one
         self.folder: Path | None = None  # where its files are, where they are in one
 
@@ -234,19 +237,25 @@ class Model:
         low, high = self.interval
         return x if (low, high) == (0.0, 1.0) else low + (high - low) * x
 
-    def sized(self, height: int, width: int) -> Model:
-        """The model for images of one size: itself, or of a model of any size a view of it."""
-        if not self.any_size or self.shape[1:] == (height, width):
+    def sized(self, *sides: int) -> Model:
+        """The model for images of one size: itself, or of a model of any size a view of it.
+
+        The sides are (height, width), of volumes (depth, height, width).
+        """
+        if not self.any_size or self.shape[1:] == sides:
             return self
-        least, size = getattr(self.network, "smallest", 1), f"{width} x {height} pixels"
-        if min(height, width) < least:
-            raise UsageError(f"an image of {size} is too small: the model takes {least} x {least}")
-        if height * width * self.shape[0] > MOST_SHAPE:
+        if len(sides) != len(self.shape) - 1:
+            raise UsageError(f"{self.source} takes {shape_in_words(self.shape)}, got sides {sides}")
+        least = getattr(self.network, "smallest", 1)
+        size = f"{' x '.join(map(str, reversed(sides)))} pixels"
+        if min(sides) < least:
+            raise UsageError(f"an image of {size} is too small: the model takes {least} a side")
+        if math.prod(sides) * self.shape[0] > MOST_SHAPE:
             raise UsageError(
                 f"an image of {size} has more than {MOST_SHAPE:,} numbers: make it smaller"
             )
         model = copy.copy(self)
-        model.shape = (self.shape[0], height, width)
+        model.shape = (self.shape[0], *sides)
         return model
 
     def beside(self, name: str) -> Path | None:

@@ -143,7 +143,7 @@ def require_input(x_t: Tensor, level: AnyLevel, denoiser: object = None) -> None
     if not math.isfinite(size):
         raise_non_finite("input x_t", x_t, advice="check the data that it was made from")
     interval = getattr(denoiser, "interval", None)
-    if interval is None or x_t.ndim != 4 or not isinstance(level, NoiseLevel):
+    if interval is None or x_t.ndim < 4 or not isinstance(level, NoiseLevel):
         return
     size, (low, high) = size / math.sqrt(x_t.numel()), interval
     largest = level.alpha * max(abs(low), abs(high)) + level.sigma

@@ -124,8 +124,8 @@ class IsotropicMoments:
 class SpectralMoments:
     """One variance for each frequency: `variances` (...) at each level, of the coefficients.
 
-    For images (B, C, H, W) of other sides than those of the fit they are interpolated over
-    frequencies (`linalg.spectral.resampled`). They are fitted and need no floor; with one,
+    For images (B, C, H, W) or volumes of other sides than those of the fit they are interpolated
+    over frequencies (`linalg.spectral.resampled`). They are fitted and need no floor; with one,
     `Gaussian.repaired` is the fraction of frequencies at floor (sigma / alpha)^2.
     """
 
@@ -177,7 +177,7 @@ class SpectralMoments:
         if key not in self._at:
             variances, least = self.variances[level], self.floor * level.variance
             if variances.shape != x_t.shape[1:]:
-                images = variances.ndim == x_t.ndim - 1 == 3
+                images = variances.ndim == x_t.ndim - 1 > 2
                 fitted = len(variances), *(x_t if images else variances[None]).shape[2:]
                 require_shape("x_t, for a spectrum,", x_t.shape, (len(x_t), *fitted))
                 variances = resampled(variances, x_t.shape[2:])

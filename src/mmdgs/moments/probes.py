@@ -13,7 +13,8 @@ filtered towards its mean, by how far the probes disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Protocol, runtime_checkable
@@ -23,10 +24,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmdgs.jacobians import Linearised, chunks
+from mmdgs.operators.contract import along
 from mmdgs.randomness import Generator, signs
 
 MOST_CLASSES = 64
 FAR = 1000  # a squared distance beyond all that matter here
+REACH = 1.2
+"""How far to look for the nearest pixel of a class, over the side of the cube that it has to
+itself: Hermite's constant is 1.08 in the plane and 1.12 in space."""
 WINDOW, GAIN_WINDOW = 5, 9  # sides, in pixels: of the mean, and of the variances of deviations
 NOISE_SHARE = 0.7
 """Of the squares at missed pixels, what is taken for noise: a class that missed a pixel lies nearer
@@ -84,19 +89,22 @@ class Rademacher:
 
 @dataclass(frozen=True)
 class Lattice:
-    """Signs at one class of pixels each, for images (B, C, H, W); S classes, or rounds of fewer.
+    """Signs at one class of pixels each, for images (B, C, H, W) or volumes; S classes, or rounds
+    of fewer.
 
     `smooth` filters the estimate by its own noise (Wiener): a deviation from the mean of the 5 x 5
-    pixels around counts as much as deviations there exceed the noise, which is read off the probes
-    that miss a pixel, of the classes that lie farthest from it.
+    (x 5) pixels around counts as much as deviations there exceed the noise, which is read off the
+    probes that miss a pixel, of the classes that lie farthest from it.
     """
 
     smooth: bool = True
 
     def draw(self, count: int, like: Tensor, generator: Generator) -> Tensor:
-        if like.ndim != 4:
-            shape = tuple(like.shape)
-            raise ValueError(f"lattice probes are for images (B, C, H, W), got shape {shape}")
+        if like.ndim not in (4, 5):
+            raise ValueError(
+                "lattice probes are for images (B, C, H, W) or volumes (B, C, D, H, W), got shape "
+                f"{tuple(like.shape)}"
+            )
         classes, rounds = _classes_and_rounds(count)
         signed = signs((len(like), rounds, *like.shape[1:]), like, generator).transpose(0, 1)
         masks = _class_masks(classes, like.shape[1:], like.dtype, like.device)
@@ -123,8 +131,8 @@ class Lattice:
 
 
 def design_for(x: Tensor) -> ProbeDesign:
-    """The default: `Lattice` for images (B, C, H, W), filtered signs for all else."""
-    return Lattice() if x.ndim == 4 and min(x.shape[2:]) > 1 else Rademacher(smooth=True)
+    """The default: `Lattice` for images and volumes, filtered signs for all else."""
+    return Lattice() if x.ndim in (4, 5) and min(x.shape[2:]) > 1 else Rademacher(smooth=True)
 
 
 def probed_diagonal(
@@ -137,10 +145,11 @@ def probed_diagonal(
 
 
 def filtered(x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Wiener's filter of x with noise of known variance, (B, C, H, W) each, and its error."""
+    """Wiener's filter of x with noise of known variance, (B, C, ...) each, and its error."""
     mean = _window_mean(x, WINDOW)
     variance = _window_mean((x - mean).square(), GAIN_WINDOW)
-    return _towards(mean, x, variance, _window_mean(noise, GAIN_WINDOW), WINDOW**2 * x.shape[1])
+    count = WINDOW ** (x.ndim - 2) * x.shape[1]
+    return _towards(mean, x, variance, _window_mean(noise, GAIN_WINDOW), count)
 
 
 def _towards(
@@ -154,8 +163,20 @@ def _towards(
 
 def _window_mean(x: Tensor, side: int) -> Tensor:
     """The mean over a window and all channels, at the edges over what there is of it."""
-    pooled = functional.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=False)
+    if x.ndim == 4:
+        pooled = functional.avg_pool2d(
+            x, side, stride=1, padding=side // 2, count_include_pad=False
+        )
+    else:  # avg_pool3d refuses volumes that are thinner than the window
+        pooled = along(x, [_window(n, side).to(x) for n in x.shape[2:]])
     return pooled.mean(1, keepdim=True).expand_as(x)
+
+
+def _window(size: int, side: int) -> Tensor:
+    """The matrix of means over a window of a line."""
+    places = torch.arange(size, dtype=torch.float64)
+    near = ((places[:, None] - places).abs() <= side // 2).double()
+    return near / near.sum(1, keepdim=True)
 
 
 def _classes_and_rounds(count: int) -> tuple[int, int]:
@@ -164,12 +185,20 @@ def _classes_and_rounds(count: int) -> tuple[int, int]:
     return -(-count // rounds), rounds
 
 
-def pixel_classes(classes: int, channels: int, height: int, width: int) -> Tensor:
-    """The class (i + a j + k c) mod m of each number of an image, (C, H, W)."""
-    a, k = _best_lattice(classes, min(channels, 3))
-    sides = (torch.arange(length) for length in (channels, height, width))
-    c, i, j = torch.meshgrid(*sides, indexing="ij")
-    return (i + a * j + k * c) % classes
+def pixel_classes(classes: int, channels: int, *sides: int) -> Tensor:
+    """The class (i + a j + k c) mod m of each number of an image (C, H, W).
+
+    A volume's next coefficient is a^2 (Korobov's lattices), so that two numbers still say all.
+    """
+    a, k = _best_lattice(classes, min(channels, 3), len(sides))
+    lines = (torch.arange(length) for length in (channels, *sides))
+    return _class_of(classes, a, k, torch.meshgrid(*lines, indexing="ij"))
+
+
+def _class_of(classes: int, a: int | Tensor, k: int | Tensor, places: Sequence[Tensor]) -> Tensor:
+    """The class of places (channel, then one number a side)."""
+    channel, *sides = places
+    return sum((a**power * i for power, i in enumerate(sides)), k * channel) % classes
 
 
 @lru_cache(maxsize=8)  # a chain asks for the same at every step
@@ -184,38 +213,40 @@ def _class_masks(
 @lru_cache(maxsize=8)
 def _far_masks(classes: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Ones at the pixels that lie far from each class, (classes, C, H, W)."""
-    place, steps = pixel_classes(classes, *shape), _far_steps(classes, min(shape[0], 3))
+    place = pixel_classes(classes, *shape)
+    steps = _far_steps(classes, min(shape[0], 3), len(shape) - 1)
     far = [sum((place + step) % classes == c for step in steps) for c in range(classes)]
     return torch.stack(far).to(device, dtype)  # type: ignore[arg-type]
 
 
-def _offsets(classes: int, channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Offsets (di, dj, dc) between pixels, and their squared lengths."""
-    most = min(classes, 9)  # the best lattice of 64 classes: 8.6 apart
+def _offsets(classes: int, channels: int, ndim: int) -> tuple[list[Tensor], Tensor]:
+    """Offsets between pixels (channel, then one number a side), and their squared lengths."""
+    most = math.ceil(REACH * classes ** (1 / ndim))
     reach = torch.arange(-most, most + 1)
-    di, dj, dc = torch.cartesian_prod(reach, reach, torch.arange(1 - channels, channels)).T
-    squares = di**2 + dj**2 + dc**2
-    return di, dj, dc, squares.masked_fill(squares == 0, FAR)
+    *sides, channel = torch.cartesian_prod(*[reach] * ndim, torch.arange(1 - channels, channels)).T
+    squares = channel**2 + sum(side**2 for side in sides)
+    return [channel, *sides], squares.masked_fill(squares == 0, FAR)
 
 
 @cache
-def _best_lattice(classes: int, channels: int) -> tuple[int, int]:
+def _best_lattice(classes: int, channels: int, ndim: int) -> tuple[int, int]:
     """(a, k) with the largest distance within a class, and the fewest pairs at that distance."""
-    di, dj, dc, squares = _offsets(classes, channels)
-    a, k = torch.cartesian_prod(torch.arange(classes), torch.arange(classes))[:, :, None].unbind(1)
-    within = torch.where((di + a * dj + k * dc) % classes == 0, squares, FAR)
-    least = within.min(1).values
-    pairs = (within == least[:, None]).sum(1)
-    best = (least * (1 + len(di)) - pairs).argmax()
-    return int(a[best]), int(k[best])
+    offsets, squares = _offsets(classes, channels, ndim)
+    k = torch.arange(classes)[:, None]
+    scores = []
+    for a in range(classes):
+        within = torch.where(_class_of(classes, a, k, offsets) == 0, squares, FAR)
+        least = within.min(1).values
+        scores.append(least * (1 + len(squares)) - (within == least[:, None]).sum(1))
+    best = int(torch.cat(scores).argmax())
+    return best // classes, best % classes
 
 
 @cache
-def _far_steps(classes: int, channels: int) -> tuple[int, ...]:
+def _far_steps(classes: int, channels: int, ndim: int) -> tuple[int, ...]:
     """Of the other classes, as steps from a pixel's own, the farthest third."""
-    a, k = _best_lattice(classes, channels)
-    di, dj, dc, squares = _offsets(classes, channels)
-    classes_of = (di + a * dj + k * dc) % classes
+    offsets, squares = _offsets(classes, channels, ndim)
+    classes_of = _class_of(classes, *_best_lattice(classes, channels, ndim), offsets)
     nearest = torch.full((classes,), FAR).scatter_reduce(0, classes_of, squares, "amin")[1:]
     least = nearest.sort(descending=True).values[max(1, len(nearest) // 3) - 1]
     return tuple((1 + (nearest >= least).nonzero()[:, 0]).tolist())

@@ -53,6 +53,9 @@ class LinearOperator(Protocol):
 class Operator(abc.ABC):
     """A linear operator of this package: it checks shapes, and knows of its structure."""
 
+    by_rows = False
+    """Whether each row of a batch has an operator of its own."""
+
     def __init__(self, shape: Sequence[int], out_shape: Sequence[int]) -> None:
         self.shape, self.out_shape = torch.Size(shape), torch.Size(out_shape)
 
@@ -117,6 +120,16 @@ class Constant:
         if key not in self._copies:
             self._copies[key] = self.tensor.to(like)
         return self._copies[key]
+
+
+def along(x: Tensor, matrices: Sequence[Tensor], lead: int = 2) -> Tensor:
+    """x with a matrix applied along each dimension but the first `lead`."""
+    for dim, matrix in enumerate(matrices, start=lead):
+        if dim == x.ndim - 1:
+            x = x @ matrix.mT
+        else:
+            x = (matrix @ x.flatten(dim + 1)).unflatten(-1, x.shape[dim + 1 :])
+    return x
 
 
 class Matrix(Operator):
@@ -218,14 +231,6 @@ class Composed(Operator):
         return y
 
 
-def compose(*operators: Any) -> Operator:
-    """The operators one after another: compose(blur, smaller) blurs first."""
-    if not operators:
-        raise ValueError("compose needs at least one operator, got none")
-    parts = [as_operator(operator) for operator in operators]
-    return parts[0] if len(parts) == 1 else Composed(*parts)
-
-
 def linear(
     function: Callable[[Tensor], Tensor],
     shape: Sequence[int],
@@ -244,16 +249,8 @@ def linear(
     generator = torch.Generator().manual_seed(CHECK_SEED)
     x = torch.randn(3, *shape, generator=generator).to(like)
     x[2] = 2 * x[0] - 3 * x[1]
-    out = _tried(name, function, x)
-    if not (isinstance(out, Tensor) and out.ndim > 1 and len(out) == 3 and out.is_floating_point()):
-        raise ValueError(f"{name} must give real numbers (B, ...) for (B, ...), got {_kind(out)}")
-    if not torch.isfinite(out).all():
-        raise ValueError(f"{name} gives numbers that are not finite")
-    alone = function(x[1:2])
-    near = CHECK_TOLERANCE * out.abs().amax().clamp(min=torch.finfo(out.dtype).tiny)
-    if alone.shape != out[1:2].shape or (alone - out[1:2]).abs().amax() > near:
-        raise ValueError(f"{name} mixes the rows of a batch: each row must be measured for itself")
-    if (out[2] - (2 * out[0] - 3 * out[1])).abs().amax() > near:
+    out = tried_by_rows(name, function, x)
+    if (out[2] - (2 * out[0] - 3 * out[1])).abs().amax() > _near(out):
         raise ValueError(f"{name} is not linear: A(2 u - 3 v) is not 2 A(u) - 3 A(v)")
     operator = FunctionOperator(function, shape, out.shape[1:], adjoint, name)
     y = torch.randn(out.shape, generator=generator).to(out)
@@ -297,6 +294,23 @@ def as_operator(
     if shape is not None and adapted.shape != torch.Size(shape):
         raise UsageError(f"{adapted!r} does not fit x of shape {tuple(shape)}")
     return adapted
+
+
+def tried_by_rows(name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for three rows x; refused where it is not finite, or mixes the rows."""
+    out = _tried(name, function, x)
+    if not (isinstance(out, Tensor) and out.ndim > 1 and len(out) == 3 and out.is_floating_point()):
+        raise ValueError(f"{name} must give real numbers (B, ...) for (B, ...), got {_kind(out)}")
+    if not torch.isfinite(out).all():
+        raise ValueError(f"{name} gives numbers that are not finite")
+    alone = function(x[1:2])
+    if alone.shape != out[1:2].shape or (alone - out[1:2]).abs().amax() > _near(out):
+        raise ValueError(f"{name} mixes the rows of a batch: each row must be measured for itself")
+    return out
+
+
+def _near(out: Tensor) -> Tensor:
+    return CHECK_TOLERANCE * out.abs().amax().clamp(min=torch.finfo(out.dtype).tiny)
 
 
 def _tried(name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

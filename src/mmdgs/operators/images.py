@@ -1,15 +1,19 @@
-"""Operators on images (C, H, W): masks, smaller images, blurs, crops, grey, Fourier."""
+"""Operators on images (C, H, W) and volumes (C, D, H, W): masks, means, blurs, crops, grey.
+
+What is said of height and width holds of every dimension but the first, however many there are.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmdgs.operators.contract import Constant, Operator
+from mmdgs.operators.contract import Constant, Operator, along
 from mmdgs.runtime import in_full_precision
 
 LUMA = (0.299, 0.587, 0.114)
@@ -18,15 +22,18 @@ KERNEL_WIDTH = 4.0
 """Standard deviations of a Gaussian kernel kept on each side: the rest is below 1e-4 of it."""
 
 
-def _image(shape: Sequence[int], name: str) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape) < 1:
+def sides_of(shape: Sequence[int], name: str) -> tuple[int, ...]:
+    """The sides of images of a shape: all but the channels."""
+    if len(shape) < 3 or min(shape) < 1:
         got = tuple(shape)
-        raise ValueError(f"{name} is for images (channels, height, width), got shape {got}")
-    channels, height, width = shape
-    return channels, height, width
+        raise ValueError(
+            f"{name} is for images (channels, height, width) or volumes (channels, depth, height, "
+            f"width), got shape {got}"
+        )
+    return tuple(shape[1:])
 
 
-def _zero_or_one(keep: Tensor) -> Tensor:
+def zero_or_one(keep: Tensor) -> Tensor:
     if not ((keep == 0) | (keep == 1)).all():
         raise ValueError("a mask holds true and false, or 0 and 1 alone: 1 where it is measured")
     if not keep.any():
@@ -46,14 +53,14 @@ class Mask(Operator):
             shapes = f"{tuple(keep.shape)} does not fit x of shape {tuple(event)}"
             raise ValueError(f"the mask's shape {shapes}")
         super().__init__(event, event)
-        self.keep = Constant(_zero_or_one(keep).expand(event))
+        self.keep = Constant(zero_or_one(keep).expand(event))
 
     @classmethod
     def random(cls, shape: Sequence[int], missing: float, *, generator: torch.Generator) -> Mask:
         """A mask that misses that share of the pixels, rounded, at random in all channels."""
         if not 0 <= missing < 1:
             raise ValueError(f"the share of missing pixels must lie in [0, 1), got {missing}")
-        places = shape[1:] if len(shape) == 3 else shape
+        places = shape[1:] if len(shape) > 2 else shape
         order = torch.randperm(math.prod(places), generator=generator)
         keep = torch.zeros(len(order), dtype=torch.bool)
         keep[order[: max(1, round((1 - missing) * len(order)))]] = True
@@ -84,95 +91,111 @@ class Mask(Operator):
 
 
 class Box(Mask):
-    """A mask that misses a box of `size` (a number, or height and width), by default central."""
+    """A mask that misses a box of `size` (a number, or one a side), by default central."""
 
     def __init__(
         self,
         shape: Sequence[int],
-        size: int | tuple[int, int],
+        size: int | Sequence[int],
         *,
+        front: int | None = None,
         top: int | None = None,
         left: int | None = None,
     ) -> None:
-        keep = torch.ones(_image(shape, "Box")[1:], dtype=torch.bool)
-        keep[_window(shape, size, top, left, "box")] = False
+        keep = torch.ones(sides_of(shape, "Box"), dtype=torch.bool)
+        keep[_window(shape, size, (front, top, left), "box")] = False
         super().__init__(keep, shape)
 
 
 class Crop(Operator):
-    """A window of `size` (a number, or height and width) of x, by default central."""
+    """A window of `size` (a number, or one a side) of x, by default central."""
 
     channelwise = True
 
     def __init__(
         self,
         shape: Sequence[int],
-        size: int | tuple[int, int],
+        size: int | Sequence[int],
         *,
+        front: int | None = None,
         top: int | None = None,
         left: int | None = None,
     ) -> None:
-        channels, _, _ = _image(shape, "Crop")
-        self._window = rows, columns = _window(shape, size, top, left, "crop")
-        out_shape = channels, rows.stop - rows.start, columns.stop - columns.start
-        super().__init__(shape, out_shape)
+        sides_of(shape, "Crop")
+        window = _window(shape, size, (front, top, left), "crop")
+        super().__init__(shape, (shape[0], *(part.stop - part.start for part in window)))
+        self._window = slice(None), slice(None), *window
 
     def squares(self, v: Tensor) -> Tensor:
         return self._forward(v)
 
     def _forward(self, x: Tensor) -> Tensor:
-        return x[(..., *self._window)]
+        return x[self._window]
 
     def _adjoint(self, y: Tensor) -> Tensor:
         x = y.new_zeros(len(y), *self.shape)
-        x[(..., *self._window)] = y
+        x[self._window] = y
         return x
 
 
 def _window(
-    shape: Sequence[int], size: int | tuple[int, int], top: int | None, left: int | None, name: str
-) -> tuple[slice, slice]:
-    """The rows and columns of a window of an image."""
-    height, width = (size, size) if isinstance(size, int) else size
+    shape: Sequence[int], size: int | Sequence[int], corner: Sequence[int | None], name: str
+) -> tuple[slice, ...]:
+    """The places of a window of an image along each side; its `corner` as front, top, left."""
+    sides = shape[1:]
+    sizes = [size] * len(sides) if isinstance(size, int) else list(size)
+    starts = [*[None] * (len(sides) - len(corner)), *corner][-len(sides) :]
     window = []
-    for whole, part, start in zip(shape[1:], (height, width), (top, left), strict=True):
+    for whole, part, start in zip(sides, sizes, starts, strict=True):
         begin = (whole - part) // 2 if start is None else start
         if part < 1 or begin < 0 or begin + part > whole:
-            images = f"images of {shape[1]} x {shape[2]}"
-            raise ValueError(f"a {name} of {height} x {width} does not fit into {images}")
+            wholes, parts = (" x ".join(map(str, lengths)) for lengths in (sides, sizes))
+            raise ValueError(f"a {name} of {parts} does not fit into images of {wholes}")
         window.append(slice(begin, begin + part))
-    return window[0], window[1]
+    return tuple(window)
 
 
 class Downsample(Operator):
-    """Means over blocks of `factor` x `factor` pixels: the measurement of super-resolution."""
+    """Means over blocks of `factor` pixels a side: the measurement of super-resolution.
+
+    A volume of thick slices has one factor a side, such as (4, 1, 1).
+    """
 
     channelwise = True
 
-    def __init__(self, shape: Sequence[int], factor: int) -> None:
-        channels, height, width = _image(shape, "Downsample")
-        if not isinstance(factor, int) or factor < 1 or height % factor or width % factor:
-            sides = f"{height} and {width}"
-            raise ValueError(f"the factor must be a whole number dividing {sides}, got {factor}")
-        super().__init__(shape, (channels, height // factor, width // factor))
-        self.factor = factor
-        self._folds = [Constant(_folded(n, factor).square()) for n in (height, width)]
+    def __init__(self, shape: Sequence[int], factor: int | Sequence[int]) -> None:
+        sides = sides_of(shape, "Downsample")
+        factors = (factor,) * len(sides) if isinstance(factor, int) else tuple(factor)
+        if len(factors) != len(sides) or any(
+            not isinstance(f, int) or f < 1 or n % f for n, f in zip(sides, factors, strict=True)
+        ):
+            whole = " and ".join(map(str, sides))
+            raise ValueError(f"the factor must be a whole number dividing {whole}, got {factor}")
+        super().__init__(shape, (shape[0], *(n // f for n, f in zip(sides, factors, strict=True))))
+        self.factors = factors
+        self._folds = [
+            Constant(_folded(n, f).square()) for n, f in zip(sides, factors, strict=True)
+        ]
 
     def squares(self, v: Tensor) -> Tensor:
-        return self._forward(v) / self.factor**2
+        return self._forward(v) / math.prod(self.factors)
 
     @in_full_precision
     def cosine_squares(self, v: Tensor) -> Tensor:
         """Each cosine of x becomes one cosine of y, but for a factor (aliasing)."""
-        down, across = (fold.at(v) for fold in self._folds)
-        return down @ v @ across.mT
+        return along(v, [fold.at(v) for fold in self._folds])
 
     def _forward(self, x: Tensor) -> Tensor:
-        return functional.avg_pool2d(x, self.factor)
+        if len(self.factors) == 2:
+            return functional.avg_pool2d(x, self.factors)
+        for dim, factor in enumerate(self.factors, start=2):
+            x = x.unflatten(dim, (-1, factor)).mean(dim + 1)
+        return x
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        wide = y.repeat_interleave(self.factor, -1).repeat_interleave(self.factor, -2)
-        return wide / self.factor**2
+        for dim, factor in enumerate(self.factors, start=2):
+            y = y.repeat_interleave(factor, dim)
+        return y / math.prod(self.factors)
 
 
 def _folded(size: int, factor: int) -> Tensor:
@@ -198,14 +221,15 @@ class Grayscale(Operator):
     """A weighted sum of the channels, (C, H, W) -> (1, H, W); for three channels by `LUMA`."""
 
     def __init__(self, shape: Sequence[int], weights: Sequence[float] | None = None) -> None:
-        channels, height, width = _image(shape, "Grayscale")
+        channels, *sides = shape[0], *sides_of(shape, "Grayscale")
         if weights is None:
             weights = LUMA if channels == 3 else [1 / channels] * channels
         if len(weights) != channels or not any(weights):
             got = f"{channels} weights, not all zero, got {list(weights)}"
             raise ValueError(f"Grayscale needs {got}")
-        super().__init__(shape, (1, height, width))
-        self.weights = Constant(torch.tensor(weights, dtype=torch.float64)[:, None, None])
+        super().__init__(shape, (1, *sides))
+        line = torch.tensor(weights, dtype=torch.float64)
+        self.weights = Constant(line.reshape(-1, *[1] * len(sides)))
 
     def squares(self, v: Tensor) -> Tensor:
         return (self.weights.at(v).square() * v).sum(1, keepdim=True)
@@ -218,36 +242,39 @@ class Grayscale(Operator):
 
 
 class Blur(Operator):
-    """Convolution of each channel with a centred kernel (height, width); edges are mirrored.
+    """Convolution of each channel with a centred kernel, one side for each; edges are mirrored.
 
-    A kernel that is symmetric along both axes is diagonal in cosines, and conditioning on it is
+    A kernel that is symmetric along all axes is diagonal in cosines, and conditioning on it is
     exact.
     """
 
     channelwise = True
 
     def __init__(self, shape: Sequence[int], kernel: Tensor) -> None:
-        _, height, width = _image(shape, "Blur")
+        sides = sides_of(shape, "Blur")
         kernel = torch.as_tensor(kernel)
-        if kernel.ndim != 2 or not torch.isfinite(kernel).all() or not kernel.any():
-            got = tuple(kernel.shape)
-            raise ValueError(f"a kernel is finite, (height, width), not all zero, got {got}")
+        if kernel.ndim != len(sides) or not torch.isfinite(kernel).all() or not kernel.any():
+            got = f"{len(sides)} dimensions, finite, not all zero, got {tuple(kernel.shape)}"
+            raise ValueError(f"a kernel for images of shape {tuple(shape)} has {got}")
         super().__init__(shape, shape)
         self.kernel = Constant(kernel.double())
-        self._places = [_mirrored(n, k) for n, k in zip((height, width), kernel.shape, strict=True)]
+        self._places = [_mirrored(n, k) for n, k in zip(sides, kernel.shape, strict=True)]
         self._lines = self._separated()
+        if self._lines is None and len(sides) > 3:
+            raise ValueError("a kernel of four dimensions or more must be a product of lines")
 
     def _separated(self) -> list[Constant] | None:
-        """Matrices along columns and rows, where the kernel is a product of two lines: faster.
+        """Matrices along the sides, where the kernel is a product of lines: faster.
 
         On a CPU a Gaussian blur of 180 images of 8 x 8 took 10 ms by convolution, and its adjoint
         23 ms.
         """
-        kernel = self.kernel.tensor
-        at = divmod(int(kernel.abs().argmax()), kernel.shape[1])
-        lines = kernel[:, at[1]], kernel[at[0]] / kernel[at]
+        kernel, ndim = self.kernel.tensor, self.kernel.tensor.ndim
+        top = torch.unravel_index(kernel.abs().argmax(), kernel.shape)
+        lines = [kernel.movedim(d, -1)[(*top[:d], *top[d + 1 :])] for d in range(ndim)]
+        lines[1:] = [line / kernel[top] for line in lines[1:]]
         near = 1e-14 * float(kernel.abs().max())
-        if not torch.allclose(lines[0][:, None] * lines[1], kernel, rtol=1e-12, atol=near):
+        if not torch.allclose(_outer(lines), kernel, rtol=1e-12, atol=near):
             return None
         matrices = []
         for line, places, n in zip(lines, self._places, self.shape[1:], strict=True):
@@ -258,22 +285,33 @@ class Blur(Operator):
         return matrices
 
     @classmethod
-    def gaussian(cls, shape: Sequence[int], sigma: float) -> Blur:
-        """A Gaussian kernel with a standard deviation in pixels, up to half the larger side."""
-        most = max(_image(shape, "Blur")[1:]) / 2
-        if not 0 < sigma <= most:
-            limits = f"positive and at most half the image's larger side, {most:g}, got {sigma:g}"
+    def gaussian(cls, shape: Sequence[int], sigma: float | Sequence[float]) -> Blur:
+        """A Gaussian kernel with a standard deviation in pixels, or one a side.
+
+        It is at most half the largest side. One of 0 leaves its side as it is.
+        """
+        sides = sides_of(shape, "Blur")
+        widths = [sigma] * len(sides) if isinstance(sigma, int | float) else list(sigma)
+        most = max(sides) / 2
+        if len(widths) != len(sides) or min(widths) < 0 or not 0 < max(widths) <= most:
+            limits = f"positive and at most half the image's larger side, {most:g}, got {sigma}"
             raise ValueError(f"the standard deviation of a blur must be {limits}")
-        reach = max(1, math.ceil(KERNEL_WIDTH * sigma))
-        places = torch.arange(-reach, reach + 1, dtype=torch.float64)
-        line = (-0.5 * (places / sigma).square()).exp()
-        line /= line.sum()
-        return cls(shape, line[:, None] * line)
+        lines = []
+        for width in widths:
+            reach = max(1, math.ceil(KERNEL_WIDTH * width)) if width else 0
+            places = torch.arange(-reach, reach + 1, dtype=torch.float64)
+            line = (-0.5 * (places / (width or 1)).square()).exp()
+            lines.append(line / line.sum())
+        return cls(shape, _outer(lines))
 
     @classmethod
     def motion(cls, shape: Sequence[int], length: int, angle: float = 45.0) -> Blur:
-        """A kernel along a line of so many pixels, at an angle in degrees from the horizontal."""
-        most = max(_image(shape, "Blur")[1:])
+        """A kernel along a line of so many pixels, at an angle in degrees from the horizontal.
+
+        In a volume it lies in the slices.
+        """
+        sides = sides_of(shape, "Blur")
+        most = max(sides[-2:])
         if not isinstance(length, int) or not 1 <= length <= most:
             limits = f"a whole number of pixels from 1 to {most}, the image's, got {length}"
             raise ValueError(f"the length of a motion must be {limits}")
@@ -286,13 +324,13 @@ class Blur(Operator):
                 for c in {math.floor(column), math.ceil(column)}:
                     if 0 <= r < size and 0 <= c < size:
                         kernel[r, c] += (1 - abs(row - r)) * (1 - abs(column - c))
-        return cls(shape, kernel / kernel.sum())
+        return cls(shape, (kernel / kernel.sum())[(None,) * (len(sides) - 2)])
 
     def cosine_gains(self, like: Tensor) -> Tensor | None:
         """sum_ab k_ab cos(pi f a / H) cos(pi g b / W) at frequencies f, g."""
         kernel = self.kernel.tensor
         symmetric = all(size % 2 for size in kernel.shape) and all(
-            torch.allclose(kernel, kernel.flip(axis), rtol=1e-12) for axis in (0, 1)
+            torch.allclose(kernel, kernel.flip(axis), rtol=1e-12) for axis in range(kernel.ndim)
         )
         if not symmetric:
             return None
@@ -300,38 +338,53 @@ class Blur(Operator):
             (math.pi / n * torch.arange(n).double()[:, None] * (torch.arange(k) - k // 2)).cos()
             for n, k in zip(self.shape[1:], kernel.shape, strict=True)
         ]
-        return (waves[0] @ kernel @ waves[1].mT).expand(self.shape).to(like)
+        return along(kernel, waves, lead=0).expand(self.shape).to(like)
 
     def cosine_power(self, like: Tensor) -> Tensor:
         """|sum_ab k_ab exp(i pi (f a / H + g b / W))|^2, the mean over both signs of f."""
         kernel = self.kernel.tensor
-        waves = [
+        *waves, last = (
             (1j * math.pi / n * torch.arange(n).double()[:, None] * torch.arange(k)).exp()
             for n, k in zip(self.shape[1:], kernel.shape, strict=True)
-        ]
-        across = kernel.to(waves[0].dtype) @ waves[1].mT
-        power = ((waves[0] @ across).abs().square() + (waves[0].conj() @ across).abs().square()) / 2
-        return power.expand(self.shape).to(like)
+        )
+        signs = [*product(*((wave, wave.conj()) for wave in waves))]
+        kernel = kernel.to(last.dtype)
+        power = torch.stack([along(kernel, [*s, last], lead=0).abs().square() for s in signs])
+        return power.mean(0).expand(self.shape).to(like)
 
     @in_full_precision
     def _forward(self, x: Tensor) -> Tensor:
         if self._lines is not None:
-            return self._lines[0].at(x) @ x @ self._lines[1].at(x).mT
-        rows, columns = (places.to(x.device) for places in self._places)
-        wide = x.index_select(2, rows).index_select(3, columns)
-        kernel = self.kernel.at(x).flip(0, 1)[None, None]  # conv2d does not turn the kernel round
-        return functional.conv2d(wide.flatten(0, 1)[:, None], kernel)[:, 0].reshape(x.shape)
+            return along(x, [line.at(x) for line in self._lines])
+        for dim, places in enumerate(self._places, start=2):
+            x = x.index_select(dim, places.to(x.device))
+        kernel = self._flipped(x)  # convolutions of torch do not turn the kernel round
+        convolve = functional.conv3d if kernel.ndim == 5 else functional.conv2d
+        return convolve(x.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, x.shape[:2])
 
     @in_full_precision
     def _adjoint(self, y: Tensor) -> Tensor:
         if self._lines is not None:
-            return self._lines[0].at(y).mT @ y @ self._lines[1].at(y)
-        rows, columns = (places.to(y.device) for places in self._places)
-        kernel = self.kernel.at(y).flip(0, 1)[None, None]
-        wide = functional.conv_transpose2d(y.flatten(0, 1)[:, None], kernel)[:, 0]
-        wide = wide.unflatten(0, y.shape[:2])
-        tall = wide.new_zeros(*wide.shape[:2], y.shape[2], wide.shape[3]).index_add_(2, rows, wide)
-        return torch.zeros_like(y).index_add_(3, columns, tall)
+            return along(y, [line.at(y).mT for line in self._lines])
+        kernel = self._flipped(y)
+        spread = functional.conv_transpose3d if kernel.ndim == 5 else functional.conv_transpose2d
+        x = spread(y.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, y.shape[:2])
+        for dim, (places, n) in enumerate(zip(self._places, self.shape[1:], strict=True), start=2):
+            folded = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :])
+            x = folded.index_add_(dim, places.to(x.device), x)
+        return x
+
+    def _flipped(self, like: Tensor) -> Tensor:
+        kernel = self.kernel.at(like)
+        return kernel.flip(*range(kernel.ndim))[None, None]
+
+
+def _outer(lines: Sequence[Tensor]) -> Tensor:
+    """The product of lines, one a dimension."""
+    whole = lines[0]
+    for line in lines[1:]:
+        whole = whole[..., None] * line
+    return whole
 
 
 def _mirrored(size: int, kernel: int) -> Tensor:
@@ -339,30 +392,3 @@ def _mirrored(size: int, kernel: int) -> Tensor:
     before = kernel - 1 - (kernel - 1) // 2
     places = torch.arange(-before, size + kernel - 1 - before) % (2 * size)
     return torch.minimum(places, 2 * size - 1 - places)
-
-
-class Fourier(Operator):
-    """Orthonormal Fourier coefficients of each channel where a mask (H, W) keeps them (all: None).
-
-    (C, H, W) -> (C, H, W, 2): real, imaginary. Frequency zero comes first, as in torch.fft.fft2.
-    """
-
-    channelwise = True
-
-    def __init__(self, shape: Sequence[int], keep: Tensor | None = None) -> None:
-        sides = _image(shape, "Fourier")[1:]
-        keep = torch.ones(sides, dtype=torch.bool) if keep is None else keep
-        if keep.shape != sides:
-            raise ValueError(f"the mask's shape {tuple(keep.shape)} does not fit {sides}")
-        super().__init__(shape, (*shape, 2))
-        self.keep = Constant(_zero_or_one(keep)[..., None])
-
-    def known(self, y: Tensor) -> Tensor:
-        return torch.where(self.keep.at(y).bool(), y, 0.0)
-
-    def _forward(self, x: Tensor) -> Tensor:
-        return torch.view_as_real(torch.fft.fft2(x, norm="ortho")) * self.keep.at(x)
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        kept = torch.view_as_complex((y * self.keep.at(y)).contiguous())
-        return torch.fft.ifft2(kept, norm="ortho").real

@@ -39,6 +39,7 @@ from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import (
     ESTIMATE,
+    Nonlinear,
     Operator,
     as_operator,
     estimated_noise,
@@ -46,6 +47,7 @@ from mmdgs.operators import (
     noise_variances,
 )
 from mmdgs.operators.measurements import unit_noise
+from mmdgs.operators.nonlinear import told_of
 from mmdgs.randomness import Generator, Streams, child_seed
 from mmdgs.restoration.settings import GOOD, MIRRORED, MULTISTEP, RestorationSettings, quality_named
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
@@ -64,8 +66,9 @@ class Restored:
 
     `cost` is that of one draw, `noise` the standard deviation that was assumed, (1 or B, ...).
     `info` has averages over the steps, (draws, B) by name: "cg_iterations" and "cg_residual" where
-    systems were solved by iterations. With particles it has "log_evidence", and "effective" (draws,
-    B, steps), the effective share of the particles.
+    systems were solved by iterations. Of an operator that is not linear it has "linearisation" and
+    "misfit" of the draws (operators/nonlinear.py). With particles it has "log_evidence", and
+    "effective" (draws, B, steps), the effective share of the particles.
     """
 
     draws: Float[Tensor, "draws batch ..."]
@@ -143,7 +146,7 @@ def restore(
         shape = getattr(operator, "shape", None) if shape is None else shape
         covariance = covariance or Krylov()
     elif source.any_size and shape is not None:
-        source, shape = source.sized(*shape[-2:]), None
+        source, shape = source.sized(*shape[1:]), None
     network = as_model(source, levels=levels, shape=shape, interval=interval)
     covariance = with_denoiser(moments, network) if moments is not None else covariance
     settings |= {"covariance": of_quality if covariance is None else covariance}
@@ -177,6 +180,8 @@ class Restoration:
         check_model(model)
         model = _sized(model, y, operator)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
+        if isinstance(operator, Nonlinear) and settings.particles > 1:
+            raise UsageError(f"particles need a linear operator, got {operator!r}: particles=1")
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         noise, moments, levels = settings.noise, settings.covariance, settings.levels
         noise = noise_of(noise, y, operator)
@@ -230,6 +235,9 @@ class Restoration:
         if "log_evidence" in info:  # of measurements for x in [0, 1]
             measurements = self.operator.known(torch.ones_like(self.y[:1])).sum().item()
             info["log_evidence"] += measurements * math.log(self.width)
+        if isinstance(self.operator, Nonlinear):
+            noise = self.noise.expand(len(self.y), *self.noise.shape[1:])[start:stop]
+            info |= told_of(self.operator, draws, self.y[start:stop].cpu(), noise.cpu())
         cost = runs[0].cost.times(self.settings.particles)
         return Restored(draws, cost, seconds, self.noise.cpu(), info)
 
@@ -247,8 +255,12 @@ class Restoration:
         ]
         seeds = [child_seed(settings.seed, name) for name in names]
         noise = self.noise if len(self.noise) == 1 else self.noise[rows]
-        y = self.width * self.y[rows] + self.offset
-        given = GivenMoments(self.moments, y, self.operator, self.width * noise)
+        y, operator = self.y[rows], self.operator
+        if isinstance(operator, Nonlinear):
+            operator = operator.in_units(self.model.interval[0], self.width)
+        else:
+            y, noise = self.width * y + self.offset, self.width * noise
+        given = GivenMoments(self.moments, y, operator, noise)
         plan = restoration_plan(given, self.levels, settings.chains, particles)
         streams = Streams(seeds, len(seeds), purpose="start")
         centre = sum(model.interval) / 2
@@ -309,13 +321,13 @@ def _sized(model: Model, y: Tensor, operator: Any) -> Model:
     shape = None if isinstance(operator, Tensor) else getattr(operator, "shape", None)
     shape = getattr(operator, "img_size", None) if shape is None else shape
     if shape is None and None in model.shape:
-        if isinstance(operator, Tensor) or y.ndim != 4:
+        if isinstance(operator, Tensor) or y.ndim != 1 + len(model.shape):
             raise UsageError(
                 f"{model.source} takes images of any size, and neither the operator nor "
                 "measurements that are no images say theirs: give shape=(3, height, width)"
             )
         shape = y.shape[1:]
-    return model.sized(*shape[-2:]) if model.any_size and shape is not None else model
+    return model.sized(*shape[1:]) if model.any_size and shape is not None else model
 
 
 def _require_room(model: Model, moments: Moments) -> None:
