@@ -17,10 +17,12 @@ OPTIONS = {
     "components": "model images minutes only",
     "calibration": "model many head images minutes only case",
     "covariances": "model images minutes only",
+    "single-level-chains": "model images minutes",
     "cifar10": "model many classifier images minutes",
     "table2": "model seeds images minutes only",
     "table2-seeds": "model skip_seeds minutes only",
     "photographs": "model ffdnet images minutes",
+    "denoisers": "weights_dir images minutes only",
     "photo-restoration": "model images minutes only case",
     "celeba": "model images",
 }
