@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,17 +120,17 @@ def run(context: Context) -> Outcome:
     weights = {name: path.stat().st_size for name, path in files.items()}
     depends = (settings, weights, [list(half) for half in halves])
     cells: dict[tuple[str, Any], Any] = {(name, "J"): None for name in files}
-    jacobians = Grid("jacobians", cells, work.jacobian, depends, "of").run(context)
+    jacobians = Grid("jacobians", cells, work.jacobian, depends, "case").run(context)
     kept = {sigma: find(folder, f"Jacobian_{sigma}.npy") for sigma in settings.stored}
     cells = {(STORED, sigma): None for sigma in kept if kept[sigma] and STORED in files}
-    stored = Grid("stored", cells, work.stored, depends, "sigma").run(context, least=0)
+    stored = Grid("stored", cells, work.stored, depends, "case").run(context, least=0)
     cells = {
         (name, kind): None
         for kind in KINDS
         for name in files
         if kind != KRYLOV or name in settings.krylov
     }
-    judged = Grid("posteriors", cells, work.posterior, depends, "covariance").run(context)
+    judged = Grid("posteriors", cells, work.posterior, depends, "case").run(context)
     every = {"jacobians": jacobians, "stored": stored, "posteriors": judged}
     records: dict[str, Any] = {name: results.records() for name, results in every.items()}
     absent = [name for name in NETWORKS if name not in files]
@@ -199,7 +199,7 @@ class _Work:
         return Part(values | {"fitted to": len(fitted[::2]), "judged by": report.examples})
 
     def jacobian(self, cell: Cell) -> Part:
-        """PSNR, asymmetry, and how far both estimates of the noise are off, of the judging crops."""
+        """PSNR and asymmetry on the judging crops, and how far estimates of the noise are off."""
         denoiser, level = self.network(cell.row), self.level(cell.row)
         x = self.crops(cell.row, self.judge)
         x_t = add_noise(x, level, generator=self.streams(len(x), "noise"))
@@ -232,9 +232,8 @@ class _Work:
         denoiser.network.double()
         image = x_t.reshape(1, 1, *x_t.shape[-2:])
         at = linearised(denoiser, image, NoiseLevel(sigma=cell.column / 255), symmetric=False)
-        v = signs(
-            (self.settings.vectors, *image.shape), image, self.streams(self.settings.vectors, "v")
-        )
+        count = self.settings.vectors
+        v = signs((count, *image.shape), image, self.streams(count, "vectors"))
         pulled, both = at.pull(v), at.symmetric(v)
         rows = v.flatten(1)
         theirs = {"v'J": rows - rows @ kept, "Jv": rows - rows @ kept.T}
@@ -264,9 +263,9 @@ def _section(
         *([f"Left out, since their files are not there: {'; '.join(absent)}."] if absent else []),
     ]
     shown = [
-        Measure("sigma", "sigma"), Measure("psnr", "PSNR, dB", 2), Measure("asymmetry", "asymmetry", 3),
-        Measure("blind off", "noise by blind_sigma off by, %", 1),
-        Measure("patches off", "by patches, %", 1),
+        Measure("sigma", "sigma"), Measure("psnr", "PSNR, dB", 2),
+        Measure("asymmetry", "asymmetry", 3), Measure("blind off", "blind_sigma off by, %", 1),
+        Measure("patches off", "patches off by, %", 1),
     ]  # fmt: skip
     tables = [jacobians.table("Jacobians", shown, head="network", columns={"J": ""})]
     keys = ("v'J", "Jv", "mean", "asymmetry")

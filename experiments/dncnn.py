@@ -59,9 +59,11 @@ class DnCNN(nn.Module):
             return nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias, padding_mode=padding)
 
         images, hidden = 2 if told else 1, range(layers - 2)
-        self.first_layer, self.last_layer = convolution(images, WIDTH), convolution(WIDTH, images)
-        self.hidden_layer_list = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in hidden)
-        self.bn_layer_list = nn.ModuleList(norm(WIDTH) for _ in hidden)
+        with torch.random.fork_rng(devices=()):  # weights come from files
+            self.first_layer = convolution(images, WIDTH)
+            self.hidden_layer_list = nn.ModuleList(convolution(WIDTH, WIDTH) for _ in hidden)
+            self.bn_layer_list = nn.ModuleList(norm(WIDTH) for _ in hidden)
+            self.last_layer = convolution(WIDTH, images)
 
     def forward(self, x_t: Tensor, sigma: float | None = None) -> Tensor:
         told = [] if sigma is None else [torch.full_like(x_t, sigma)]
@@ -88,7 +90,8 @@ class UNet(nn.Module):
             kind: Any = nn.ConvTranspose2d if i == 7 else nn.Conv2d
             ways = {"stride": 2 if i in (3, 7) else 1, "dilation": {5: 2, 6: 4}.get(i, 1)}
             ways |= {"padding": ways["dilation"] * ((side - 1) // 2)}
-            self.add_module(f"conv{i}", kind(inputs, outputs, side, bias=False, **ways))
+            with torch.random.fork_rng(devices=()):
+                self.add_module(f"conv{i}", kind(inputs, outputs, side, bias=False, **ways))
 
     def forward(self, x_t: Tensor) -> Tensor:
         fine = self.conv2(self.conv1(x_t).relu()).relu()
