@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -37,7 +37,7 @@ class Scale(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.register_buffer("running_var", torch.ones(width))
+        self.running_var = nn.Buffer(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (self.weight / (self.running_var.sqrt() + ADDED))[:, None, None]
@@ -51,7 +51,7 @@ class DnCNN(nn.Module):
 
     def __init__(
         self, layers: int, norm: type[nn.Module], *, bias: bool = False, told: bool = False,
-        padding: str = "zeros",
+        padding: Literal["zeros", "circular"] = "zeros",
     ) -> None:  # fmt: skip
         super().__init__()
 
@@ -94,12 +94,17 @@ class UNet(nn.Module):
                 self.add_module(f"conv{i}", kind(inputs, outputs, side, bias=False, **ways))
 
     def forward(self, x_t: Tensor) -> Tensor:
-        fine = self.conv2(self.conv1(x_t).relu()).relu()
-        h = fine
+        h = fine = self._after(self._after(x_t, 1), 2)
         for i in range(3, 8):
-            h = getattr(self, f"conv{i}")(h).relu()
-        out: Tensor = self.conv9(self.conv8(torch.cat([h, fine], 1)).relu())
+            h = self._after(h, i)
+        return self._convolved(self._after(torch.cat([h, fine], 1), 8), 9)
+
+    def _convolved(self, x: Tensor, i: int) -> Tensor:
+        out: Tensor = getattr(self, f"conv{i}")(x)
         return out
+
+    def _after(self, x: Tensor, i: int) -> Tensor:
+        return self._convolved(x, i).relu()
 
 
 def load_blind(path: Path) -> Denoiser:
@@ -116,13 +121,13 @@ def load_blind(path: Path) -> Denoiser:
 def load_scico(path: Path) -> Denoiser:
     """A network of scico, which is told the level where it takes one."""
     try:
-        import msgpack
+        import msgpack  # type: ignore[import-not-found]  # no dependency of ours
     except ImportError as error:
         raise UsageError(f"{path} is read by msgpack: pip install msgpack") from error
     content = msgpack.unpackb(path.read_bytes(), ext_hook=_array)
     parts, statistics = content["params"], content["batch_stats"]
     kernels = {"first_layer": parts["conv_start"], "last_layer": parts["conv_end"]}
-    state = {}
+    state: dict[str, Tensor] = {}
     for i in range(len(statistics)):
         block, seen = (of[f"ConvBNBlock_{i}"] for of in (parts, statistics))
         kernels[f"hidden_layer_list.{i}"] = block["Conv_0"]

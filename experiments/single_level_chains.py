@@ -210,10 +210,10 @@ class Chains:
 class SwitchSettings(SamplingSettings):
     """Chains, the steps that are looked at, and the data that they are near to."""
 
-    images: int = 4
+    images: int = 3
     fit_images: int = 0
     precision: str = "float32"
-    steps: tuple[int, ...] = (1, 2, 5, 10, 20, 40)
+    steps: tuple[int, ...] = (1, 2, 5, 10, 20)
     rows: tuple[str, ...] = axis(tuple(SWITCHES))
     data: int = 5_000
 
@@ -233,7 +233,7 @@ def run(context: Context) -> Outcome:
     """Chains of each row, and what their means are like after some steps."""
     settings = context.sized(FULL, QUICK)
     data = {"data": MANY, "data_dir": context.data_dir}
-    models = {None: model_of(context, MODEL, sigma=SIGMA, **data)}
+    models: dict[str | None, Model] = {None: model_of(context, MODEL, sigma=SIGMA, **data)}
     rows = {row: SWITCHES[row] for row in settings.rows}
     if any(kind.network for kind in rows.values()):
         models[MANY] = load(MANY, device=context.device)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from nets import lively
 from PIL import Image
@@ -207,10 +208,18 @@ def without_asked(value: Any) -> Any:
     return [without_asked(one) for one in value] if isinstance(value, list) else value
 
 
+def numbers_in(file: Path) -> bytes:
+    """The arrays of a file, without what a model's file says of its training."""
+    if file.suffix != ".safetensors":
+        return file.read_bytes()
+    tensors = safetensors.numpy.load_file(file)
+    return b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
 def results(folder: Path) -> list[bytes]:
     """The arrays in a folder; where there are none, its records without what was asked."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in SETTLED)
-    arrays = [file.read_bytes() for file in files if not file.suffix.startswith(".json")]
+    arrays = [numbers_in(file) for file in files if file.suffix in SETTLED[:4]]
     arrays = [array for array in arrays if array != UNPAINTED]
     records = [json.loads(content(file)) for file in files if file.suffix == ".json"]
     return arrays or [json.dumps(without_asked(record)).encode() for record in records]
