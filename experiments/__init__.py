@@ -17,7 +17,7 @@ OPTIONS = {
     "components": "model images minutes only",
     "calibration": "model many head images minutes only case",
     "covariances": "model images minutes only",
-    "single-level-chains": "model images minutes",
+    "single-level-chains": "model images minutes only",
     "cifar10": "model many classifier images minutes",
     "table2": "model seeds images minutes only",
     "table2-seeds": "model skip_seeds minutes only",
