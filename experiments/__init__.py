@@ -22,7 +22,7 @@ OPTIONS = {
     "table2": "model seeds images minutes only",
     "table2-seeds": "model skip_seeds minutes only",
     "photographs": "model ffdnet images minutes",
-    "denoisers": "weights_dir images minutes only",
+    "denoisers": "weights_dir images minutes",
     "photo-restoration": "model images minutes only case",
     "celeba": "model images",
 }

@@ -287,18 +287,19 @@ def _draw(judged: Results) -> Any:
     """A row for each network, a panel for each covariance."""
     kinds = [kind for kind in KINDS if kind in judged.columns]
     canvas, axes = new_figure(1, len(kinds), inches=(2.2 * len(kinds) + 2.4, 4.0))
+    keys = [f"{COVERAGE}, {words}" for words in (COMES, FITTED)]
+    every = [part.values[key] for part in judged.parts.values() for key in keys]
     for panel, kind in zip(axes[0], kinds, strict=True):
         for place, row in enumerate(reversed(judged.rows)):
             if not judged.has(row, kind):
                 continue
-            values = judged.values(row, kind)
-            ends = [values[f"{COVERAGE}, {words}"] for words in (COMES, FITTED)]
+            ends = [judged.values(row, kind)[key] for key in keys]
             panel.plot(ends, [place, place], color="0.8", linewidth=1.5, zorder=1)
             panel.scatter(ends, [place, place], 22, ["white", "C0"], edgecolors="C0", zorder=2)
         panel.axvline(90, color="0.5", linewidth=0.8, linestyle="--")
         first = panel is axes[0][0]
         panel.set_yticks(range(len(judged.rows)), judged.rows[::-1] if first else [])
-        panel.set_ylim(-0.6, len(judged.rows) - 0.4)
+        panel.set(ylim=(-0.6, len(judged.rows) - 0.4), xlim=(min(every) - 1, max(every) + 1))
         labelled(panel, kind, "coverage, %", "", 9)
     return canvas
 

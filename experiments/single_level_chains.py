@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.drawing import image_rows, legend
+from experiments.drawing import image_rows
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results, axis
 from experiments.sampler_cells import References, SamplingSettings
@@ -36,7 +36,6 @@ from mmdgs.moments import FLOOR, Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import Generator, Streams, randn, uniforms
-from mmdgs.report.drawing import new_figure
 from mmdgs.report.page import Claim, Figure, Outcome, Section
 from mmdgs.samplers import Info, State, single_level_plan
 from mmdgs.sampling import generate
@@ -82,7 +81,7 @@ STARTS = {
 }
 """Random numbers, what they are multiplied by and added to, for images in [0, 1]. A standard normal
 for data in [-1, 1] is "half"."""
-MODEL, MANY, SIGMA = "cifar10-score", "cifar10", 0.3
+DATA, MODEL, MANY, SIGMA = "cifar10", "cifar10-score", "cifar10", 0.3
 AUTHORS, LATTICE, GREY, HALF, UNIFORM, OTHER, SCALED, FREE = (
     "authors' code, from N(0, I)", "3 lattice probes, floor 1e-6", "from N(1/2, I)",
     "from N(1/2, I/4)", "from uniform noise", "network of many levels, from N(0, I)",
@@ -215,7 +214,7 @@ class SwitchSettings(SamplingSettings):
     precision: str = "float32"
     steps: tuple[int, ...] = (1, 2, 5, 10, 20)
     rows: tuple[str, ...] = axis(tuple(SWITCHES))
-    data: int = 5_000
+    data: int | None = 5_000
 
 
 FULL = SwitchSettings()
@@ -232,12 +231,12 @@ SHOWN = (BRIGHTNESS, BLACKNESS, CONTRAST, NEAREST)
 def run(context: Context) -> Outcome:
     """Chains of each row, and what their means are like after some steps."""
     settings = context.sized(FULL, QUICK)
-    data = {"data": MANY, "data_dir": context.data_dir}
+    data = {"data": DATA, "data_dir": context.data_dir}
     models: dict[str | None, Model] = {None: model_of(context, MODEL, sigma=SIGMA, **data)}
     rows = {row: SWITCHES[row] for row in settings.rows}
     if any(kind.network for kind in rows.values()):
         models[MANY] = load(MANY, device=context.device)
-    references = References(MANY, context.data_dir, models[None].shape[1], settings.data)
+    references = References(DATA, context.data_dir, models[None].shape[1], settings.data)
     depends = (context, references, settings, 3, settings.images)
     chains = {
         name: Chains(context, model, *depends[1:], rows=rows) for name, model in models.items()
@@ -279,10 +278,6 @@ def _section(
     said = "; ".join(f"{measure.title} {measure.text(measure.of(test))}" for measure in SHOWN)
     note = f"{settings.images} chains a row, means. Test images: {said}."
     tables = results.tables(SHOWN, note=note, head="chains")
-    canvas, axes = new_figure(1, 2, inches=(9.0, 3.2))
-    for panel, measure in zip(axes[0], (BRIGHTNESS, NEAREST), strict=True):
-        results.draw(panel, measure, log="x", intervals=False)
-    legend(canvas)
     strips = {
         row: torch.cat([results.parts[row, t].tensors["means"][:2] for t in settings.steps])
         for row in results.rows
@@ -290,10 +285,8 @@ def _section(
     }
     titles = [f"{t}" if i == 0 else "" for t in settings.steps for i in range(2)]
     caption = "Means of two chains of each row after so many Gibbs steps."
-    figures = [
-        Figure("single_level_switches", "Brightness, and distance from data, by steps.", canvas),
-        Figure("single_level_switches_images", caption, image_rows(strips, titles=titles)),
-    ]
+    pictures = image_rows(strips, titles=titles)
+    figures = [Figure("single_level_switches", caption, pictures)]
     last = settings.steps[-1]
     ends = {
         row: results.number(row, last, BRIGHTNESS).value
