@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import mmdgs
 from mmdgs.denoisers import score, takes_level
 from mmdgs.errors import UsageError
+from mmdgs.interop.rows import by_level
 from mmdgs.jacobians import blind_sigma
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams
@@ -177,3 +178,9 @@ def test_the_posterior_of_an_image_takes_the_noise_from_a_blind_denoiser() -> No
     wide = mmdgs.image_posterior(network, noisy, settings, interval=(-1.0, 1.0))
     assert seen.sigma == pytest.approx(0.2, rel=0.06)
     assert wide.sigma == pytest.approx(seen.sigma, rel=1e-4)
+
+
+def test_rows_of_several_levels_come_back_in_their_order() -> None:
+    x, sigma = numbers(5, 2), torch.tensor([0.3, 0.1, 0.3, 0.2, 0.1], dtype=torch.float64)
+    told = by_level(lambda rows, level: rows * level.sigma, x, 1.0, sigma)
+    torch.testing.assert_close(told, x * sigma[:, None], **TIGHT)
