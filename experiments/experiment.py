@@ -52,6 +52,9 @@ class Context:
     many: str | None = option(None, "A model of many noise levels beside it.")
     classifier: str | None = option(None, "A classifier, to count the classes of samples.")
     ffdnet: str | None = option(None, "The file of FFDNet's colour weights, ffdnet_color.pth.")
+    weights_dir: str | None = option(
+        None, "A folder with the files of other people's denoisers, at any depth."
+    )
     images: int | None = option(None, "Images a cell.", min=2)
     skip_seeds: int | None = option(
         None, "Leave so many seeds of each row to another run, whose parts --resume adds.", min=1

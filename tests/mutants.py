@@ -2,7 +2,7 @@
 must then fail.
 
 `mutants.txt` lists them: a line `FILE: TEST` (a file of the package; a test file, with `::test` or
-`-k word` to choose among its tests), and below it `OLD => NEW`, where the file holds OLD exactly
+`-k "words"` to choose among its tests), and below it `OLD => NEW`, where the file holds OLD exactly
 once. Every test must pass without a mutant first. The package is copied each time, so the source
 tree is never touched.
 
@@ -12,6 +12,7 @@ tree is never touched.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def passes(test: str, mutant: Mutant | None = None) -> tuple[bool, float]:
         if mutant is not None:
             changed = copy / mutant.file
             changed.write_text(changed.read_text().replace(mutant.old, mutant.new))
-        name, *options = test.split()
+        name, *options = shlex.split(test)
         paths = os.pathsep.join([str(copy.parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command, how = [*PYTEST, str(TESTS / name), *options], {"env": environment, "text": True}

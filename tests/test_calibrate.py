@@ -353,6 +353,15 @@ def test_no_example_is_judged_with_noise_or_probes_of_the_fit() -> None:
     assert fitted.isdisjoint(noting.noted["noise"])
 
 
+def test_every_second_example_is_fitted_to_and_the_others_judge() -> None:
+    """Row i of the data is 100 i, far above the noise; a fit passes over its rows twice."""
+    noting = Noting({"noise": [], "probes": []})
+    data = 100 * torch.arange(12.0)[:, None].expand(12, 3)
+    mmdgs.calibrate(noting, data, PLAIN, progress=None)
+    seen = [round(row[0] / 100) for row in noting.noted["noise"]]
+    assert seen == [*range(0, 12, 2)] * 2 + [*range(1, 12, 2)]
+
+
 def test_between_levels_it_is_interpolated() -> None:
     table = LevelTable([0.1, 0.4], [[0.01, 1.0], [0.04, 4.0]])
     fitted = CalibratedMoments(mmdgs.DiagonalMoments(linear_denoiser(-torch.eye(2)), None), table)

@@ -19,11 +19,14 @@ from experiments import Context, Workspace, cifar10, sampler_cells, single_level
 from experiments.cifar10 import MANY_LEVELS, TEST
 from experiments.sampler_cells import References, SamplingSettings
 from experiments.single_level_chains import (
+    AUTHORS,
     DRAWS,
     FROM_NORMAL,
+    GREY,
     MEANS,
     ROWS,
     SPECTRAL,
+    SWITCHES,
     TEN_SIGNS,
     Chains,
 )
@@ -99,12 +102,17 @@ def chains(tmp_path: Path, name: str, batch_size: int, block: int = 5) -> Chains
     model = tiny_model("score", SHAPE, sigma=0.3)
     settings = SamplingSettings(batch_size=batch_size, precision="float32")
     context = Context(Workspace(tmp_path / name), torch.device("cpu"), quick=True)
-    return Chains(context, model, References("none"), settings, probes=2, block=block)
+    rows = ROWS | SWITCHES
+    return Chains(context, model, References("none"), settings, probes=2, block=block, rows=rows)
 
 
 @pytest.mark.parametrize(
     ("row", "probes"),
-    [(FROM_NORMAL, {"probes": 2}), (TEN_SIGNS, {"probes": 10, "design": Rademacher()})],
+    [
+        (FROM_NORMAL, {"probes": 2}),
+        (TEN_SIGNS, {"probes": 10, "design": Rademacher()}),
+        (AUTHORS, {"probes": 10, "design": Rademacher(), "floor": 0.0}),
+    ],
 )
 def test_chains_are_gibbs_sweeps_whatever_their_batch(
     row: str, probes: dict[str, Any], tmp_path: Path
@@ -130,6 +138,31 @@ def test_chains_are_gibbs_sweeps_whatever_their_batch(
         assert (found[kind][2].float() - expected).abs().max() <= 1
     assert torch.equal(found[DRAWS][0], found[MEANS][0])  # the start
     assert not torch.equal(found[DRAWS][2], found[MEANS][2])
+
+
+def test_what_images_are_like() -> None:
+    x = torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
+    x[1], x[2, :, :, 2:] = 51, 255
+    seen = single_level_chains.likeness(x, torch.tensor([[0.0], [0.5]]).expand(2, 48))
+    assert seen["brightness"] == pytest.approx([0.0, 0.2, 0.5])
+    assert seen["black"] == [1.0, 0.0, 0.5]
+    assert seen["contrast"] == pytest.approx([0.0, 0.0, 0.5], rel=0.02, abs=1e-6)
+    assert seen["nearest"] == pytest.approx([0.0, 0.2, 0.5], abs=1e-3)
+
+
+def test_each_change_from_the_authors_code_is_measured(
+    prepared: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brightness of a start of mean 1/2 stays above that of N(0, I); clipping leaves some."""
+    monkeypatch.setattr(single_level_chains, "DATA", cifar10.DATA)
+    rows = (AUTHORS, GREY)
+    tiny = replace(single_level_chains.QUICK, steps=(1, 2), rows=rows, data=None)
+    records, report = performed("single-level-chains", replace(prepared, settings=tiny))
+    cells = {(cell["row"], cell["Gibbs steps"]): cell for cell in records["switches"]}
+    assert set(cells) == {(row, t) for row in rows for t in (1, 2)}
+    assert min(cells[GREY, 1]["brightness"]) > max(cells[AUTHORS, 1]["brightness"])
+    assert pictures_of(prepared) == {"single_level_switches"}
+    assert len(report.sections[0].claims) == 1
 
 
 def test_models_that_do_not_fit_are_refused(prepared: Context, tmp_path: Path) -> None:

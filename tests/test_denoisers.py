@@ -5,15 +5,20 @@ called.
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
-from oracles import NETWORK_KINDS, exact_networks, points
+from oracles import NETWORK_KINDS, SCALED, exact_networks, numbers, points
 from torch import Tensor, nn
 
 import mmdgs
 from mmdgs.denoisers import score, takes_level
+from mmdgs.errors import UsageError
+from mmdgs.interop.rows import by_level
+from mmdgs.jacobians import blind_sigma
 from mmdgs.noise import NoiseLevel
+from mmdgs.randomness import Streams
 from mmdgs.targets import GaussianMixture
 
 TIGHT = {"rtol": 1e-11, "atol": 1e-11}
@@ -135,3 +140,47 @@ def test_wrong_output_shapes_are_refused(kind: str) -> None:
 def test_wrong_energies_are_refused(energy, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mmdgs.energy_denoiser(energy)(torch.zeros(4, 3), NoiseLevel(sigma=1.0))
+
+
+def test_a_blind_denoiser_is_told_the_level_in_its_covariance_alone() -> None:
+    """Of data N(0, s^2): a network of clean numbers that knows the ratio of its level by itself."""
+    s, level = 0.8, SCALED
+    gain = s**2 / (s**2 + level.ratio**2)
+    denoiser = mmdgs.blind_denoiser(lambda x: gain * x)
+    x_t = numbers(4, 3)
+    q = mmdgs.DiagonalMoments(denoiser, None)(x_t, level)
+    torch.testing.assert_close(q.mean, gain * x_t / level.alpha, **TIGHT)
+    variance = torch.full_like(x_t, level.ratio**2 * gain)
+    torch.testing.assert_close(q.cov.diagonal(), variance, **TIGHT)
+
+
+def test_a_blind_denoiser_tells_the_noise() -> None:
+    """Each row by itself: of data N(0, S) with the exact mean, to the spread of so many numbers."""
+    d, sigma = 20_000, torch.tensor([0.1, 0.6], dtype=torch.float64)
+    spread = torch.linspace(0.01, 1.0, d, dtype=torch.float64)
+    noise = sigma[:, None]
+    clean, gain = spread * numbers(2, d), spread**2 / (spread**2 + noise**2)
+    denoiser = mmdgs.blind_denoiser(lambda x: gain * x)
+    x_t = clean + noise * numbers(2, d, seed=1)
+    told = blind_sigma(denoiser, x_t, generator=Streams(0, 2))
+    torch.testing.assert_close(told, sigma, rtol=4 / math.sqrt(2 * d), atol=0.0)
+    identity = mmdgs.blind_denoiser(lambda x: 1.0 * x)
+    with pytest.raises(UsageError, match="give sigma as a number"):
+        blind_sigma(identity, x_t, generator=Streams(0, 2))
+
+
+def test_the_posterior_of_an_image_takes_the_noise_from_a_blind_denoiser() -> None:
+    """Flat grey images: all but the noise is known, and no patch need be looked at."""
+    network = mmdgs.blind_denoiser(lambda x: x.mean((2, 3), keepdim=True).expand_as(x))
+    noisy = 0.5 + 0.2 * numbers(1, 40, 40).float()
+    settings = mmdgs.PosteriorSettings(components=0, draws=0)
+    seen = mmdgs.image_posterior(network, noisy, settings)
+    wide = mmdgs.image_posterior(network, noisy, settings, interval=(-1.0, 1.0))
+    assert seen.sigma == pytest.approx(0.2, rel=0.06)
+    assert wide.sigma == pytest.approx(seen.sigma, rel=1e-4)
+
+
+def test_rows_of_several_levels_come_back_in_their_order() -> None:
+    x, sigma = numbers(5, 2), torch.tensor([0.3, 0.1, 0.3, 0.2, 0.1], dtype=torch.float64)
+    told = by_level(lambda rows, level: rows * level.sigma, x, 1.0, sigma)
+    torch.testing.assert_close(told, x * sigma[:, None], **TIGHT)

@@ -176,6 +176,13 @@ def test_weights_of_modes_count() -> None:
         mode_coverage(chain, MODES, torch.ones(3))
 
 
+def test_the_least_effective_size_of_each_chain_adds_up() -> None:
+    """100 a chain: 60 independent states of each of four chains are too few, 300 are enough."""
+    for steps, few in ((60, True), (300, False)):
+        problems = diagnose(normals(steps, 4, 1)).problems
+        assert any("effective sample size" in problem for problem in problems) == few
+
+
 def test_bad_chains_are_named() -> None:
     still = torch.cat([normals(500, 4, 1), torch.zeros(500, 4, 1)], 2)
     assert diagnose(still).problems == ["1 of 2 numbers never move"]

@@ -1,5 +1,5 @@
 """No option is ignored: each one of each command changes what is written or printed, or is refused
-in one line.
+in one line. Seed and precision change the numbers, not only the record of what was asked.
 """
 
 from __future__ import annotations
@@ -14,18 +14,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
+from nets import lively
 from PIL import Image
+from test_loading import public_format
 from toy_models import stand_in_model
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from mmdgs.cli import app
+from mmdgs.demo import page
+from mmdgs.errors import UsageError
+from mmdgs.networks import NCSNv2
 
 EXEMPT = {"debug", "quiet", "device", "out", "overwrite", "resume", "help"}
 """Options that change what is shown, where results go, or what becomes of those before."""
 TIMES = ("seconds", "minutes", "examples_a_second")
 SETTLED = (".npz", ".npy", ".png", ".safetensors", ".json", ".jsonl", ".yaml")
 """Files without times in them, but for JSON's under their names."""
+SHARP = ("--seed", "--precision")
+"""Options that records repeat: what was asked is no result, so arrays must change; where none are
+written, a record under other names."""
+UNPAINTED = b"\x89PNG"
+ELSEWHERE = {"studio": "tests/test_studio.py", "bench": "tests/test_bench.py"}
+"""Commands that are not run here, and where their options are tested."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,11 @@ def pictures(folder: Path) -> None:
         Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
+def checkpoint(file: Path) -> None:
+    """NCSNv2's, with a moving average that is not its weights."""
+    torch.save(public_format(*(lively(NCSNv2(1, width=4), seed) for seed in (1, 2))), file)
+
+
 SOURCE = """
 import torch
 def sample(problem, draws, seed):
@@ -75,6 +93,7 @@ INPUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "OTHERS": ("others.npz", images(6)),
     "PICTURES": ("pictures", pictures),
     "DRAWS": ("draws.npz", arrays(draws=(5, 12, 2), truth=(12, 2))),
+    "CHECKPOINT": ("checkpoint.pth", checkpoint),
     "TRUTH": ("truth.npz", arrays(truth=(12, 2))),
     "CHAIN": ("chain.npz", arrays(samples=(20, 2, 2))),
     "MODES": ("modes.npz", arrays(modes=(2, 2))),
@@ -118,6 +137,7 @@ CASES = {
         "batch_size as_json",
         "out.json",
     ),
+    "evaluate a part": Case("IMAGES -r OTHERS -m diversity --limit 3", "--seed 1", out="out.json"),
     "judge": Case(
         "DRAWS", "--truth TRUTH | --suite nowhere.py | --draws 6 | --cases 20 | --seed 1"
     ),
@@ -129,6 +149,7 @@ CASES = {
     "plane of a point": Case("mog --at 0.2,0.1", PLANE),
     "plane of chains": Case("mog --chains 4 --steps 3", PLANE),
     "export": Case("MODEL", "--dtype float32 | --shard-mb 0.01"),
+    "convert": Case("CHECKPOINT", "--raw | --size 8"),
     "models": Case("", "--json", out=""),
     "train": Case(
         """--data mog --model mlp --sigma 0.3 --steps 2 --set batch_size=250 --set network.width=8
@@ -179,6 +200,31 @@ def content(file: Path) -> bytes:
     return file.read_bytes()
 
 
+def without_asked(value: Any) -> Any:
+    """A record without what was asked for, and what is made of that."""
+    asked = [word.strip("-") for word in SHARP] + ["digest", "command", "settings"]
+    if isinstance(value, dict):
+        return {key: without_asked(one) for key, one in value.items() if key not in asked}
+    return [without_asked(one) for one in value] if isinstance(value, list) else value
+
+
+def numbers_in(file: Path) -> bytes:
+    """The arrays of a file, without what a model's file says of its training."""
+    if file.suffix != ".safetensors":
+        return file.read_bytes()
+    tensors = safetensors.numpy.load_file(file)
+    return b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
+def results(folder: Path) -> list[bytes]:
+    """The arrays in a folder; where there are none, its records without what was asked."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in SETTLED)
+    arrays = [numbers_in(file) for file in files if file.suffix in SETTLED[:4]]
+    arrays = [array for array in arrays if array != UNPAINTED]
+    records = [json.loads(content(file)) for file in files if file.suffix == ".json"]
+    return arrays or [json.dumps(without_asked(record)).encode() for record in records]
+
+
 def outcome(name: str, inputs: Path, folder: Path, added: str) -> tuple[int, str, str]:
     """The status, what was printed, and a digest of the files that were written."""
     folder.mkdir()
@@ -216,6 +262,21 @@ def test_an_option_acts_or_is_refused(name: str, added: str, inputs: Path, tmp_p
     changed = outcome(name, inputs, tmp_path / "out", added)
     assert changed[0] in (0, 2), changed[1]
     assert changed != plain, f"{added} changed nothing"
+    if added.split()[0] in SHARP and changed[0] == 0:
+        assert results(tmp_path / "out") != results(inputs / f"{name} 0"), f"{added} is only noted"
+
+
+def test_the_demo_passes_on_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def stopped(workspace: object, where: object, seed: int) -> None:
+        seen.append(seed)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(page, "demo", stopped)
+    for words in ([], ["--seed", "1"]):
+        CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), *words])
+    assert seen == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +303,11 @@ def test_an_option_beside_its_own_key_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words.split())
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "steps is given twice" in result.output
+
+
+def test_every_command_is_run() -> None:
+    commands = {name.split()[0] for name in CASES} | {"demo"}
+    assert commands | set(ELSEWHERE) == set(get_command(app).commands)
 
 
 @pytest.mark.parametrize("command", sorted({name.split()[0] for name in CASES}))

@@ -30,6 +30,13 @@ EVERY_LEVEL = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
 # --- levels and points
 
 
+def test_crops_are_at_every_place_of_an_image() -> None:
+    image = torch.arange(15, dtype=torch.uint8).reshape(1, 5, 3)
+    parts = transforms.crops([image], 3, 60, seeded(0))
+    assert sorted(set(parts[:, 0, 0, 0].tolist())) == [0, 3, 6]
+    assert torch.equal(parts[:, 0, 2, 2] - parts[:, 0, 0, 0], torch.full((60,), 8))
+
+
 def test_dequantised_images_go_back_to_what_was_stored() -> None:
     x = dequantised(EVERY_LEVEL, seeded(0))
     assert x.dtype == torch.float32

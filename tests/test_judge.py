@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from mmdgs.cli import app
 from mmdgs.metrics import Judgement, calibration_ratio, coverage_of, crps, judge, ranks
-from mmdgs.metrics.judgement import _below, _exchanged, bins_for
+from mmdgs.metrics.judgement import _below, _exchanged, _share_above, _test, bins_for
 from mmdgs.metrics.suite import Case, Steps, suite
 from mmdgs.noise import NoiseLevel
 
@@ -58,6 +58,21 @@ def test_each_vector_as_the_truth_is_as_if_it_were() -> None:
         ratio, covered = parts.statistics(torch.full((12,), j))[:2].tolist()
         assert ratio == pytest.approx(calibration_ratio(others, vectors[j]), rel=1e-9)
         assert covered == pytest.approx(coverage_of(others, vectors[j]), rel=1e-9)
+
+
+def test_every_vector_may_play_the_truth_where_draws_are_right() -> None:
+    """Draws in ascending order: the expected histogram is flat only if the last plays it too."""
+    draws = normals(19, 200, 1).sort(0).values
+    seen = judge(draws, normals(200, 1, seed=1))
+    assert seen.expected == pytest.approx([1 / 20] * 20, rel=0.03)  # 2,000 exchanges or more
+
+
+def test_a_statistic_is_tested_on_both_sides() -> None:
+    null = torch.linspace(-1, 1, 999, dtype=torch.float64)
+    assert _test(0.0, null).p == 1.0
+    for value in (-2.0, 2.0):
+        assert _test(value, null).p == pytest.approx(2 / 1000)
+    assert _share_above(torch.tensor(2.0), null) == pytest.approx(1 / 1000)
 
 
 def test_right_draws_are_rarely_called_wrong_though_their_numbers_depend_on_each_other() -> None:

@@ -191,6 +191,16 @@ def test_the_probes_of_the_diagonal_are_unbiased() -> None:
     torch.testing.assert_close(q.cov.affine(0.5, 0.1).dense(), cov.dense(), **EXACT)
 
 
+def test_the_diagonal_is_in_the_units_of_x_at_any_alpha() -> None:
+    """Of a diagonal Jacobian signs see the diagonal itself, whatever their number."""
+    gains = torch.linspace(0.2, 0.9, 20, dtype=torch.float64)
+    denoiser, x_t = mmdgs.clean_denoiser(lambda x: gains * x), numbers(2, 20)
+    moments = mmdgs.KrylovMoments(denoiser, steps=3, floor=1e-9, probes=2)
+    q = moments(x_t, SCALED, generator=torch.Generator().manual_seed(0))
+    expected = (SCALED.tweedie * gains).expand(2, -1)
+    torch.testing.assert_close(q.cov.diagonal(), expected, **EXACT)
+
+
 @pytest.mark.parametrize("floor", [None, 0.1], ids=["the rule", "0.1"])
 def test_the_diagonal_is_that_of_the_repaired_matrix(floor: float | None) -> None:
     """Of images: the trace of what was lifted is in it, and no pixel lies at the floor where none

@@ -163,6 +163,37 @@ def test_an_indefinite_jacobian_breaks_nothing() -> None:
         torch.testing.assert_close(negative.dense(), RESTS["one spectrum"].dense())
 
 
+def test_an_image_longer_than_a_covariance_can_have_is_cut_and_no_other() -> None:
+    """Along e1 the variance is 0.5 and nowhere above 1, so |C e1| <= sqrt(1 * 0.5); ten times the
+    square is left to estimates of |C|.
+    """
+    e1, e2 = EYE[:1], EYE[1:2]
+    rest = Diagonal(torch.ones(1, *SHAPE, dtype=torch.float64))
+    most = math.sqrt(10 * 1.0 * 0.5)
+    for length, expected in ((0.3, 0.3), (2.0, 2.0), (50.0, most)):
+        image = 0.5 * e1 + length * e2
+        cov = LowRank(
+            rest, START[:1], lambda v: v, 1, lambda image=image: (e1[None], image[None]), 1e-6
+        )
+        out = cov.apply(e1.reshape(1, *SHAPE)).flatten(1)
+        torch.testing.assert_close(out, 0.5 * e1 + expected * e2, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("along_draws", [True, False])
+def test_draws_are_linear_in_their_noise_only_where_one_covariance_serves_all(
+    along_draws: bool,
+) -> None:
+    mixture, level = image_mixture(), LEVELS["alpha=0.7"]
+    x_t = points(mixture, (3, 2, 2), level, rows=2)
+    rest = IsotropicMoments(mixture.denoiser(), LevelTable.of({level: 0.3}))
+    q = LowRankMoments(mixture.denoiser(), rest, 2, along_draws=along_draws)(x_t, level)
+    a, b = numbers(*x_t.shape, seed=1), numbers(*x_t.shape, seed=2)
+    apart = q.cov.root(a + b) - q.cov.root(a) - q.cov.root(b)
+    assert (apart.abs().max() > 1e-3) == along_draws
+    if not along_draws:
+        require_exact_draws(q.cov)
+
+
 OPERATORS: dict[str, Operator] = {
     "box": Box(SHAPE, 2),
     "gray": Grayscale(SHAPE),

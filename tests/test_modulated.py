@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from nets import random_images, save_pictures
-from oracles import assert_acts_as, dense_given, numbers
+from oracles import SCALED, assert_acts_as, dense_given, numbers
 from torch import Tensor
 from toy_models import many_level_model
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from mmdgs import cli, losses
 from mmdgs.errors import UsageError
 from mmdgs.linalg import Modulated, Spectral
 from mmdgs.models import load_head
+from mmdgs.moments.heads import head_inputs
 from mmdgs.networks.spectrum_head import SpectrumHead
 from mmdgs.noise import NoiseLevel, NoiseLevels, add_noise
 from mmdgs.operators import Box, Mask
@@ -77,6 +78,13 @@ def test_given_measurements_it_is_the_closed_form(operator: mmdgs.operators.Oper
 def head_network(**changes: object) -> SpectrumHead:
     options = {"size": (8, 8), "ends": (0.1, 10.0), "knots": 3, "width": 4, "multipliers": [1]}
     return SpectrumHead(2, 2, **{**options, "attention": [], **changes})
+
+
+def test_the_inputs_of_a_head_are_the_noise_and_the_mean_in_their_own_units() -> None:
+    clean, noise = numbers(2, 1, 4, 4), numbers(2, 1, 4, 4, seed=1)
+    x_t = SCALED.alpha * clean + SCALED.sigma * noise
+    inputs = head_inputs(x_t, clean, SCALED, data_std=0.25)
+    torch.testing.assert_close(inputs, torch.cat([noise, 4 * clean], 1))
 
 
 def test_the_spectrum_is_interpolated_in_logarithms() -> None:

@@ -74,6 +74,19 @@ def test_the_posterior_of_an_image(shape: tuple[int, ...]):
     assert_spread(seen.variances, VARIANCE)
 
 
+def test_simulated_noise_has_the_seed_and_the_size_that_were_asked_for():
+    settings = mmdgs.PosteriorSettings(SIGMA, simulate=True, components=0, draws=0)
+    clean = images(1, (1, 24, 24))[0]
+    seen = [
+        mmdgs.image_posterior(MODEL, clean, replace(settings, seed=seed)).noisy - clean
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(seen[0], seen[1])
+    assert (seen[0] - seen[2]).abs().max() > SIGMA
+    for noise in seen:
+        assert abs(noise.std().item() / SIGMA - 1) < 4 / (2 * noise.numel()) ** 0.5
+
+
 def test_levels_and_shape_may_be_left_out():
     denoiser = mmdgs.clean_denoiser(lambda x_t, level: 0.5 + (x_t - 0.5) / (1 + 9 * level.sigma**2))
     assert_spread(mmdgs.image_posterior(denoiser, noisy(), SETTINGS).std, math.sqrt(VARIANCE))

@@ -97,6 +97,43 @@ def test_a_draw_depends_on_seed_image_and_number_alone() -> None:
         assert (other - whole).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("chains", ["bridge", "multistep"])
+def test_a_model_has_its_own_units(chains: str) -> None:
+    """Data of [1, 5] that are 3 + 2 x for x of [-1, 1]: the same draws in [0, 1], and all along."""
+    denoiser, levels = InDouble(gaussian().denoiser()), schedules.geometric(3, 0.5, 0.1)
+
+    def moved(x_t: Tensor, level: mmdgs.NoiseLevel) -> Tensor:
+        return 3 + 2 * denoiser((x_t - 3) / 2, mmdgs.NoiseLevel(sigma=level.sigma / 2))
+
+    wide = [mmdgs.NoiseLevel(sigma=2 * level.sigma) for level in levels]
+    models = (
+        Model(denoiser, levels=levels, shape=SHAPE, interval=(-1.0, 1.0)),
+        Model(moved, levels=wide, shape=SHAPE, interval=(1.0, 5.0)),
+    )
+    y = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    seen: list[list[Tensor]] = [[], []]
+    draws = [
+        restore(
+            model, y, Grayscale(SHAPE), levels=model.levels, chains=chains, draws=3,
+            callback=lambda step, state, info, first, i=i: seen[i].append(state.x),
+        ).draws
+        for i, model in enumerate(models)
+    ]  # fmt: skip
+    torch.testing.assert_close(draws[1], draws[0], rtol=1e-3, atol=1e-4)
+    for own, other in zip(*seen, strict=True):
+        torch.testing.assert_close((other - 3) / 2, own, rtol=1e-3, atol=1e-3)
+
+
+def test_the_noise_of_each_row_is_its_own() -> None:
+    model, operator = exact(), Grayscale(SHAPE)
+    y = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    settings = {"steps": 4, "draws": 3}
+    both = restore(model, y, operator, noise=torch.tensor([0.05, 1.0]), **settings).draws
+    for row, noise in enumerate((0.05, 1.0)):
+        alone = restore(model, y[row:][:1], operator, noise=noise, first=row, **settings).draws
+        torch.testing.assert_close(both[:, row], alone[:, 0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("chains", "steps"), [("multistep", 40), ("bridge", 20)])
 def test_what_is_measured_varies_as_much_as_its_noise(chains: str, steps: int) -> None:
     """Also where the noise is hardly above the last level's: a mean there would leave out a fifth

@@ -221,6 +221,17 @@ def test_the_command_is_the_call_in_batches_of_any_size(folder: Path, tmp_path: 
         assert record_of(tmp_path / chains)["scores"] == {}  # measurements as they are
 
 
+def test_what_is_simulated_has_its_own_seed(folder: Path, tmp_path: Path) -> None:
+    """The seed of the command is that of the measurements' noise, and of the draws."""
+    model, truth = load(folder / "model"), midpoints(load_samples(folder / "clean.npz").images)
+    operator = Downsample(SHAPE, 2)
+    y = simulated(truth, operator, 0.1, seed=5)
+    options: dict[str, Any] = {"noise": 0.1, "covariance": "diagonal", "steps": 3, "draws": 3}
+    expected = restoration.restore(model, y, operator, seed=5, **options).draws
+    assert run(command(folder, tmp_path / "out", "--simulate", seed="5")).exit_code == 0
+    numpy.testing.assert_allclose(draws_of(tmp_path / "out"), expected, atol=1e-4)
+
+
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first measurement of each part that is drawn; the second of the first run is Ctrl-C."""

@@ -35,6 +35,7 @@ from mmdgs import (
 )
 from mmdgs.denoisers import (
     Denoiser as Denoiser,
+    blind_denoiser as blind_denoiser,
     clean_denoiser as clean_denoiser,
     edm_denoiser as edm_denoiser,
     energy_denoiser as energy_denoiser,

@@ -6,6 +6,7 @@ A denoiser is a differentiable function D(x_t, level) = E[x | x_t]. With x_t = a
     score s      D = (x_t + sigma^2 s) / alpha                 (Tweedie; eq. mean:function)
     noise eps    D = (x_t - sigma eps) / alpha
     clean x0     D = x0
+    blind x0     D = x0(x_t / alpha), whatever the level
     velocity v   D = (alpha x_t - sigma v) / (alpha^2 + sigma^2),     v = alpha e - sigma x
     edm F        D = alpha d^2 / c^2 x_t + sigma d / c F(x_t / c),    c^2 = sigma^2 + alpha^2 d^2
 
@@ -91,13 +92,16 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @dataclass(frozen=True)
 class NetworkDenoiser:
-    """A network and the formula of its mean; `subtracts`: it takes the noise off x_t."""
+    """A network and the formula of its mean; `subtracts`: it takes the noise off x_t; `blind`: it
+    is the same at every level.
+    """
 
     network: Network
     with_level: bool
     formula: Callable[[Any, Tensor, AnyLevel], Tensor] | None = None  # None: it predicts clean x
     data_std: float = DATA_STD
     subtracts: bool = False
+    blind: bool = False
 
     def __call__(self, x_t: Tensor, level: AnyLevel, /) -> Tensor:
         if self.formula is None:
@@ -220,6 +224,10 @@ def _by_velocity(denoiser: NetworkDenoiser, x_t: Tensor, level: AnyLevel) -> Ten
     return (level.alpha * x_t - level.sigma * v) / (level.alpha**2 + level.sigma**2)
 
 
+def _by_blind(denoiser: NetworkDenoiser, x_t: Tensor, level: AnyLevel) -> Tensor:
+    return denoiser.predict(x_t / level.alpha, level)
+
+
 def _by_edm(denoiser: NetworkDenoiser, x_t: Tensor, level: AnyLevel) -> Tensor:
     d, alpha, sigma = denoiser.data_std, level.alpha, level.sigma
     variance = sigma**2 + (alpha * d) ** 2
@@ -246,6 +254,14 @@ def noise_denoiser(eps: Network) -> NetworkDenoiser:
 def clean_denoiser(x0: Network) -> NetworkDenoiser:
     """The denoiser of a network that predicts the clean x."""
     return NetworkDenoiser(x0, takes_level(x0))
+
+
+def blind_denoiser(x0: Network) -> NetworkDenoiser:
+    """The denoiser of a blind network x0(x_t / alpha), which predicts the clean x at any level.
+
+    Only the covariance is told the level; `mmdgs.jacobians.blind_sigma` estimates it.
+    """
+    return NetworkDenoiser(x0, False, _by_blind, blind=True)
 
 
 def velocity_denoiser(v: Network) -> NetworkDenoiser:

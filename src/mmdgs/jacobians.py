@@ -28,6 +28,7 @@ from mmdgs.derivatives import SecondOrder, load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.memory import evenly
 from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.randomness import Generator, signs
 from mmdgs.runtime import stop_if_asked
 
 logger = logging.getLogger("mmdgs")
@@ -273,3 +274,22 @@ def mean_and_diagonal(denoiser: Denoiser, x_t: Tensor, level: NoiseLevel) -> tup
     at = linearised(denoiser, x_t, level)
     parts = [p[:, :, a:b].diagonal(dim1=0, dim2=2) for a, b, p in _basis_products(at, x_t)]
     return at.mean, torch.cat(parts, dim=1).reshape(x_t.shape)
+
+
+def blind_sigma(
+    denoiser: Denoiser, x_t: Tensor, *, generator: Generator, probes: int = 2
+) -> Tensor:
+    """The standard deviation of the noise in x_t (B, ...), one a row, as a blind denoiser sees it.
+
+    sigma^2 = |x_t - D|^2 / (d - tr J) with alpha = 1, the trace by probes. Both sides agree in
+    expectation where D = E[x | x_t]: E |x_t - D|^2 = sigma^2 E (d - tr J), as in Stein's formula.
+    """
+    at, d = linearised(denoiser, x_t, NoiseLevel(sigma=1.0)), x_t[0].numel()
+    v = signs((len(x_t), probes, d), x_t, generator).transpose(0, 1).reshape(-1, *x_t.shape)
+    trace = (v * chunked(at.pull, v)).flatten(2).sum(2).mean(0)
+    if not (trace < d).all():
+        raise UsageError(
+            f"the trace of the denoiser's Jacobian is {trace.max():.4g} in {d} dimensions, so "
+            "the noise cannot be estimated from it; give sigma as a number"
+        )
+    return ((x_t - at.mean).square().flatten(1).sum(1) / (d - trace)).sqrt()

@@ -23,6 +23,7 @@ from mmdgs.data.single import NamedImage
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
+from mmdgs.jacobians import blind_sigma
 from mmdgs.linalg.components import checked_region, inside
 from mmdgs.metrics import psnr
 from mmdgs.models import Model
@@ -295,7 +296,8 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
-    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated. `model` may
+    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated, by a blind
+    denoiser (`mmdgs.blind_denoiser`) from its own residual. `model` may
     also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained
     at (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images
     (unless given, that of this one; larger images go through it in tiles; (3, None, None): any
@@ -307,6 +309,12 @@ def image_posterior(
     if not isinstance(settings, PosteriorSettings):
         settings = PosteriorSettings(settings)
     given, source = estimator_and_denoiser(model)
+    if settings.sigma == ESTIMATE and getattr(source, "blind", False):
+        low, high = interval or (0.0, 1.0)
+        streams = Streams([child_seed(settings.seed, "blind sigma")], 1)
+        x = low + (high - low) * noisy[None].float()
+        sigma = blind_sigma(source, x, generator=streams).item() / (high - low)
+        settings = replace(settings, sigma=sigma)
     if levels is not None and isinstance(source, Model):
         raise UsageError(f"levels are for a denoiser that is no Model: {source!r} has its own")
     own_shape = shape if shape is not None or isinstance(source, Model) else tuple(noisy.shape)
