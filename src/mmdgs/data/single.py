@@ -6,20 +6,24 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, groupby, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmdgs.data.decoding import Unreadable, announced, decode_deep
-from mmdgs.data.folders import LARGEST, is_gallery, open_gallery
+from mmdgs.data import instruments
+from mmdgs.data.decoding import Unreadable, announced, decode_deep, span_remarks
+from mmdgs.data.folders import LARGEST, SUFFIXES, is_gallery, open_gallery
 from mmdgs.data.images import image_array, load_samples, read_array
+from mmdgs.data.instruments import Range, Scale, Stored
 from mmdgs.data.transforms import midpoints
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file, read_npy
 from mmdgs.memory import memory_of
 from mmdgs.reading import reading
+from mmdgs.sensors import Sensor
 
 REPEATED = "The image is grey and the model's are in colour: it was repeated in all three channels"
 WITH_ITS_NOISE = "and so was its noise, which the model takes for independent."
@@ -41,12 +45,26 @@ Remarks = dict[str, list[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image (C, H, W), float32 in [0, 1] units, with a name of its own in the run."""
+    """An image (C, H, W), float32 in [0, 1] units, with a name of its own in the run.
+
+    `source` is the path of its file, where it has one; `scale` says what of the file's values is 0
+    and 1; `stored` is how the file of an instrument keeps its images, and `plane` the number of
+    this one there. Of such a file NaN is what was not measured.
+    """
 
     name: str
     image: Tensor
     source: str = ""
-    """The path of its file, where it has one of its own."""
+    scale: Scale | None = None
+    stored: Stored | None = None
+    plane: int = 0
+
+    def noise(self, noise: float | Sensor) -> float | Sensor:
+        """A noise in [0, 1] units: where a range was given it has the units of the file."""
+        if self.scale is None or not self.scale.given:
+            return noise
+        low, width = self.scale.low, self.scale.width
+        return noise.scaled(1 / width, -low / width) if isinstance(noise, Sensor) else noise / width
 
     def in_channels(self, channels: int, *, clean: bool) -> tuple[Tensor, tuple[str, ...]]:
         """The image with so many channels, and a sentence about it where they were made."""
@@ -63,16 +81,21 @@ class NamedImage:
 
 
 def named_images(
-    sources: Sequence[str], *, data_dir: Path | None = None, limit: int | None = None
+    sources: Sequence[str],
+    *,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    given: Range | None = None,
 ) -> list[NamedImage]:
     """All images of files, folders, zips, .npz or .npy arrays and sets such as cifar10:test.
 
     Files are decoded at full depth (`decode_deep`). A .npy holds one image (H, W), (H, W, C) or (C,
     H, W), an .npz many (`image_array`), of 8 bits or floating point; only these may have values
-    beyond [0, 1], as noise brings them.
+    beyond [0, 1], as noise brings them. Every plane of a stack is an image. A range that is `given`
+    says what of the values of files maps to [0, 1]; what lies beyond stays beyond.
     """
     remarks: Remarks = {}
-    each = chain.from_iterable(_images(source, data_dir, remarks) for source in sources)
+    each = chain.from_iterable(_images(source, data_dir, remarks, given) for source in sources)
     images: list[NamedImage] = []
     held, memory = 0, memory_of(torch.device("cpu"))
     for named in islice(each, limit):
@@ -92,25 +115,26 @@ def named_images(
     return [replace(named, name=name) for name, named in zip(names, images, strict=True)]
 
 
-def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[NamedImage]:
+def _images(
+    source: str, data_dir: Path | None, remarks: Remarks, given: Range | None
+) -> Iterator[NamedImage]:
     """The images of a source with their names there."""
     path = Path(source).expanduser()
     if is_gallery(path):
-        with open_gallery(path) as gallery:
+        with open_gallery(path, (*SUFFIXES, *instruments.FITS)) as gallery:
             for name in gallery.names:
-                image = _decoded(partial(gallery.read, name), f"{path}/{name}", remarks)
                 file = str(path / name) if path.is_dir() else ""
-                yield NamedImage(str(Path(name).with_suffix("")), image, file)
+                yield from _decoded(partial(gallery.read, name), path, name, file, remarks, given)
         return
     kind = path.suffix.lower() if path.is_file() else None
     if kind not in (None, ".npy", ".npz"):
-        image = _decoded(partial(read_file, path, LARGEST), str(path), remarks)
-        yield NamedImage(path.stem, image, str(path))
+        read = partial(read_file, path, LARGEST)
+        yield from _decoded(read, path.parent, path.name, str(path), remarks, given)
     elif kind == ".npy":
         with reading(path, "a .npy of an image (H, W), (H, W, C) or (C, H, W)"):
             array = read_npy(path, 3 * MOST_PIXELS)
             image = image_array(array[(None,) * (4 - array.ndim)], path.name)[0]
-        yield NamedImage(path.stem, _in_units(image, path), str(path))
+        yield _ranged(path.stem, image, path, given)
     else:
         if kind == ".npz":
             with reading(path, "an .npz of images"):
@@ -118,17 +142,75 @@ def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[Na
         else:
             images = load_samples(source, data_dir=data_dir).images
         for i, image in enumerate(images):
-            yield NamedImage(f"{i:06d}", _in_units(image, source))
+            yield replace(_ranged(f"{i:06d}", image, source, given), source="")
 
 
-def _decoded(read: Callable[[], bytes], where: str, remarks: Remarks) -> Tensor:
+def _ranged(name: str, x: Tensor, where: object, given: Range | None) -> NamedImage:
+    """An image of an array."""
+    image = _in_units(x, where)
+    if given is None:
+        return NamedImage(name, image, str(where))
+    low, width = (-0.5, 256.0) if x.dtype == torch.uint8 else (0.0, 1.0)
+    values = low + width * image.double().numpy()
+    scale = _given_scale(values, given, where)
+    return NamedImage(
+        name, torch.from_numpy(instruments.in_units(values, scale)), str(where), scale
+    )
+
+
+def _given_scale(values: Any, given: Range, where: object, clips: Any = None) -> Scale:
     try:
-        image = decode_deep(read(), most=MOST_PIXELS)
+        return given.scale(values, clips)
+    except Unreadable as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _decoded(
+    read: Callable[[], bytes],
+    folder: Path,
+    name: str,
+    file: str,
+    remarks: Remarks,
+    given: Range | None,
+) -> Iterator[NamedImage]:
+    """The images of a file: one, or the planes of a stack."""
+    where, stem = str(folder / name), str(Path(name).with_suffix(""))
+    try:
+        content = read()
+        if instruments.is_instrument(name, content):
+            yield from _planes(content, where, stem, file, remarks, given)
+            return
+        image = decode_deep(content, most=MOST_PIXELS)
     except Unreadable as error:
         raise UsageError(f"the image {where} cannot be read: {error}") from error
     for kind, remark in image.remarks.items():
         remarks.setdefault(kind, []).append((where, remark))
-    return torch.from_numpy(image.pixels)
+    pixels, bits = image.pixels, image.bits
+    levels = 1.0 if bits is None else 2.0**bits
+    start, clips = (0.0, None) if bits is None else (-0.5, (0.0, levels - 1))
+    scale = Scale(start, start + levels, False, clips)
+    if given is not None:
+        values = start + levels * pixels.astype("float64")
+        scale = _given_scale(values, given, where, clips)
+        pixels = instruments.in_units(values, scale)
+    yield NamedImage(stem, torch.from_numpy(pixels), file, scale)
+
+
+def _planes(
+    content: bytes, where: str, stem: str, file: str, remarks: Remarks, given: Range | None
+) -> Iterator[NamedImage]:
+    """The planes of a file of an instrument, on one scale."""
+    values, stored = instruments.read_planes(where, content)
+    scale = instruments.scale_of(values, given)
+    bits = instruments.BITS.get(values.dtype, 0)
+    if given is None and bits > 8:
+        for kind, remark in span_remarks(int(values.min()), int(values.max()), bits).items():
+            remarks.setdefault(kind, []).append((where, remark))
+    digits = len(str(len(values) - 1))
+    for i, plane in enumerate(values):
+        name = stem if len(values) == 1 else f"{stem}-{i:0{digits}d}"
+        image = torch.from_numpy(instruments.in_units(plane, scale))
+        yield NamedImage(name, image, file, scale, stored, i)
 
 
 def _in_units(x: Tensor, where: object) -> Tensor:
@@ -138,6 +220,76 @@ def _in_units(x: Tensor, where: object) -> Tensor:
     if not torch.isfinite(x).all():
         raise UsageError(f"{where} holds values that are not finite")
     return x.float().contiguous()
+
+
+def noises_of(noise: float | str | Path | Sensor, images: Sequence[NamedImage]) -> list[Any]:
+    """The noise of each image in [0, 1] units: a number, a word for its estimate, a map's file, or
+    a sensor.
+    """
+    if isinstance(noise, Path):
+        return noise_maps(noise, images)
+    return [noise if isinstance(noise, str) else image.noise(noise) for image in images]
+
+
+def noise_maps(path: Path, images: Sequence[NamedImage]) -> list[Tensor]:
+    """Standard deviations (1 or C, H, W) of images in [0, 1] units, from the values of a file: one
+    plane for all, or one for each.
+    """
+    maps = named_images([str(path)], given=Range(0.0, 1.0))
+    if len(maps) not in (1, len(images)):
+        raise UsageError(f"{path} has {len(maps)} planes, expected one, or one of {len(images)}")
+    deviations = []
+    for image, own in zip(images, maps * (len(images) // len(maps)), strict=True):
+        width = image.scale.width if image.scale and image.scale.given else 1.0
+        if width == 1.0 and own.scale and own.scale.clips:  # levels, as those of an image
+            width = own.scale.clips[1] + 1
+        if own.image.shape[1:] != image.image.shape[1:] or len(own.image) not in (
+            1,
+            len(image.image),
+        ):
+            shapes = f"{tuple(own.image.shape)}, and {image.name} is {tuple(image.image.shape)}"
+            raise UsageError(f"the map of noise {path} is {shapes}")
+        deviations.append((own.image / width).expand_as(image.image))
+    return deviations
+
+
+def write_results(
+    folder: Path, images: Sequence[NamedImage], draws_of: Callable[[int], Tensor]
+) -> None:
+    """Mean, standard deviation and draws of the images of instruments' files, as such files.
+
+    `draws_of(i)` are those of image i, (draws, C, H, W). A stack whose planes are all there is one
+    file again; else each plane is one. Results of another size than the file's are left out: its
+    coordinates are not theirs.
+    """
+    numbers = iter(range(len(images)))
+    for stored, group in groupby(images, lambda image: image.stored):
+        planes = list(group)
+        own = list(islice(numbers, len(planes)))
+        if stored is None or draws_of(own[0]).shape[2:] != planes[0].image.shape[1:]:
+            continue
+        whole = [image.plane for image in planes] == [*range(stored.planes)]
+        stem = images[own[0]].name.removesuffix("-" + "0" * len(str(stored.planes - 1)))
+        files = {stem: own} if whole else {images[i].name: [i] for i in own}
+        for name, places in files.items():
+            like = stored if whole else stored.plane
+            for title, of in _kinds(len(draws_of(own[0]))).items():
+                values = torch.stack([of(draws_of(i)) for i in places])
+                values = values if "S" in like.axes else values.mean(1, keepdim=True)
+                path, scale = folder / f"{name}-{title}{like.suffix}", planes[0].scale
+                assert scale is not None, "a file of an instrument has one"
+                spread = title == "std"
+                write = instruments.write_spread if spread else instruments.write_like
+                write(path, values.numpy(), like, scale)
+
+
+def _kinds(count: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What is written of draws, by title."""
+    kinds: dict[str, Callable[[Tensor], Tensor]] = {
+        "mean": lambda draws: draws.mean(0),
+        "std": lambda draws: draws.std(0, correction=min(1, count - 1)),
+    }
+    return kinds | {f"draw-{j}": lambda draws, j=j: draws[j] for j in range(count)}
 
 
 def is_single(source: str) -> bool:

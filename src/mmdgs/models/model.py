@@ -41,7 +41,7 @@ from mmdgs.moments.checks import networks_of
 from mmdgs.moments.heads import LearnedMean, SpectralHead
 from mmdgs.moments.ocm import RatioHead
 from mmdgs.networks.registry import build_network
-from mmdgs.noise import AnyLevel, NoiseLevel
+from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel
 
 
 class Model:
@@ -248,6 +248,16 @@ class Model:
         model = copy.copy(self)
         model.shape = (self.shape[0], height, width)
         return model
+
+    def grey(self) -> Model:
+        """A model of grey images, (1, H, W), by one of colours: `models/grey.py`."""
+        from mmdgs.models.grey import GreyModel  # which imports this module
+
+        return self if self.shape[0] != 3 else GreyModel(self)
+
+    def inherited_fit(self, kind: str) -> LevelTable | None:
+        """What is fitted for a model that this one is a view of, where nothing is for itself."""
+        return None
 
     def beside(self, name: str) -> Path | None:
         """A folder of this name inside the model's own, if there is one: its heads, its guide."""
