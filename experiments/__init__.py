@@ -22,6 +22,7 @@ OPTIONS = {
     "table2-seeds": "model skip_seeds minutes only",
     "photographs": "model ffdnet images minutes",
     "photo-restoration": "model images minutes only case",
+    "instruments": "model images minutes",
     "celeba": "model images",
 }
 """What `python -m experiments` knows, by name, and the options of `Context` that each takes."""

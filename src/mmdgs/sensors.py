@@ -5,8 +5,11 @@
 has no Gaussian likelihood of u, and chains condition Gaussians. So y stands, near a value of u, for
 the Gaussian measurement (z, v) whose log-likelihood has there the slope that y's own has:
 
-    counted   z = y, v = gain (u - offset) + read^2: (y - u) / v is Poisson's slope, if read = 0
+    counted   z = y + gain c / (c + v), v = gain (u - offset) + read^2
     clipped   y = low says u + tau e <= low: slope and curvature of log Phi((low - u) / tau)
+
+(y - u) / v is Poisson's slope, if read = 0. It is not straight: averaged over p(u | x_t, y), whose
+variance is c v / (c + v) if that of p(u | x_t) is c, it is larger by gain c / (c + v) / v.
 
 The value is the mean of u given y, found by a few such steps (`STEPS`) at each level of a chain. As
 the levels fall x_t pins u down, and slopes are all that counts: the chain then follows p(x | y).
@@ -82,13 +85,14 @@ class Sensor:
         counted = torch.maximum(u - offset, FEWEST * gain)
         return gain * counted + read.square()
 
-    def at(self, y: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The Gaussian measurement (z, v) that stands for y near u."""
+    def at(self, y: Tensor, u: Tensor, c: Level = 0.0) -> tuple[Tensor, Tensor]:
+        """The Gaussian measurement (z, v) that stands for y near u, whose variance was c without y."""
         v = self.variances(u)
+        seen, y = y, y + _like(self.gain, u) * c / (c + v)
         if not self.clips:
-            return y.expand_as(u), v
+            return y, v
         low, high = _like(self.low, u), _like(self.high, u)
-        side = (y >= high).to(u) - (y <= low).to(u)
+        side = (seen >= high).to(u) - (seen <= low).to(u)
         bound = torch.where(side > 0, high, torch.where(side < 0, low, u))
         a = side * (u - bound) / v.sqrt()  # log Phi(a) is the log-likelihood
         ratio = torch.exp(-0.5 * (a.square() + math.log(2 * math.pi)) - torch.special.log_ndtr(a))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from mmdgs.cost import spend
 from mmdgs.linalg.given import Given
+from mmdgs.linalg.operators import Diagonal
+from mmdgs.linalg.spectral import Spectral
 from mmdgs.moments.contract import Moments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
@@ -81,7 +83,17 @@ class GivenMoments:
         y = y.to(q.mean)
         if not isinstance(noise, Sensor):
             return q.given_checked(y, operator, noise.to(q.mean))
+        spread = _spread(q, operator)
         for _ in range(STEPS):
-            z, variances = noise.at(y, operator(given.mean))
+            z, variances = noise.at(y, operator(given.mean), spread)
             given = q.given_checked(operator.known(z), operator, variances)
         return given
+
+
+def _spread(q: Gaussian, operator: Operator) -> Tensor | float:
+    """The variance of A x, as if x were uncorrelated; 0 where it would take many products."""
+    if not isinstance(q.cov, Diagonal | Spectral):
+        return 0.0
+    variances = q.cov.diagonal()
+    squares = operator.squares(variances)
+    return operator(variances).abs() if squares is None else squares
