@@ -86,7 +86,7 @@ class Sensor:
         return gain * counted + read.square()
 
     def at(self, y: Tensor, u: Tensor, c: Level = 0.0) -> tuple[Tensor, Tensor]:
-        """The Gaussian measurement (z, v) that stands for y near u, whose variance was c without y."""
+        """The Gaussian measurement (z, v) that stands for y near u, of variance c without y."""
         v = self.variances(u)
         seen, y = y, y + _like(self.gain, u) * c / (c + v)
         if not self.clips:

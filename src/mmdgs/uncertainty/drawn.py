@@ -18,7 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdgs.covariances import Spectral
 from mmdgs.linalg.operators import Diagonal
+from mmdgs.moments.contract import with_denoiser
 from mmdgs.operators import Mask
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import child_seed
@@ -45,8 +47,12 @@ def drawn_posterior(
     started, settings, named = time.perf_counter(), work.settings, work.images[i]
     shown, noise = settings.draws or 0, work.noise(i)
     doing(DRAWS)
+    covariance = with_denoiser(work.given, work.model) if work.given else settings.draws_by
     how = RestorationSettings(
-        noise, draws=max(LEAST_DRAWS, shown), seed=child_seed(settings.seed, f"posterior {i} draws")
+        noise,
+        covariance or Spectral(),
+        draws=max(LEAST_DRAWS, shown),
+        seed=child_seed(settings.seed, f"posterior {i} draws"),
     )
     bounds = named.scale.bounds if work.bounds and named.scale else None
     known = Mask(~noisy.isnan())

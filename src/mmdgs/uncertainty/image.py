@@ -152,6 +152,8 @@ class PosteriorWork:
             raise UsageError(f"posteriors are of images, and this model's data have shape {shape}")
         self.model.require_denoiser()
         settings = settings_for(self.model, self.settings)
+        if self.images and all(self.varies(i) for i in range(len(self.images))):
+            settings = replace(settings, components=0)
         object.__setattr__(self, "settings", settings)
         if not self.images:
             raise UsageError("there are no images")
