@@ -119,7 +119,8 @@ def _several(image: Image.Image) -> dict[str, str]:
     """A remark where a file holds several images; a second one of a JPEG is a preview."""
     if image.format in ("JPEG", "MPO") or not getattr(image, "is_animated", False):
         return {}
-    return {"several": "it holds several images, and the first was taken"}
+    all_of_them = ' (pip install "mmdgs[science]" reads all)' if image.format == "TIFF" else ""
+    return {"several": f"it holds several images, and the first was taken{all_of_them}"}
 
 
 @contextmanager

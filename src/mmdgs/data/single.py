@@ -174,7 +174,7 @@ def _decoded(
     given: Range | None,
 ) -> Iterator[NamedImage]:
     """The images of a file: one, or the planes of a stack."""
-    where, stem = str(folder / name), str(Path(name).with_suffix(""))
+    where, stem = str(folder / name), str(Path(name).with_suffix("")).removesuffix(".ome")
     try:
         content = read()
         if instruments.is_instrument(name, content):
