@@ -322,13 +322,12 @@ def run(context: Context) -> Outcome:
     own: dict[Any, Any] = {(row, k): w for row in (CELL, STARS) for k, w in after.items()}
     on = {"model": model, "settings": settings}
     grids = {
-        "photons": Grid("photons", photons, partial(_photons, settings=settings), settings,
-                        "photons"),
+        "photons": Grid("photons", photons, partial(_photons, settings=settings), settings, "case"),
         "estimated": Grid("estimated", estimated, partial(_estimated, photographs=photographs),
-                          photographs, "on"),
+                          photographs, "case"),
         "examples": Grid("examples", examples, partial(_example, settings=settings, model=model),
-                         on, "noise"),
-        "own": Grid("own", own, partial(_own, model=model), model, "calibration"),
+                         on, "case"),
+        "own": Grid("own", own, partial(_own, model=model), model, "case"),
     }  # fmt: skip
     if not photographs:
         del grids["estimated"]

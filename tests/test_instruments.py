@@ -163,8 +163,8 @@ def test_a_map_of_noise_comes_from_a_file(folder: Path) -> None:
     record = json.loads((folder / "seen" / "posterior.json").read_text())
     assert record["images"][0]["sigma"] == pytest.approx(rms)
     assert "draws" in record["images"][0]["remarks"][0]
-    assert tifffile.imread(folder / "seen" / "stack-0" / "mean.tif").dtype == np.uint16
-    assert tifffile.imread(folder / "seen" / "stack-0" / "std.tif").dtype == np.float32
+    assert tifffile.imread(folder / "seen" / "stack-0" / "stack-0-mean.tif").dtype == np.uint16
+    assert tifffile.imread(folder / "seen" / "stack-0" / "stack-0-std.tif").dtype == np.float32
     for wrong in (deviations[:4], np.stack([deviations, deviations])):
         tifffile.imwrite(folder / "wrong.tif", wrong)
         result = run(

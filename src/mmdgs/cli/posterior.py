@@ -10,18 +10,7 @@ from rich.markup import escape
 from typer import Context, Option
 
 from mmdgs.cli import app as cli
-from mmdgs.cli.app import (
-    NOISE_HELP,
-    DataDir,
-    Device,
-    FirstN,
-    KeepClipped,
-    Overwrite,
-    Quiet,
-    Resume,
-    Scaled,
-    app,
-)
+from mmdgs.cli.app import DataDir, Device, FirstN, Overwrite, Quiet, Resume, app
 from mmdgs.cli.arguments import ModelOption, Words, model_and_images
 from mmdgs.cli.options import options_of
 from mmdgs.cli.restore import images_of_shape
@@ -45,7 +34,7 @@ TAKEN = {"krylov_steps", "calibrated", *option_names(PosteriorSettings)}
 def posterior(
     context: Context,
     images: Words,
-    sigma: str | None = Option(None, show_default="estimate", help=NOISE_HELP),
+    sigma: str | None = Option(None, show_default="estimate", help=cli.NOISE_HELP),
     out: Path = Option(
         ..., "--out", "-o", help="Folder for pictures, arrays and a page for each image."
     ),
@@ -56,8 +45,8 @@ def posterior(
         None, help="Clean images to calibrate 90% intervals on: a folder, .zip, .npz or set."
     ),
     calibration_images: int = Option(64, min=20, help="How many of them: half fit, half check."),
-    value_range: Scaled = None,
-    keep_clipped: KeepClipped = False,
+    value_range: cli.Scaled = None,
+    keep_clipped: cli.KeepClipped = False,
     n: FirstN = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -79,12 +68,14 @@ def posterior(
 
     name, sources = model_and_images(images, model)
     level, settings, calibrated = _settings(sigma, quick=quick, values=values)
+    one_sigma = isinstance(level, float) or level == "estimate"
     by_krylov = settings.draws_by is None or isinstance(settings.draws_by, Krylov)
     cli.refuse_idle(
         context,
         (calibrate is None, ("calibration_images",), "--calibrate"),
         (settings.components == 0, ("region", "margin", "tolerance"), "components"),
         (settings.draws == 0, ("krylov_steps", "draws_by"), "draws, and --draws is 0"),
+        (one_sigma, ("keep_clipped",), "noise that is not one sigma"),
         (not by_krylov, ("krylov_steps",), "draws by krylov"),
         (cli.no_sets(*sources, calibrate), ("data_dir",), "sets such as cifar10:test"),
     )

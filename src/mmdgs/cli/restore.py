@@ -11,18 +11,7 @@ from rich.markup import escape
 from typer import Context, Option
 
 from mmdgs.cli import app as cli
-from mmdgs.cli.app import (
-    NOISE_HELP,
-    DataDir,
-    Device,
-    FirstN,
-    KeepClipped,
-    Overwrite,
-    Quiet,
-    Resume,
-    Scaled,
-    app,
-)
+from mmdgs.cli.app import DataDir, Device, FirstN, Overwrite, Quiet, Resume, app
 from mmdgs.cli.arguments import ModelOption, Words, model_and_images
 from mmdgs.cli.options import options_of
 from mmdgs.covariances import COVARIANCES, OPTIONS, named, with_options
@@ -62,7 +51,7 @@ def restore(
     operator: str = Option(
         help="none, sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, mask.png (white: measured)."
     ),
-    noise: str = Option(help=NOISE_HELP),
+    noise: str = Option(help=cli.NOISE_HELP),
     out: Path = Option(
         ..., "--out", "-o", help="Folder for draws, means, uncertainties and a picture."
     ),
@@ -75,8 +64,8 @@ def restore(
     simulate: bool = Option(
         False, "--simulate", help="The images are clean: degrade them first, and score the results."
     ),
-    value_range: Scaled = None,
-    keep_clipped: KeepClipped = False,
+    value_range: cli.Scaled = None,
+    keep_clipped: cli.KeepClipped = False,
     n: FirstN = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -96,7 +85,11 @@ def restore(
     from mmdgs.restoration.folder import RestoredFolder, restore_into
 
     name, sources = model_and_images(images, model)
-    cli.refuse_idle(context, (cli.no_sets(*sources), ("data_dir",), "sets such as cifar10:test"))
+    cli.refuse_idle(
+        context,
+        (cli.no_sets(*sources), ("data_dir",), "sets such as cifar10:test"),
+        (simulate, ("keep_clipped",), "measurements, and not --simulate"),
+    )
     RestoredFolder(out).check(resume=resume, overwrite=overwrite)
     level = cli.noise_named("--noise", noise)
     if simulate and isinstance(level, str):
@@ -162,6 +155,8 @@ def _pictures(
         if is_single(source):
             pictures += named_images([source], data_dir=data_dir, given=given)
             continue
+        if given is not None:
+            raise UsageError(f"--range is for single files, and {source} is a set: leave it out")
         stored = images_of_shape(source, data_dir, model.shape, resize=True).take(slice(limit))
         names = stored.names or [f"{i:06d}" for i in range(len(stored))]
         images = zip(names, midpoints(stored.images), strict=True)
@@ -238,10 +233,10 @@ def _known_alone(operator: Operator, y: Tensor) -> Operator:
     """The operator without what is NaN in measurements (1, ...)."""
     from mmdgs.operators import Mask, compose
 
-    known = Mask(~y[0].isnan())
+    known = ~y[0].isnan()
     if isinstance(operator, Mask):
-        return Mask(operator.keep.tensor & ~y[0].isnan())
-    return compose(operator, known)
+        return Mask(known & operator.keep.tensor)
+    return compose(operator, Mask(known))
 
 
 def tell_clipped(measurements: Sequence[Measurements]) -> None:

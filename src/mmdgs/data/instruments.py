@@ -72,7 +72,7 @@ class Range:
             known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
             low, high = (float(np.percentile(known, share)) for share in (low, high))
         if not low < high:
-            raise Unreadable(f"its range is from {low:g} to {high:g}: the first must be below")
+            raise UsageError(f"the range is from {low:g} to {high:g}: the first must be below")
         return Scale(low, high, True, clips)
 
 
@@ -117,12 +117,12 @@ class Stored:
         return ".fits" if self.kind == "FITS" else ".ome.tif" if "ome" in self.metadata else ".tif"
 
     @property
-    def plane(self) -> Stored:
+    def one_plane(self) -> Stored:
         """How a file of one of the planes would be."""
-        places = [i for i, axis in enumerate(self.axes) if axis in "SYX"]
-        axes, shape = "".join(self.axes[i] for i in places), [self.shape[i] for i in places]
+        kept = [(axis, n) for axis, n in zip(self.axes, self.shape, strict=True) if axis in "SYX"]
+        axes, shape = zip(*kept, strict=True)
         metadata = {name: value for name, value in self.metadata.items() if name != "ome"}
-        return Stored(self.kind, self.dtype, axes, tuple(shape), metadata)
+        return Stored(self.kind, self.dtype, "".join(axes), shape, metadata)
 
 
 @contextmanager
@@ -247,32 +247,27 @@ def in_units(plane: np.ndarray, scale: Scale) -> np.ndarray:
     return ((plane.astype(np.float64) - scale.low) / scale.width).astype(np.float32)
 
 
-def write_like(path: Path, images: np.ndarray, stored: Stored, scale: Scale) -> None:
-    """Write images (planes, C, H, W) in [0, 1] units as a file such as the stored one: with its
-    units and type. The log says how many values the type had to clip.
+def write_like(
+    path: Path, images: np.ndarray, stored: Stored, scale: Scale, *, spread: bool
+) -> None:
+    """Write images (planes, C, H, W) in [0, 1] units as a file such as the stored one.
+
+    Values have its units and type, and the log says how many the type had to clip; standard
+    deviations (`spread`) are float32.
     """
-    values = images.astype(np.float64) * scale.width + scale.low
-    if stored.dtype.kind in "ui":
-        values, ends = values.round(), np.iinfo(stored.dtype.name)
-        if clipped := int(((values < ends.min) | (values > ends.max)).sum()):
-            share = 100 * clipped / values.size
-            logger.warning("%s: %.2g%% of the values are clipped by its type", path.name, share)
+    values = images.astype(np.float64) * scale.width + (0 if spread else scale.low)
+    dtype = np.dtype(np.float32) if spread else stored.dtype
+    if dtype.kind in "ui":
+        values, ends = values.round(), np.iinfo(dtype.name)
+        if share := ((values < ends.min) | (values > ends.max)).mean():
+            logger.warning("%s: its type clips %.2g%% of the values", path.name, 100 * share)
         values = values.clip(ends.min, ends.max)
-    _write(path, values.astype(stored.dtype), stored)
-
-
-def write_spread(path: Path, images: np.ndarray, stored: Stored, scale: Scale) -> None:
-    """Write standard deviations such as `write_like`, in float32."""
-    _write(path, (images * scale.width).astype(np.float32), stored)
-
-
-def _write(path: Path, values: np.ndarray, stored: Stored) -> None:
-    """Values (planes, C, H, W) in the order of the file's axes."""
     order = [i for i, axis in enumerate(stored.axes) if axis not in "SYX"]
     order += [stored.axes.index(axis) for axis in "SYX" if axis in stored.axes]
     values = values.reshape([stored.shape[i] for i in order]).transpose(np.argsort(order))
     content = io.BytesIO()
-    (_write_fits if stored.kind == "FITS" else _write_tiff)(content, values, stored)
+    write = _write_fits if stored.kind == "FITS" else _write_tiff
+    write(content, values.astype(dtype), stored)
     write_atomically(path, content.getvalue())
 
 

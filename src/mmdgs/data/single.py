@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, groupby, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def _images(
         with reading(path, "a .npy of an image (H, W), (H, W, C) or (C, H, W)"):
             array = read_npy(path, 3 * MOST_PIXELS)
             image = image_array(array[(None,) * (4 - array.ndim)], path.name)[0]
-        yield _ranged(path.stem, image, path, given)
+        yield _of_array(path.stem, image, str(path), given)
     else:
         if kind == ".npz":
             with reading(path, "an .npz of images"):
@@ -142,27 +142,25 @@ def _images(
         else:
             images = load_samples(source, data_dir=data_dir).images
         for i, image in enumerate(images):
-            yield replace(_ranged(f"{i:06d}", image, source, given), source="")
+            yield replace(_of_array(f"{i:06d}", image, source, given), source="")
 
 
-def _ranged(name: str, x: Tensor, where: object, given: Range | None) -> NamedImage:
-    """An image of an array."""
-    image = _in_units(x, where)
-    if given is None:
-        return NamedImage(name, image, str(where))
-    low, width = (-0.5, 256.0) if x.dtype == torch.uint8 else (0.0, 1.0)
-    values = low + width * image.double().numpy()
-    scale = _given_scale(values, given, where)
-    return NamedImage(
-        name, torch.from_numpy(instruments.in_units(values, scale)), str(where), scale
-    )
+def _of_array(name: str, x: Tensor, where: str, given: Range | None) -> NamedImage:
+    return _scaled(name, _in_units(x, where), 8 if x.dtype == torch.uint8 else None, where, given)
 
 
-def _given_scale(values: Any, given: Range, where: object, clips: Any = None) -> Scale:
-    try:
-        return given.scale(values, clips)
-    except Unreadable as error:
-        raise UsageError(f"{where}: {error}") from error
+def _scaled(
+    name: str, image: Tensor, bits: int | None, file: str, given: Range | None
+) -> NamedImage:
+    """An image in [0, 1] units of levels of so many bits (None: of values), on a scale given."""
+    levels = 1.0 if bits is None else 2.0**bits
+    start, clips = (0.0, None) if bits is None else (-0.5, (0.0, levels - 1))
+    scale = Scale(start, start + levels, False, clips)
+    if given is not None:
+        values = start + levels * image.double().numpy()
+        scale = given.scale(values, clips)
+        image = torch.from_numpy(instruments.in_units(values, scale))
+    return NamedImage(name, image, file, scale)
 
 
 def _decoded(
@@ -185,15 +183,7 @@ def _decoded(
         raise UsageError(f"the image {where} cannot be read: {error}") from error
     for kind, remark in image.remarks.items():
         remarks.setdefault(kind, []).append((where, remark))
-    pixels, bits = image.pixels, image.bits
-    levels = 1.0 if bits is None else 2.0**bits
-    start, clips = (0.0, None) if bits is None else (-0.5, (0.0, levels - 1))
-    scale = Scale(start, start + levels, False, clips)
-    if given is not None:
-        values = start + levels * pixels.astype("float64")
-        scale = _given_scale(values, given, where, clips)
-        pixels = instruments.in_units(values, scale)
-    yield NamedImage(stem, torch.from_numpy(pixels), file, scale)
+    yield _scaled(stem, torch.from_numpy(image.pixels), image.bits, file, given)
 
 
 def _planes(
@@ -223,73 +213,53 @@ def _in_units(x: Tensor, where: object) -> Tensor:
 
 
 def noises_of(noise: float | str | Path | Sensor, images: Sequence[NamedImage]) -> list[Any]:
-    """The noise of each image in [0, 1] units: a number, a word for its estimate, a map's file, or
-    a sensor.
+    """The noise of each image in [0, 1] units, from a number, a word for its estimate, a sensor, or
+    a file of standard deviations: one plane for all, or one for each.
     """
-    if isinstance(noise, Path):
-        return noise_maps(noise, images)
-    return [noise if isinstance(noise, str) else image.noise(noise) for image in images]
-
-
-def noise_maps(path: Path, images: Sequence[NamedImage]) -> list[Tensor]:
-    """Standard deviations (1 or C, H, W) of images in [0, 1] units, from the values of a file: one
-    plane for all, or one for each.
-    """
-    maps = named_images([str(path)], given=Range(0.0, 1.0))
+    if not isinstance(noise, Path):
+        return [noise if isinstance(noise, str) else image.noise(noise) for image in images]
+    maps = named_images([str(noise)], given=Range(0.0, 1.0))
     if len(maps) not in (1, len(images)):
-        raise UsageError(f"{path} has {len(maps)} planes, expected one, or one of {len(images)}")
+        raise UsageError(f"{noise} has {len(maps)} planes, expected one, or one of {len(images)}")
     deviations = []
     for image, own in zip(images, maps * (len(images) // len(maps)), strict=True):
         width = image.scale.width if image.scale and image.scale.given else 1.0
         if width == 1.0 and own.scale and own.scale.clips:  # levels, as those of an image
             width = own.scale.clips[1] + 1
-        if own.image.shape[1:] != image.image.shape[1:] or len(own.image) not in (
-            1,
-            len(image.image),
-        ):
+        try:
+            deviations.append((own.image / width).expand_as(image.image))
+        except RuntimeError:
             shapes = f"{tuple(own.image.shape)}, and {image.name} is {tuple(image.image.shape)}"
-            raise UsageError(f"the map of noise {path} is {shapes}")
-        deviations.append((own.image / width).expand_as(image.image))
+            raise UsageError(f"the map of noise {noise} is {shapes}") from None
     return deviations
 
 
 def write_results(
-    folder: Path, images: Sequence[NamedImage], draws_of: Callable[[int], Tensor]
+    folder: Path, images: Sequence[NamedImage], results_of: Callable[[int], Tensor]
 ) -> None:
-    """Mean, standard deviation and draws of the images of instruments' files, as such files.
+    """Results of the images of instruments' files as such files, NAME-mean, NAME-std, NAME-draw-0
+    and so on; `results_of(i)` are those of image i in this order, (2 + draws, C, H, W).
 
-    `draws_of(i)` are those of image i, (draws, C, H, W). A stack whose planes are all there is one
-    file again; else each plane is one. Results of another size than the file's are left out: its
-    coordinates are not theirs.
+    A stack whose planes are all there is one file again; else each plane is one. Results of another
+    size than the file's are left out: its coordinates are not theirs.
     """
     numbers = iter(range(len(images)))
     for stored, group in groupby(images, lambda image: image.stored):
         planes = list(group)
-        own = list(islice(numbers, len(planes)))
-        if stored is None or draws_of(own[0]).shape[2:] != planes[0].image.shape[1:]:
+        own, scale = list(islice(numbers, len(planes))), planes[0].scale
+        first = results_of(own[0])
+        if stored is None or scale is None or first.shape[2:] != planes[0].image.shape[1:]:
             continue
         whole = [image.plane for image in planes] == [*range(stored.planes)]
-        stem = images[own[0]].name.removesuffix("-" + "0" * len(str(stored.planes - 1)))
+        stem = planes[0].name.removesuffix("-" + "0" * len(str(stored.planes - 1)))
         files = {stem: own} if whole else {images[i].name: [i] for i in own}
-        for name, places in files.items():
-            like = stored if whole else stored.plane
-            for title, of in _kinds(len(draws_of(own[0]))).items():
-                values = torch.stack([of(draws_of(i)) for i in places])
-                values = values if "S" in like.axes else values.mean(1, keepdim=True)
-                path, scale = folder / f"{name}-{title}{like.suffix}", planes[0].scale
-                assert scale is not None, "a file of an instrument has one"
-                spread = title == "std"
-                write = instruments.write_spread if spread else instruments.write_like
-                write(path, values.numpy(), like, scale)
-
-
-def _kinds(count: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What is written of draws, by title."""
-    kinds: dict[str, Callable[[Tensor], Tensor]] = {
-        "mean": lambda draws: draws.mean(0),
-        "std": lambda draws: draws.std(0, correction=min(1, count - 1)),
-    }
-    return kinds | {f"draw-{j}": lambda draws, j=j: draws[j] for j in range(count)}
+        like = stored if whole else stored.one_plane
+        titles = ["mean", "std", *(f"draw-{j}" for j in range(len(first) - 2))]
+        for (name, places), (j, title) in product(files.items(), enumerate(titles)):
+            values = torch.stack([results_of(i)[j] for i in places])
+            values = values if "S" in like.axes else values.mean(1, keepdim=True)
+            path = folder / f"{name}-{title}{like.suffix}"
+            instruments.write_like(path, values.numpy(), like, scale, spread=title == "std")
 
 
 def is_single(source: str) -> bool:

@@ -120,9 +120,11 @@ class RestoredFolder(FolderDestination):
                 numpy.savez_compressed(stream, **values)
         if any(image.stored for image in self.images):
             (self.path / FILES).mkdir(exist_ok=True)
-            write_results(
-                self.path / FILES, self.images, lambda i: self.draws(range(i, i + 1))[:, 0]
-            )
+            write_results(self.path / FILES, self.images, self._results_of)
+
+    def _results_of(self, number: int) -> Tensor:
+        draws = self.draws(range(number, number + 1))[:, 0]
+        return torch.cat([draws.mean(0)[None], _spread(draws)[None], draws])
 
     def remove_arrays(self) -> None:
         """Those of a run that was killed before its record was complete."""

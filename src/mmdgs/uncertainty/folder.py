@@ -3,7 +3,7 @@
 NAME/mean.png, std.png     the mean; standard deviations in colour, with a scale
 NAME/draws/0.png ...       draws
 NAME/components/1.png ...  a strip for each component, from -2 to +2 standard deviations
-NAME/mean.tif ...          the mean and standard deviations as the file of an instrument was
+NAME/NAME-mean.tif ...     of the file of an instrument: mean, std and draws as such files
 NAME/arrays.npz            all arrays (`ImagePosterior.arrays`), float32 in [0, 1] units, not
                            clipped
 NAME/page.html             everything in one self-contained page
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor
 
-from mmdgs.data.instruments import write_like, write_spread
 from mmdgs.data.pictures import png
-from mmdgs.data.single import NamedImage, is_folder_name
+from mmdgs.data.single import NamedImage, is_folder_name, write_results
 from mmdgs.errors import UsageError, shown
 from mmdgs.files import folder_written_atomically, read_json, to_json, write_atomically
 from mmdgs.identity import digest_of, input_record
@@ -65,7 +65,8 @@ class PosteriorFolder(FolderDestination):
             if number in wanted:
                 with folder_written_atomically(self.path / posterior.name) as folder:
                     write_files(folder, posterior)
-                    _write_like(folder, posterior, self.images[number])
+                    means = posterior.mean[None], posterior.std[None], posterior.draws
+                    write_results(folder, [self.images[number]], {0: torch.cat(means)}.__getitem__)
 
     def _assemble(self, count: int) -> None:
         if count > 1:
@@ -108,18 +109,6 @@ def write_files(folder: Path, posterior: ImagePosterior) -> None:
     numpy.savez_compressed(folder / "arrays.npz", **posterior.arrays())
     write_atomically(folder / "overview.png", overview(posterior))
     posterior.save_page(folder / PAGE)
-
-
-def _write_like(folder: Path, posterior: ImagePosterior, image: NamedImage) -> None:
-    """Mean, standard deviation and draws as files such as the one that an instrument wrote."""
-    if image.stored is None or image.scale is None:
-        return
-    like, grey = image.stored.plane, "S" not in image.stored.axes
-    draws = {f"draw-{i}": draw for i, draw in enumerate(posterior.draws)}
-    for name, values in {"mean": posterior.mean, "std": posterior.std, **draws}.items():
-        write = write_spread if name == "std" else write_like
-        values = values.mean(0, keepdim=True) if grey else values
-        write(folder / f"{name}{like.suffix}", values[None].numpy(), like, image.scale)
 
 
 @dataclass(frozen=True)

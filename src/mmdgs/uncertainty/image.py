@@ -51,6 +51,11 @@ if TYPE_CHECKING:
     from mmdgs.uncertainty.conformal import Conformal
 
 COVERED = 0.9
+CLIPPED = 0.01
+WERE_CLIPPED = (
+    "lie at 0 or full scale, where noise was clipped. With one sigma they count as measured; mmdgs "
+    "restore --operator none takes them as bounds."
+)
 ARRAYS = (
     "noisy", "mean", "std", "low", "high", "draws", "directions", "variances", "residuals",
     "skewness", "excess_kurtosis", "grid", "density", "reach",
@@ -305,6 +310,12 @@ class PosteriorWork:
                 return simulated(image[None], known, self.noise(i), seed=seed)[0], image, remarks
             streams = Streams([seed], 1)
             return image + sigma * randn_like(image[None], streams)[0], image, remarks
+        scale = self.images[i].scale
+        bounds = None if scale is None else scale.bounds
+        if bounds and not settings.simulate and not self.varies(i):
+            share = ((image <= bounds[0]) | (image >= bounds[1])).float().mean().item()
+            if share > CLIPPED:
+                remarks = (*remarks, f"{100 * share:.2g}% of the values {WERE_CLIPPED}")
         if self.noise(i) == ESTIMATE:
             least, said = self._least, f"The noise was estimated from the image: {sigma:.3g}."
             if self._estimated[i] < least:
