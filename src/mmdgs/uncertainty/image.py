@@ -188,11 +188,12 @@ class PosteriorWork:
 
     @cached_property
     def sigmas(self) -> list[float]:
-        """The noise of each image, for values in [0, 1], by its mean square; at least that of the
-        model's last level, where it has many.
+        """The noise of each image, for values in [0, 1], by its mean square; an estimate is at
+        least that of the model's last level, where it has many.
         """
-        each = enumerate(self._estimated)
-        return [s if self.varies(i) else max(s, self._least) for i, s in each]
+        words = [isinstance(self.noise(i), str) for i in range(len(self.images))]
+        each = zip(self._estimated, words, strict=True)
+        return [max(sigma, self._least) if word else sigma for sigma, word in each]
 
     def noise(self, i: int) -> Any:
         """That of image i: a number, a word, a tensor or a sensor."""
@@ -201,9 +202,8 @@ class PosteriorWork:
     def varies(self, i: int) -> bool:
         """Whether the noise of image i is not the same number at all pixels."""
         noise, image = self.noise(i), self.images[i].image
-        return not (isinstance(noise, int | float) or noise == ESTIMATE) or bool(
-            image.isnan().any()
-        )
+        one = noise == ESTIMATE if isinstance(noise, str) else isinstance(noise, int | float)
+        return not one or bool(image.isnan().any())
 
     @property
     def _least(self) -> float:
