@@ -61,7 +61,7 @@ COVERAGE = Measure("coverage", "coverage of 90% intervals, %", 1)
 BIAS = Measure("bias", "bias of the mean, posterior deviations", 2, "zero")
 WIDTH = Measure("width", "width of draws over the exact one", 2, "one")
 CELL, STARS = "cell", "stars"
-SIDE, CROP, PHOTONS = 128, 48, 20
+SIDE, CROP, PHOTONS = 96, 48, 20
 OWN, HELD_OUT = 20, 20
 SHOWN = Path("docs", "images")
 
@@ -70,13 +70,13 @@ SHOWN = Path("docs", "images")
 class Settings:
     """Numbers and draws of each by quadrature; photographs; draws, levels and sides of examples."""
 
-    numbers: int = 500
+    numbers: int = 400
     draws: int = 99
     levels: int = 25
     photons: tuple[int, ...] = (1, 5, 20, 100)
     images: int = 20
     example_draws: int = 16
-    example_levels: int = 25
+    example_levels: int = 16
     side: int = SIDE
 
 
@@ -322,7 +322,8 @@ def run(context: Context) -> Outcome:
     own: dict[Any, Any] = {(row, k): w for row in (CELL, STARS) for k, w in after.items()}
     on = {"model": model, "settings": settings}
     grids = {
-        "photons": Grid("photons", photons, partial(_photons, settings=settings), settings, "case"),
+        "photons": Grid("photons", photons, partial(_photons, settings=settings),
+                        (settings.numbers, settings.draws, settings.levels), "case"),
         "estimated": Grid("estimated", estimated, partial(_estimated, photographs=photographs),
                           photographs, "case"),
         "examples": Grid("examples", examples, partial(_example, settings=settings, model=model),
@@ -331,9 +332,10 @@ def run(context: Context) -> Outcome:
     }  # fmt: skip
     if not photographs:
         del grids["estimated"]
-    results = {name: grid.run(context) for name, grid in grids.items()}
+    results = {name: grid.run(context, least=0) for name, grid in grids.items()}
     records = {name: each.records() for name, each in results.items()}
-    return Outcome({"settings": asdict(settings), **records}, _sections(results))
+    left = [name for each in results.values() for name in each.open()]
+    return Outcome({"settings": asdict(settings), **records}, _sections(results), left=left)
 
 
 def _sections(results: dict[str, Results]) -> list[Section]:
@@ -365,7 +367,8 @@ def _sections(results: dict[str, Results]) -> list[Section]:
     sections = []
     for name, each in results.items():
         title, measures = titles[name]
-        figures = [_figure(each)] if name == "examples" else []
+        whole = name == "examples" and not each.left
+        figures = [_figure(each)] if whole else []
         sections.append(Section(title, tables=[each.table(title, measures)], figures=figures))
     return sections
 

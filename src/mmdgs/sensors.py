@@ -102,7 +102,8 @@ class Sensor:
 
     def rows(self, rows: Tensor, count: int) -> Sensor:
         """The sensor of some rows of y, of `count` in all."""
-        return replace(self, **{name: value[rows] for name, value in self._by_row(count).items()})
+        own = self._by_row(count).items()
+        return replace(self, **{name: value[rows.to(value.device)] for name, value in own})
 
     def record(self, row: int, count: int) -> dict[str, float]:
         """What it is at a row of y, where that is one number for all of it."""
