@@ -24,6 +24,7 @@ OPTIONS = {
     "photographs": "model ffdnet images minutes",
     "denoisers": "weights_dir images minutes",
     "photo-restoration": "model images minutes only case",
+    "instruments": "model images minutes",
     "celeba": "model images",
     "shapes": "model minutes",
 }

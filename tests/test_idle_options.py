@@ -119,7 +119,8 @@ CASES = {
         "MODEL IMAGES --operator sr:2 --noise 0.1 --simulate -n 1 --draws 2 --steps 2",
         """--operator gray | --noise 0.2 | -n 2 | --draws 3 | --steps 3 | --seed 1
         | --covariance krylov | --chains bridge | --particles 2 | --data-dir . | --precision bf16
-        | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist""",
+        | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist
+        | --range 0,100 | --keep-clipped""",
         "batch_size simulate",  # sizes are refused without it
     ),
     "posterior": Case(
@@ -127,7 +128,8 @@ CASES = {
         """--sigma 0.4 | --simulate | --components 1 | --draws 1 | --region 0,0,4,4
         | --calibrate nowhere | --calibration-images 20 | -n 2 | --tolerance 0.1
         | --krylov-steps 2 | --draws-by spectral | --margin 8 | --quick | --data-dir .
-        | --seed 1 | --uncalibrated | --model mnist""",
+        | --seed 1 | --uncalibrated | --model mnist | --range 0,100
+        | --keep-clipped""",
     ),
     "evaluate": Case(
         "IMAGES -r OTHERS -m diversity",

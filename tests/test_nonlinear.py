@@ -132,7 +132,7 @@ def test_a_strong_curve_is_told(caplog: pytest.LogCaptureFixture) -> None:
         )
     assert restored.info["linearisation"].median() > 0.3
     assert "off its tangent" in caplog.text
-    with pytest.raises(UsageError, match="particles need a linear operator"):
+    with pytest.raises(UsageError, match="particles need linear measurements"):
         mmdgs.restore(
             made, y, operator, noise=0.2, covariance=moments, chains="bridge", particles=2
         )

@@ -332,7 +332,7 @@ def test_estimated_noise_of_detailed_images(
     for sigma in (0.05, 0.1, 0.3):
         y = (clean + sigma * torch.randn(clean.shape, generator=generator))[None]
         assert estimate(y) == pytest.approx(sigma, rel=0.12 if most > 400 else 0.3)
-    patches = measurements._patches(y[0], torch.ones(1, 48, 48, dtype=torch.bool), 3)
+    patches = measurements.patches_of(y[0], torch.ones(1, 48, 48, dtype=torch.bool), 3)
     assert patches is not None
     assert len(patches) <= min(most, 46**2)
     grey = y[:, :1]

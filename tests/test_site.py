@@ -28,8 +28,8 @@ NOTEBOOKS = sorted((DOCS / "use" / "notebooks").glob("*.ipynb"))
 ELSEWHERE = {"commands", "interop", "judge", "ocm", "bring-your-model", "sample"}
 """Pages whose examples run in other tests: of the README, interop, diagnose and OCM training."""
 HERE = {
-    "calibrate", "covariance", "covariances", "extend", "gotchas", "index", "restore", "posterior",
-    "probes",
+    "calibrate", "covariance", "covariances", "extend", "gotchas", "index", "instruments",
+    "restore", "posterior", "probes",
 }  # fmt: skip
 LEVEL = mmdgs.NoiseLevel(0.5)
 

@@ -29,6 +29,7 @@ from mmdgs import (
     samplers as samplers,
     sampling as sampling,
     schedules as schedules,
+    sensors as sensors,
     targets as targets,
     training as training,
     uncertainty as uncertainty,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmdgs.errors import require_shape
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import as_operator, measured
+from mmdgs.operators import as_operator, measured, noise_variances
 from mmdgs.randomness import Generator, as_shape, randn, uniforms
 
 WEIGHT_TOLERANCE = 1e-4
@@ -151,32 +151,40 @@ class GaussianMixture:
             event_shape=x_t.shape[1:],
         )
 
-    def given(self, y: Tensor, operator: Any, noise: float) -> MixturePosterior:
+    def given(self, y: Tensor, operator: Any, noise: float | Tensor) -> MixturePosterior:
         """The exact p(x | y), y = A x + noise e (B, *out_shape): a mixture for each row of y.
 
         `operator` is a matrix (m, d), or one of `mmdgs.operators`, whose shape the points then
-        have. The weights are those of the evidence, w_k N(y; A m_k, A S_k A' + noise^2 I).
+        have. The noise is a number, or one a measurement. The weights are those of the evidence,
+        w_k N(y; A m_k, A S_k A' + noise^2 I).
         """
         return self._through(y, operator, noise)[0]
 
-    def log_evidence(self, y: Tensor, operator: Any, noise: float) -> Float[Tensor, " batch"]:
+    def log_evidence(
+        self, y: Tensor, operator: Any, noise: float | Tensor
+    ) -> Float[Tensor, " batch"]:
         """The exact log p(y), (B,), of measurements as in `given`: those that say something."""
         return self._through(y, operator, noise)[1]
 
-    def _through(self, y: Tensor, operator: Any, noise: float) -> tuple[MixturePosterior, Tensor]:
+    def _through(
+        self, y: Tensor, operator: Any, noise: float | Tensor
+    ) -> tuple[MixturePosterior, Tensor]:
         operator = operator.to(self.means) if isinstance(operator, Tensor) else operator
         operator = as_operator(operator, None, self.means)
         if math.prod(operator.shape) != self.dim:
             raise ValueError(f"{operator!r} does not fit a mixture in {self.dim} dimensions")
-        y = measured(y, operator).flatten(1).to(self.means)
-        if not 0 < noise < math.inf:
-            raise ValueError(f"the noise must be positive and finite, got {noise}")
+        y = measured(y, operator)
+        variances = noise_variances(noise, operator, y)
+        if len(variances) > 1:
+            raise ValueError("a mixture is given measurements of one noise for all rows")
+        tau_squared = variances.expand(1, *operator.out_shape).flatten().to(self.means)
+        y = y.flatten(1).to(self.means)
         eye = torch.eye(self.dim).to(self.means)
         a = operator(eye.reshape(self.dim, *operator.shape)).flatten(1).mT
         measured_at = operator.known(torch.ones(1, *operator.out_shape)).flatten().bool()
         a, y = a[measured_at], y[:, measured_at]
         cov = self.covariances
-        s = a @ cov @ a.mT + noise**2 * torch.eye(len(a)).to(self.means)
+        s = a @ cov @ a.mT + torch.diag(tau_squared[measured_at])
         gain = torch.linalg.solve(s, a @ cov).mT
         left = y[:, None] - self.means @ a.mT  # (B, K, m)
         inner = (left * torch.linalg.solve(s, left.movedim(0, 2)).movedim(2, 0)).sum(-1)

@@ -31,7 +31,7 @@ from toy_models import SHAPE, exact, many_level_model
 import mmdgs
 from mmdgs.cli.evaluate import _table
 from mmdgs.data import load_images, load_samples
-from mmdgs.data.single import named_images
+from mmdgs.data.single import NamedImage, named_images
 from mmdgs.diagnostics import diagnose, read_chain, read_draws
 from mmdgs.errors import UsageError
 from mmdgs.evaluation import read_evaluations
@@ -255,7 +255,7 @@ def posterior_record(folder: Path) -> None:
 
 
 def overwrite_posteriors(folder: Path) -> None:
-    place = PosteriorFolder(folder / "out", ["other"])
+    place = PosteriorFolder(folder / "out", [NamedImage("other", torch.zeros(1, 8, 8))])
     try:
         with place.held():
             place.begin({"count": 1}, resume=False, overwrite=True)

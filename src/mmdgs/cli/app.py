@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from mmdgs.models import Model
+    from mmdgs.sensors import Sensor
 
 MISUSE, FAILURE = 2, 1
 
@@ -170,6 +171,25 @@ Device = Annotated[str, Option(help="cpu, cuda, cuda:1 ...; auto takes a GPU whe
 Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start anew in a folder that is not empty.")]
 Resume = Annotated[bool, Option("--resume", help="Go on from the finished parts in the folder.")]
+Scaled = Annotated[
+    str | None,
+    Option(
+        "--range",
+        metavar="LOW,HIGH",
+        help="Values of the files that are 0 and 1, or percentiles: 100,4095 or 0.1%,99.9%. The "
+        "noise then has the units of the files.",
+    ),
+]
+KeepClipped = Annotated[
+    bool,
+    Option(
+        "--keep-clipped", help="Take pixels at 0 and full scale as measured, and not as bounds."
+    ),
+]
+NOISE_HELP = (
+    "Standard deviation of the noise, for values in [0, 1]; map.tif, one a pixel; estimate; "
+    "poisson:GAIN[,READ[,OFFSET]]; or estimate-poisson."
+)
 Quiet = Annotated[
     bool,
     Option(
@@ -243,16 +263,29 @@ def resumable(*, advise: bool = True) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def number_or_estimate(option: str, text: str) -> float | str:
-    """The value of an option that is a number, or the word that asks for an estimate."""
+def noise_named(option: str, text: str) -> float | str | Path | Sensor:
+    """The value of an option that is a number, a word that asks for an estimate, the file of a map
+    of deviations, or a sensor.
+    """
     from mmdgs.operators import ESTIMATE
+    from mmdgs.sensors import ESTIMATE_POISSON, Sensor
 
-    if text == ESTIMATE:
+    if text in (ESTIMATE, ESTIMATE_POISSON):
         return text
+    name, _, numbers = text.partition(":")
     try:
+        if name == "poisson":
+            return Sensor(*(float(number) for number in numbers.split(",", 2)))
         return float(text)
-    except ValueError:
-        raise UsageError(f"{option} must be a number, or {ESTIMATE}, got {text!r}") from None
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+    if (path := Path(text).expanduser()).is_file():
+        return path
+    raise UsageError(
+        f"{option} must be a number, {ESTIMATE}, poisson:GAIN[,READ[,OFFSET]], {ESTIMATE_POISSON}, "
+        f"or the file of a map of standard deviations, got {text!r}"
+    )
 
 
 EXTRAS = {"report": ("matplotlib", "jinja2"), "studio": ("gradio", "fastapi", "uvicorn")}

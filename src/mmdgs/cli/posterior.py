@@ -34,11 +34,7 @@ TAKEN = {"krylov_steps", "calibrated", *option_names(PosteriorSettings)}
 def posterior(
     context: Context,
     images: Words,
-    sigma: str | None = Option(
-        None,
-        show_default="estimate",
-        help="Standard deviation of the noise, for values in [0, 1]; or estimate.",
-    ),
+    sigma: str | None = Option(None, show_default="estimate", help=cli.NOISE_HELP),
     out: Path = Option(
         ..., "--out", "-o", help="Folder for pictures, arrays and a page for each image."
     ),
@@ -49,6 +45,8 @@ def posterior(
         None, help="Clean images to calibrate 90% intervals on: a folder, .zip, .npz or set."
     ),
     calibration_images: int = Option(64, min=20, help="How many of them: half fit, half check."),
+    value_range: cli.Scaled = None,
+    keep_clipped: cli.KeepClipped = False,
     n: FirstN = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -62,25 +60,33 @@ def posterior(
 
     Without a model it is photo, which takes images of any size.
     """
-    from mmdgs.data.single import named_images
+    from mmdgs.data.instruments import parse_range
+    from mmdgs.data.single import named_images, noises_of
     from mmdgs.models import load
     from mmdgs.uncertainty.folder import PosteriorFolder, posteriors_into
     from mmdgs.uncertainty.image import PosteriorWork
 
     name, sources = model_and_images(images, model)
-    settings, calibrated = _settings(sigma, quick=quick, values=values)
+    level, settings, calibrated = _settings(sigma, quick=quick, values=values)
+    one_sigma = isinstance(level, float) or level == "estimate"
     by_krylov = settings.draws_by is None or isinstance(settings.draws_by, Krylov)
     cli.refuse_idle(
         context,
         (calibrate is None, ("calibration_images",), "--calibrate"),
         (settings.components == 0, ("region", "margin", "tolerance"), "components"),
         (settings.draws == 0, ("krylov_steps", "draws_by"), "draws, and --draws is 0"),
+        (one_sigma, ("keep_clipped",), "noise that is not one sigma"),
         (not by_krylov, ("krylov_steps",), "draws by krylov"),
         (cli.no_sets(*sources, calibrate), ("data_dir",), "sets such as cifar10:test"),
     )
     PosteriorFolder(out).check(resume=resume, overwrite=overwrite)
-    noisy = named_images(sources, data_dir=data_dir, limit=n)
+    given = parse_range(value_range)
+    noisy = named_images(sources, data_dir=data_dir, limit=n, given=given)
+    noises = noises_of(level, noisy)
+    settings = replace(settings, sigma=noises[0])
     network = load(name, device=cli.device_named(device))
+    if all(len(image.image) == 1 for image in noisy):
+        network = network.grey()
     cli.refuse_idle(context, (not network.any_size, ("margin",), "models of any size"))
     cli.warn_of_training_images(network, calibrate, *(sources if settings.simulate else ()))
     held_out = None
@@ -88,7 +94,10 @@ def posterior(
         held_out = _held_out(calibrate, data_dir, network, calibration_images)
     settings = _calibrated(settings, network, calibrated)
     with cli.resumable():
-        work = PosteriorWork(network, noisy, settings, held_out=held_out)
+        bounds = not (keep_clipped or settings.simulate)
+        work = PosteriorWork(
+            network, noisy, settings, held_out=held_out, noises=noises, bounds=bounds
+        )
         if not quiet:
             cli.tell(escape(_plan(work)))
         summary = posteriors_into(out, work, resume=resume, overwrite=overwrite)
@@ -97,8 +106,8 @@ def posterior(
 
 def _settings(
     sigma: str | None, *, quick: bool, values: dict[str, Any]
-) -> tuple[PosteriorSettings, bool | None]:
-    """The settings of the options that were given, and whether they ask for calibrations."""
+) -> tuple[Any, PosteriorSettings, bool | None]:
+    """The noise, the settings of the options, and whether they ask for calibrations."""
     if values.get("simulate") and sigma is None:
         raise UsageError(
             "--simulate adds noise to the images: say how much, such as --sigma 0.1 (the standard "
@@ -116,8 +125,9 @@ def _settings(
     krylov = values.get("draws_by")
     values |= {"krylov": krylov} if isinstance(krylov, Krylov) else {}
     values = {**QUICK, **values} if quick else values
-    level = cli.number_or_estimate("--sigma", "estimate" if sigma is None else sigma)
-    return PosteriorSettings(level, **values), calibrated
+    level = cli.noise_named("--sigma", "estimate" if sigma is None else sigma)
+    known = "estimate" if isinstance(level, Path) else level
+    return level, PosteriorSettings(known, **values), calibrated
 
 
 def _calibrated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,10 @@ from mmdgs.options import option_names
 from mmdgs.restoration.settings import GOOD, RestorationSettings, quality_named
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmdgs.data import ImageSet
+    from mmdgs.data.instruments import Range
     from mmdgs.data.single import NamedImage
     from mmdgs.models import Model
     from mmdgs.operators import Operator
@@ -45,9 +49,9 @@ def restore(
     context: Context,
     images: Words,
     operator: str = Option(
-        help="sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, mask.png (white: measured)."
+        help="none, sr:4, box:16, random:0.8, blur:1.5, motion:9, gray, mask.png (white: measured)."
     ),
-    noise: str = Option(help="Standard deviation of the noise, for values in [0, 1]; or estimate."),
+    noise: str = Option(help=cli.NOISE_HELP),
     out: Path = Option(
         ..., "--out", "-o", help="Folder for draws, means, uncertainties and a picture."
     ),
@@ -60,6 +64,8 @@ def restore(
     simulate: bool = Option(
         False, "--simulate", help="The images are clean: degrade them first, and score the results."
     ),
+    value_range: cli.Scaled = None,
+    keep_clipped: cli.KeepClipped = False,
     n: FirstN = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -72,25 +78,39 @@ def restore(
 
     Without a model it is photo, which takes images of any size.
     """
+    from mmdgs.data.instruments import parse_range
+    from mmdgs.data.single import noises_of
     from mmdgs.models import load
     from mmdgs.restoration.draws import check_model
     from mmdgs.restoration.folder import RestoredFolder, restore_into
 
     name, sources = model_and_images(images, model)
-    cli.refuse_idle(context, (cli.no_sets(*sources), ("data_dir",), "sets such as cifar10:test"))
+    cli.refuse_idle(
+        context,
+        (cli.no_sets(*sources), ("data_dir",), "sets such as cifar10:test"),
+        (simulate, ("keep_clipped",), "measurements, and not --simulate"),
+    )
     RestoredFolder(out).check(resume=resume, overwrite=overwrite)
-    level = cli.number_or_estimate("--noise", noise)
+    level = cli.noise_named("--noise", noise)
     if simulate and isinstance(level, str):
-        raise UsageError("--simulate adds noise: give --noise as a number, not estimate")
-    settings = _settings(level, quality, values)
+        raise UsageError(f"--simulate adds noise: give --noise as a number, not {level}")
+    given = parse_range(value_range)
     network = load(name, device=cli.device_named(device))
     if len(network.shape) != 3:
         raise UsageError(f"restoration is of images, and this model's data are {network.shape}")
     check_model(network)
     if simulate:
         cli.warn_of_training_images(network, *sources)
-    pictures = _pictures(sources, data_dir, network, simulate=simulate, limit=n)
-    measurements = _measurements(pictures, network, operator, settings, simulate=simulate)
+    pictures = _pictures(sources, data_dir, network, simulate=simulate, limit=n, given=given)
+    noises = noises_of(level, pictures)
+    settings = _settings(noises[0], quality, values)
+    if operator != "gray" and all(len(picture.image) == 1 for picture in pictures):
+        network = network.grey()
+    keep = keep_clipped or simulate
+    measurements = _measurements(
+        pictures, network, operator, settings, noises, simulate=simulate, keep=keep
+    )
+    tell_clipped(measurements)
     if not quiet:
         cli.tell(
             f"{cli.count_of(len(pictures), 'image')}, {settings.draws} draws each along "
@@ -104,7 +124,7 @@ def restore(
     _tell(summary, settings)
 
 
-def _settings(noise: float | str, quality: str, values: dict[str, Any]) -> RestorationSettings:
+def _settings(noise: Any, quality: str, values: dict[str, Any]) -> RestorationSettings:
     """Those of a quality, but for the options that were given."""
     covariance, steps = quality_named(quality)
     options = {name: values.pop(name) for name in OPTIONS & values.keys()}
@@ -114,7 +134,13 @@ def _settings(noise: float | str, quality: str, values: dict[str, Any]) -> Resto
 
 
 def _pictures(
-    sources: list[str], data_dir: Path | None, model: Model, *, simulate: bool, limit: int | None
+    sources: list[str],
+    data_dir: Path | None,
+    model: Model,
+    *,
+    simulate: bool,
+    limit: int | None,
+    given: Range | None,
 ) -> list[NamedImage]:
     """Images in [0, 1] units, at full depth; clean ones of sets and folders are brought to the
     model's size, where it has one.
@@ -123,12 +149,14 @@ def _pictures(
     from mmdgs.data.single import NamedImage, is_single, named_images
 
     if not simulate or model.any_size:
-        return named_images(sources, data_dir=data_dir, limit=limit)
+        return named_images(sources, data_dir=data_dir, limit=limit, given=given)
     pictures: list[NamedImage] = []
     for source in sources:
         if is_single(source):
-            pictures += named_images([source], data_dir=data_dir)
+            pictures += named_images([source], data_dir=data_dir, given=given)
             continue
+        if given is not None:
+            raise UsageError(f"--range is for single files, and {source} is a set: leave it out")
         stored = images_of_shape(source, data_dir, model.shape, resize=True).take(slice(limit))
         names = stored.names or [f"{i:06d}" for i in range(len(stored))]
         images = zip(names, midpoints(stored.images), strict=True)
@@ -141,10 +169,15 @@ def _measurements(
     model: Model,
     text: str,
     settings: RestorationSettings,
+    noises: Sequence[Any],
     *,
     simulate: bool,
+    keep: bool,
 ) -> list[Measurements]:
-    """The measurements: of images of one size together, of several sizes one by one."""
+    """The measurements: of images of one size together, of several sizes one by one.
+
+    `noises` are those of the pictures; `keep` takes what was clipped as measured.
+    """
     import torch
 
     from mmdgs.identity import digest_of
@@ -152,7 +185,7 @@ def _measurements(
     from mmdgs.restoration.folder import Measurements, simulated
 
     operators: dict[tuple[int, ...], Operator] = {}
-    images, shapes = [], []
+    images, shapes, bounds = [], [], []
     for picture in pictures:
         where = f"{picture.name}: " if model.any_size else ""
         try:
@@ -172,20 +205,54 @@ def _measurements(
             cli.tell(f"{escape(picture.name)}: {remark}")
         images.append(image)
         shapes.append(shape)
-    alike = len(operators) == 1
+        bounds.append(None if keep or picture.scale is None else picture.scale.bounds)
+    unknown = [bool(image.isnan().any()) for image in images]
+    kinds = {"a map" if isinstance(noise, torch.Tensor) else noise for noise in noises}
+    alike = len(operators) == len(kinds) == len({*bounds}) == 1 and not any(unknown)
     batches = [torch.stack(images)] if alike else [image[None] for image in images]
     source = {"operator": text, "images": digest_of(*batches), "simulate": simulate}
     measurements, first = [], 0
     for x, shape in zip(batches, shapes, strict=not alike):
-        names = [picture.name for picture in pictures[first : first + len(x)]]
-        given = Measurements(x, operators[shape], None, names, source)
+        part = slice(first, first + len(x))
+        noise: Any = noises[first]
+        if isinstance(noise, torch.Tensor):
+            noise = torch.stack([m.expand(len(x[0]), -1, -1) for m in noises[part]])
+        operator = _known_alone(operators[shape], x) if unknown[first] else operators[shape]
+        own = pictures[part]
+        names = [picture.name for picture in own]
+        given = Measurements(x, operator, None, names, source, noise, bounds[first], own)
         if simulate:
-            noise: Any = settings.noise
-            y = simulated(x, operators[shape], noise, seed=settings.seed, first=first)
+            y = simulated(x, operator, noise, seed=settings.seed, first=first)
             given = replace(given, y=y, truth=x)
         measurements.append(given)
         first += len(x)
     return measurements
+
+
+def _known_alone(operator: Operator, y: Tensor) -> Operator:
+    """The operator without what is NaN in measurements (1, ...)."""
+    from mmdgs.operators import Mask, compose
+
+    known = ~y[0].isnan()
+    if isinstance(operator, Mask):
+        return Mask(known & operator.keep.tensor)
+    return compose(operator, Mask(known))
+
+
+def tell_clipped(measurements: Sequence[Measurements]) -> None:
+    """Say once how many values count as bounds."""
+    low = high = total = 0
+    for part in measurements:
+        total += part.y.numel()
+        if part.bounds is not None:
+            low += int((part.y <= part.bounds[0]).sum())
+            high += int((part.y >= part.bounds[1]).sum())
+    if low + high:
+        cli.tell(
+            f"{100 * low / total:.2g}% of the values lie at 0 and {100 * high / total:.2g}% at "
+            "full scale: they count as bounds, since noise was clipped there (--keep-clipped: as "
+            "measured)"
+        )
 
 
 def _cropped(picture: NamedImage, divisor: int) -> NamedImage:

@@ -52,10 +52,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels (C, H, W), uint8 as stored or float32 in [0, 1], and remarks by kind."""
+    """Pixels (C, H, W), uint8 as stored or float32 in [0, 1], and remarks by kind.
+
+    `bits` are those of a level; None where values are no levels, or were mixed with white.
+    """
 
     pixels: np.ndarray
     remarks: dict[str, str] = field(default_factory=dict)
+    bits: int | None = None
 
 
 def decode(content: bytes, fit: Fit) -> Decoded:
@@ -93,6 +97,7 @@ def decode_deep(
 
     with _opened(content, most) as image:
         several = _several(image)
+        bits = None if image.mode == "F" else _bits(image) if _is_deep(image) else 8
         full, remarks = _in_units(image, content)
         planes = [np.ascontiguousarray(plane) for plane in full.transpose(2, 0, 1)]
         if fit.size is not None:
@@ -100,7 +105,8 @@ def decode_deep(
             cut = [Image.fromarray(plane).crop(box) for plane in planes]
             small = [np.asarray(plane.resize(size, Image.Resampling.LANCZOS)) for plane in cut]
             planes = [plane.clip(0, 1) for plane in small]  # it overshoots at edges
-    return Decoded(np.stack(planes), remarks | several)
+    bits = None if "transparent" in remarks else bits
+    return Decoded(np.stack(planes), remarks | several, bits)
 
 
 def is_deep(content: bytes) -> bool:
@@ -113,7 +119,8 @@ def _several(image: Image.Image) -> dict[str, str]:
     """A remark where a file holds several images; a second one of a JPEG is a preview."""
     if image.format in ("JPEG", "MPO") or not getattr(image, "is_animated", False):
         return {}
-    return {"several": "it holds several images, and the first was taken"}
+    all_of_them = ' (pip install "mmdgs[science]" reads all)' if image.format == "TIFF" else ""
+    return {"several": f"it holds several images, and the first was taken{all_of_them}"}
 
 
 @contextmanager
@@ -172,23 +179,27 @@ def _in_units(image: Image.Image, content: bytes) -> tuple[np.ndarray, dict[str,
     """Colours (H, W, C) in [0, 1], over white, and remarks on them."""
     if image.mode == "F":
         return _floating(image), {}
-    deep, remarks = _is_deep(image), {}
+    deep = _is_deep(image)
     bits = _bits(image) if deep else 8
     levels, alpha, top = _deep_levels(image, content) if deep else _levels(image), None, 2**bits - 1
     if levels.shape[2] in (2, 4):
         levels, alpha = levels[..., :-1], levels[..., -1:] / np.float32(top)
     low, high = int(levels.min()), int(levels.max())
-    if deep:
-        span = f"its {bits}-bit values lie between {low:,} and {high:,}; {top:,} is white"
-        remarks["deep"] = span
-        if 0 < high < top // 2:
-            used = max(8, high.bit_length())
-            advice = f"save the values divided by {1 << used:,} as a floating-point .npy"
-            remarks = {"dark": f"{span}. If these are data of {used} bits, {advice}"}
+    remarks = span_remarks(low, high, bits) if deep else {}
     colours = ((levels + 0.5) / (1 << bits)).astype(np.float32)
     if alpha is None or alpha.min() == 1:
         return colours, remarks
     return colours * alpha + (1 - alpha), remarks | {"transparent": TRANSPARENT}
+
+
+def span_remarks(low: int, high: int, bits: int) -> dict[str, str]:
+    """Where the levels of a deep image lie; a warning where they may be of fewer bits."""
+    top = (1 << bits) - 1
+    span = f"its {bits}-bit values lie between {low:,} and {high:,}; {top:,} is white"
+    if not 0 < high < top // 2:
+        return {"deep": span}
+    used = max(8, high.bit_length())
+    return {"dark": f"{span}. If these are data of {used} bits, say --range 0,{(1 << used) - 1}"}
 
 
 def _levels(image: Image.Image) -> np.ndarray:

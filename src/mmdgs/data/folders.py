@@ -74,11 +74,13 @@ class Reading:
 
 
 @contextmanager
-def open_gallery(path: Path) -> Iterator[Gallery]:
-    """The images of a folder or of a zip, with all its subfolders."""
+def open_gallery(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> Iterator[Gallery]:
+    """The images of a folder or of a zip, with all its subfolders: files that end so."""
     if path.is_dir():
         files = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        yield Gallery(path, _images(path, files), lambda name: read_file(path / name, LARGEST))
+        yield Gallery(
+            path, _images(path, files, suffixes), lambda name: read_file(path / name, LARGEST)
+        )
         return
     with opened(path) as stream:
         with reading_file(path, "a zip archive"):
@@ -92,7 +94,7 @@ def open_gallery(path: Path) -> Iterator[Gallery]:
             with one_at_a_time:
                 return archive.read(name)
 
-        yield Gallery(path, _images(path, archive.namelist()), member)
+        yield Gallery(path, _images(path, archive.namelist(), suffixes), member)
 
 
 def is_gallery(path: Path) -> bool:
@@ -100,13 +102,13 @@ def is_gallery(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.suffix.lower() == ".zip")
 
 
-def _images(path: Path, names: Iterable[str]) -> tuple[str, ...]:
+def _images(path: Path, names: Iterable[str], suffixes: tuple[str, ...]) -> tuple[str, ...]:
     def hidden(name: str) -> bool:  # macOS leaves a "._" twin of every file
         return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
-    images = [name for name in names if name.lower().endswith(SUFFIXES) and not hidden(name)]
+    images = [name for name in names if name.lower().endswith(suffixes) and not hidden(name)]
     if not images:
-        raise UsageError(f"{path} holds no images: expected files with {', '.join(SUFFIXES)}")
+        raise UsageError(f"{path} holds no images: expected files with {', '.join(suffixes)}")
     return tuple(sorted(images, key=lambda name: name.split("/")))
 
 

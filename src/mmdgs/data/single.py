@@ -6,20 +6,24 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, groupby, islice, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmdgs.data.decoding import Unreadable, announced, decode_deep
-from mmdgs.data.folders import LARGEST, is_gallery, open_gallery
+from mmdgs.data import instruments
+from mmdgs.data.decoding import Unreadable, announced, decode_deep, span_remarks
+from mmdgs.data.folders import LARGEST, SUFFIXES, is_gallery, open_gallery
 from mmdgs.data.images import image_array, load_samples, read_array
+from mmdgs.data.instruments import Range, Scale, Stored
 from mmdgs.data.transforms import midpoints
 from mmdgs.errors import UsageError
 from mmdgs.files import read_file, read_npy
 from mmdgs.memory import memory_of
 from mmdgs.reading import reading
+from mmdgs.sensors import Sensor
 
 REPEATED = "The image is grey and the model's are in colour: it was repeated in all three channels"
 WITH_ITS_NOISE = "and so was its noise, which the model takes for independent."
@@ -41,12 +45,26 @@ Remarks = dict[str, list[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image (C, H, W), float32 in [0, 1] units, with a name of its own in the run."""
+    """An image (C, H, W), float32 in [0, 1] units, with a name of its own in the run.
+
+    `source` is the path of its file, where it has one; `scale` says what of the file's values is 0
+    and 1; `stored` is how the file of an instrument keeps its images, and `plane` the number of
+    this one there. Of such a file NaN is what was not measured.
+    """
 
     name: str
     image: Tensor
     source: str = ""
-    """The path of its file, where it has one of its own."""
+    scale: Scale | None = None
+    stored: Stored | None = None
+    plane: int = 0
+
+    def noise(self, noise: float | Sensor) -> float | Sensor:
+        """A noise in [0, 1] units: where a range was given it has the units of the file."""
+        if self.scale is None or not self.scale.given:
+            return noise
+        low, width = self.scale.low, self.scale.width
+        return noise.scaled(1 / width, -low / width) if isinstance(noise, Sensor) else noise / width
 
     def in_channels(self, channels: int, *, clean: bool) -> tuple[Tensor, tuple[str, ...]]:
         """The image with so many channels, and a sentence about it where they were made."""
@@ -63,16 +81,21 @@ class NamedImage:
 
 
 def named_images(
-    sources: Sequence[str], *, data_dir: Path | None = None, limit: int | None = None
+    sources: Sequence[str],
+    *,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    given: Range | None = None,
 ) -> list[NamedImage]:
     """All images of files, folders, zips, .npz or .npy arrays and sets such as cifar10:test.
 
     Files are decoded at full depth (`decode_deep`). A .npy holds one image (H, W), (H, W, C) or (C,
     H, W), an .npz many (`image_array`), of 8 bits or floating point; only these may have values
-    beyond [0, 1], as noise brings them.
+    beyond [0, 1], as noise brings them. Every plane of a stack is an image. A range that is `given`
+    says what of the values of files maps to [0, 1]; what lies beyond stays beyond.
     """
     remarks: Remarks = {}
-    each = chain.from_iterable(_images(source, data_dir, remarks) for source in sources)
+    each = chain.from_iterable(_images(source, data_dir, remarks, given) for source in sources)
     images: list[NamedImage] = []
     held, memory = 0, memory_of(torch.device("cpu"))
     for named in islice(each, limit):
@@ -92,25 +115,26 @@ def named_images(
     return [replace(named, name=name) for name, named in zip(names, images, strict=True)]
 
 
-def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[NamedImage]:
+def _images(
+    source: str, data_dir: Path | None, remarks: Remarks, given: Range | None
+) -> Iterator[NamedImage]:
     """The images of a source with their names there."""
     path = Path(source).expanduser()
     if is_gallery(path):
-        with open_gallery(path) as gallery:
+        with open_gallery(path, (*SUFFIXES, *instruments.FITS)) as gallery:
             for name in gallery.names:
-                image = _decoded(partial(gallery.read, name), f"{path}/{name}", remarks)
                 file = str(path / name) if path.is_dir() else ""
-                yield NamedImage(str(Path(name).with_suffix("")), image, file)
+                yield from _decoded(partial(gallery.read, name), path, name, file, remarks, given)
         return
     kind = path.suffix.lower() if path.is_file() else None
     if kind not in (None, ".npy", ".npz"):
-        image = _decoded(partial(read_file, path, LARGEST), str(path), remarks)
-        yield NamedImage(path.stem, image, str(path))
+        read = partial(read_file, path, LARGEST)
+        yield from _decoded(read, path.parent, path.name, str(path), remarks, given)
     elif kind == ".npy":
         with reading(path, "a .npy of an image (H, W), (H, W, C) or (C, H, W)"):
             array = read_npy(path, 3 * MOST_PIXELS)
             image = image_array(array[(None,) * (4 - array.ndim)], path.name)[0]
-        yield NamedImage(path.stem, _in_units(image, path), str(path))
+        yield _of_array(path.stem, image, str(path), given)
     else:
         if kind == ".npz":
             with reading(path, "an .npz of images"):
@@ -118,17 +142,65 @@ def _images(source: str, data_dir: Path | None, remarks: Remarks) -> Iterator[Na
         else:
             images = load_samples(source, data_dir=data_dir).images
         for i, image in enumerate(images):
-            yield NamedImage(f"{i:06d}", _in_units(image, source))
+            yield replace(_of_array(f"{i:06d}", image, source, given), source="")
 
 
-def _decoded(read: Callable[[], bytes], where: str, remarks: Remarks) -> Tensor:
+def _of_array(name: str, x: Tensor, where: str, given: Range | None) -> NamedImage:
+    return _scaled(name, _in_units(x, where), 8 if x.dtype == torch.uint8 else None, where, given)
+
+
+def _scaled(
+    name: str, image: Tensor, bits: int | None, file: str, given: Range | None
+) -> NamedImage:
+    """An image in [0, 1] units of levels of so many bits (None: of values), on a scale given."""
+    levels = 1.0 if bits is None else 2.0**bits
+    start, clips = (0.0, None) if bits is None else (-0.5, (0.0, levels - 1))
+    scale = Scale(start, start + levels, False, clips)
+    if given is not None:
+        values = start + levels * image.double().numpy()
+        scale = given.scale(values, clips)
+        image = torch.from_numpy(instruments.in_units(values, scale))
+    return NamedImage(name, image, file, scale)
+
+
+def _decoded(
+    read: Callable[[], bytes],
+    folder: Path,
+    name: str,
+    file: str,
+    remarks: Remarks,
+    given: Range | None,
+) -> Iterator[NamedImage]:
+    """The images of a file: one, or the planes of a stack."""
+    where, stem = str(folder / name), str(Path(name).with_suffix("")).removesuffix(".ome")
     try:
-        image = decode_deep(read(), most=MOST_PIXELS)
+        content = read()
+        if instruments.is_instrument(name, content):
+            yield from _planes(content, where, stem, file, remarks, given)
+            return
+        image = decode_deep(content, most=MOST_PIXELS)
     except Unreadable as error:
         raise UsageError(f"the image {where} cannot be read: {error}") from error
     for kind, remark in image.remarks.items():
         remarks.setdefault(kind, []).append((where, remark))
-    return torch.from_numpy(image.pixels)
+    yield _scaled(stem, torch.from_numpy(image.pixels), image.bits, file, given)
+
+
+def _planes(
+    content: bytes, where: str, stem: str, file: str, remarks: Remarks, given: Range | None
+) -> Iterator[NamedImage]:
+    """The planes of a file of an instrument, on one scale."""
+    values, stored = instruments.read_planes(where, content)
+    scale = instruments.scale_of(values, given)
+    bits = instruments.BITS.get(values.dtype, 0)
+    if given is None and bits > 8:
+        for kind, remark in span_remarks(int(values.min()), int(values.max()), bits).items():
+            remarks.setdefault(kind, []).append((where, remark))
+    digits = len(str(len(values) - 1))
+    for i, plane in enumerate(values):
+        name = stem if len(values) == 1 else f"{stem}-{i:0{digits}d}"
+        image = torch.from_numpy(instruments.in_units(plane, scale))
+        yield NamedImage(name, image, file, scale, stored, i)
 
 
 def _in_units(x: Tensor, where: object) -> Tensor:
@@ -138,6 +210,56 @@ def _in_units(x: Tensor, where: object) -> Tensor:
     if not torch.isfinite(x).all():
         raise UsageError(f"{where} holds values that are not finite")
     return x.float().contiguous()
+
+
+def noises_of(noise: float | str | Path | Sensor, images: Sequence[NamedImage]) -> list[Any]:
+    """The noise of each image in [0, 1] units, from a number, a word for its estimate, a sensor, or
+    a file of standard deviations: one plane for all, or one for each.
+    """
+    if not isinstance(noise, Path):
+        return [noise if isinstance(noise, str) else image.noise(noise) for image in images]
+    maps = named_images([str(noise)], given=Range(0.0, 1.0))
+    if len(maps) not in (1, len(images)):
+        raise UsageError(f"{noise} has {len(maps)} planes, expected one, or one of {len(images)}")
+    deviations = []
+    for image, own in zip(images, maps * (len(images) // len(maps)), strict=True):
+        width = image.scale.width if image.scale and image.scale.given else 1.0
+        if width == 1.0 and own.scale and own.scale.clips:  # levels, as those of an image
+            width = own.scale.clips[1] + 1
+        try:
+            deviations.append((own.image / width).expand_as(image.image))
+        except RuntimeError:
+            shapes = f"{tuple(own.image.shape)}, and {image.name} is {tuple(image.image.shape)}"
+            raise UsageError(f"the map of noise {noise} is {shapes}") from None
+    return deviations
+
+
+def write_results(
+    folder: Path, images: Sequence[NamedImage], results_of: Callable[[int], Tensor]
+) -> None:
+    """Results of the images of instruments' files as such files, NAME-mean, NAME-std, NAME-draw-0
+    and so on; `results_of(i)` are those of image i in this order, (2 + draws, C, H, W).
+
+    A stack whose planes are all there is one file again; else each plane is one. Results of another
+    size than the file's are left out: its coordinates are not theirs.
+    """
+    numbers = iter(range(len(images)))
+    for stored, group in groupby(images, lambda image: image.stored):
+        planes = list(group)
+        own, scale = list(islice(numbers, len(planes))), planes[0].scale
+        first = results_of(own[0])
+        if stored is None or scale is None or first.shape[2:] != planes[0].image.shape[1:]:
+            continue
+        whole = [image.plane for image in planes] == [*range(stored.planes)]
+        stem = planes[0].name.removesuffix("-" + "0" * len(str(stored.planes - 1)))
+        files = {stem: own} if whole else {images[i].name: [i] for i in own}
+        like = stored if whole else stored.one_plane
+        titles = ["mean", "std", *(f"draw-{j}" for j in range(len(first) - 2))]
+        for (name, places), (j, title) in product(files.items(), enumerate(titles)):
+            values = torch.stack([results_of(i)[j] for i in places])
+            values = values if "S" in like.axes else values.mean(1, keepdim=True)
+            path = folder / f"{name}-{title}{like.suffix}"
+            instruments.write_like(path, values.numpy(), like, scale, spread=title == "std")
 
 
 def is_single(source: str) -> bool:

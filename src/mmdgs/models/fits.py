@@ -152,8 +152,7 @@ def spectral_moments(
 
     store = FitStore(model, SPECTRAL)
     if data is None:
-        derived = None if model.spectrum is None else store.best_of() or model.spectrum
-        return SpectralMoments(model, store.any_of() if derived is None else derived)
+        return SpectralMoments(model, store.any_of())
     return SpectralMoments(model, store.fitted(data, _knots(model), fit, progress))
 
 
@@ -204,7 +203,10 @@ class FitStore:
             for _, key, table in self._kept()
             if levels is None or table.covers(levels)
         ]
-        return max(tables, key=lambda pair: pair[0])[1] if tables else None
+        if tables:
+            return max(tables, key=lambda pair: pair[0])[1]
+        table = self.model.inherited_fit(self.kind)
+        return table if table is None or levels is None or table.covers(levels) else None
 
     def keep(self, key: dict[str, Any], table: LevelTable) -> None:
         """Write a table that was fitted on the data of this key."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ class Model:
         self.interval = interval  # where the data's values lie
         self.source = source  # the path or name it came from
         self._config: ModelConfig | None = None  # of a model of mmdgs
-        self.spectrum: LevelTable | None = None  # of its errors, where another model's tells it
+        # By the kind of a fit: what a model of other shapes has of that it is made of.
+        self.inherited_fit: Callable[[str], LevelTable | None] = lambda kind: None
         self.card: str | None = None  # README.md, where the model came with one
         self.folder: Path | None = None  # where its files are, where they are in one
 
@@ -257,6 +258,12 @@ class Model:
         model = copy.copy(self)
         model.shape = (self.shape[0], *sides)
         return model
+
+    def grey(self) -> Model:
+        """A model of grey images, (1, H, W), by one of colours."""
+        from mmdgs.models.shapes import grey_model  # which imports this module
+
+        return self if self.shape[0] != 3 else grey_model(self)
 
     def beside(self, name: str) -> Path | None:
         """A folder of this name inside the model's own, if there is one: its heads, its guide."""

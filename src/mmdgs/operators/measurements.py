@@ -135,14 +135,14 @@ def _of_patches(y: Tensor, whole: Tensor) -> float | None:
     if len(y) > 1 and bool((y == y[:1]).all()):  # a grey image in colour
         y, whole = y[:1], whole[:1]
     if len(y) > 1:
-        patches = _patches(y, whole, COLOUR_SIDE)
+        patches = patches_of(y, whole, COLOUR_SIDE)
         if patches is not None and len(patches) >= PATCHES_A_DIMENSION * patches[0].numel():
             return _smallest_directions(patches.flatten(1))
-    patches = _patches(y, whole, GREY_SIDE)
+    patches = patches_of(y, whole, GREY_SIDE)
     return None if patches is None or len(patches) < LEAST_PATCHES else _smoothest(patches)
 
 
-def _patches(y: Tensor, whole: Tensor, side: int) -> Tensor | None:
+def patches_of(y: Tensor, whole: Tensor, side: int) -> Tensor | None:
     """Patches (n, C, side, side) all of whose pixels count, in float64."""
     if min(y.shape[1:]) < side:
         return None
@@ -163,13 +163,20 @@ def _smallest_directions(patches: Tensor) -> float:
 
 
 def _smoothest(patches: Tensor) -> float:
+    _, coarse, fine = by_frequency(patches, GREY_SIDE)
+    count = max(LEAST_PATCHES // 4, int(SMOOTHEST * len(patches)))
+    return fine[coarse.argsort()[:count]].abs().median().item() / MEDIAN_OF_NORMAL
+
+
+def by_frequency(patches: Tensor, finest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of grey patches (n, 1, side, side): means (n,), the power (n,) of their coarse waves, and the
+    coefficients (n, k) of those that have a frequency of `finest` or more.
+    """
     side = patches.shape[-1]
     places = torch.arange(side, dtype=torch.float64, device=patches.device)
     basis = (torch.pi / side * (places + 0.5) * places[:, None]).cos() * (2 / side) ** 0.5
     basis[0] *= 0.5**0.5
-    coefficients = basis @ patches @ basis.T
+    coefficients = (basis @ patches @ basis.T)[:, 0]
     frequency = places[:, None] + places
-    coarse = coefficients[..., (frequency > 0) & (frequency < side - 1)].square().sum((1, 2))
-    count = max(LEAST_PATCHES // 4, int(SMOOTHEST * len(patches)))
-    fine = coefficients[coarse.argsort()[:count]][..., frequency >= side]
-    return fine.abs().median().item() / MEDIAN_OF_NORMAL
+    coarse = coefficients[:, (frequency > 0) & (frequency < side - 1)].square().sum(1)
+    return coefficients[:, 0, 0] / side, coarse, coefficients[:, frequency >= finest]

@@ -28,7 +28,9 @@ def _random(shape: Sequence[int], missing: float, seed: int) -> Mask:
     return Mask.random(shape, missing, generator=seeded(seed, "random mask"))
 
 
+IDENTITY = "none"
 NAMED: dict[str, tuple[str, Callable[[Sequence[int], float, int], Operator]]] = {
+    IDENTITY: (IDENTITY, lambda shape, value, seed: Mask(torch.ones(*shape, dtype=torch.bool))),
     "sr": ("sr:4", lambda shape, value, seed: Downsample(shape, _whole(value))),
     "box": ("box:16", lambda shape, value, seed: Box(shape, _whole(value))),
     "random": ("random:0.8", _random),
@@ -36,8 +38,9 @@ NAMED: dict[str, tuple[str, Callable[[Sequence[int], float, int], Operator]]] = 
     "motion": ("motion:9", lambda shape, value, seed: Blur.motion(shape, _whole(value))),
     "gray": ("gray", lambda shape, value, seed: Grayscale(shape)),
 }
-"""An example, and (shape, the number after the colon, seed) -> the operator: super-resolution, a
-missing box, a share of missing pixels, a blur's standard deviation, the length of a motion, grey.
+"""An example, and (shape, the number after the colon, seed) -> the operator: noise alone,
+super-resolution, a missing box, a share of missing pixels, a blur's standard deviation, the length
+of a motion, grey.
 """
 
 

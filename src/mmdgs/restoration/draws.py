@@ -54,6 +54,7 @@ from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
 from mmdgs.sampling.named import edm_levels
+from mmdgs.sensors import ESTIMATE_POISSON, Bounds, Sensor, bounded, estimated_sensor
 
 BYTES_A_PIXEL, BYTES_WITH_PRODUCTS = 4 << 10, 12 << 10
 """Of memory, for one chain: the network of `photo` takes 2 kB a pixel, and 11 where products with
@@ -102,7 +103,7 @@ def restore(
     y: Float[Tensor, "batch ..."],
     operator: Any,
     *,
-    noise: float | Tensor | str,
+    noise: float | Tensor | Sensor | str,
     levels: Sequence[NoiseLevel] | None = None,
     shape: Sequence[int] | None = None,
     interval: tuple[float, float] | None = None,
@@ -159,32 +160,51 @@ def restore(
 class Restoration:
     """Measurements and all that their draws need, checked and resolved once by `of`.
 
-    `y` (B, *out_shape) and the standard deviation of its `noise` (1 or B, ...) are for x in [0, 1];
-    `moments` and `levels` are in the model's units. The first measurement has the number `first`.
+    `y` (B, *out_shape) and the standard deviation of its `noise` (1 or B, ...), or its sensor, are
+    for x in [0, 1]; `moments` and `levels` are in the model's units. The first measurement has the
+    number `first`.
     """
 
     settings: RestorationSettings
     model: Model
     y: Tensor
     operator: Operator
-    noise: Tensor
+    noise: Tensor | Sensor
     moments: Moments
     levels: Sequence[NoiseLevel]
     first: int
 
     @classmethod
     def of(
-        cls, settings: RestorationSettings, model: Model, y: Tensor, operator: Any, first: int = 0
+        cls,
+        settings: RestorationSettings,
+        model: Model,
+        y: Tensor,
+        operator: Any,
+        first: int = 0,
+        bounds: Bounds | None = None,
     ) -> Restoration:
-        """Of one of this package's operators, or what `as_operator` takes."""
+        """Of one of this package's operators, or what `as_operator` takes.
+
+        What of y lies at the `bounds` or beyond was clipped there (`Sensor`).
+        """
         check_model(model)
         model = _sized(model, y, operator)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
-        if isinstance(operator, Nonlinear) and settings.particles > 1:
-            raise UsageError(f"particles need a linear operator, got {operator!r}: particles=1")
         y = measured(y.detach(), operator).to(model.device, torch.float32)
-        noise, moments, levels = settings.noise, settings.covariance, settings.levels
-        noise = noise_of(noise, y, operator)
+        moments, levels = settings.covariance, settings.levels
+        noise = bounded(noise_of(settings.noise, y, operator), y, operator, bounds)
+        local = [operator] * isinstance(operator, Nonlinear) + [noise] * isinstance(noise, Sensor)
+        if local and settings.particles > 1:
+            raise UsageError(
+                f"particles need linear measurements whose noise does not depend on x, got "
+                f"{local[0]!r}: take one particle"
+            )
+        if len(local) > 1:
+            raise UsageError(
+                f"measurements that are not linear need noise that does not depend on x, got "
+                f"{noise!r}"
+            )
         if isinstance(moments, Covariance | str):
             moments = model.posterior(moments)
         _require_room(model, moments)
@@ -201,6 +221,12 @@ class Restoration:
     def width(self) -> float:
         low, high = self.model.interval
         return high - low
+
+    @cached_property
+    def deviations(self) -> Tensor:
+        """The standard deviation of the noise, (1 or B, ...); of a sensor that at y."""
+        noise = self.noise
+        return noise.variances(self.y).sqrt() if isinstance(noise, Sensor) else noise
 
     def draws(
         self,
@@ -236,10 +262,10 @@ class Restoration:
             measurements = self.operator.known(torch.ones_like(self.y[:1])).sum().item()
             info["log_evidence"] += measurements * math.log(self.width)
         if isinstance(self.operator, Nonlinear):
-            noise = self.noise.expand(len(self.y), *self.noise.shape[1:])[start:stop]
+            noise = self.deviations.expand(len(self.y), *self.deviations.shape[1:])[start:stop]
             info |= told_of(self.operator, draws, self.y[start:stop].cpu(), noise.cpu())
         cost = runs[0].cost.times(self.settings.particles)
-        return Restored(draws, cost, seconds, self.noise.cpu(), info)
+        return Restored(draws, cost, seconds, self.deviations.cpu(), info)
 
     def _run(
         self, start: int, stop: int, tick: Callable[[int], object], callback: Watch | None
@@ -254,12 +280,18 @@ class Restoration:
             for i, number in enumerate(numbers.tolist())
         ]
         seeds = [child_seed(settings.seed, name) for name in names]
-        noise = self.noise if len(self.noise) == 1 else self.noise[rows]
+        noise: Any = self.noise
+        if isinstance(noise, Sensor):
+            noise = noise.rows(rows, len(self.y))
+        elif len(noise) > 1:
+            noise = noise[rows]
         y, operator = self.y[rows], self.operator
         if isinstance(operator, Nonlinear):
             operator = operator.in_units(self.model.interval[0], self.width)
         else:
-            y, noise = self.width * y + self.offset, self.width * noise
+            y = self.width * y + self.offset
+            sensor = isinstance(noise, Sensor)
+            noise = noise.scaled(self.width, self.offset) if sensor else self.width * noise
         given = GivenMoments(self.moments, y, operator, noise)
         plan = restoration_plan(given, self.levels, settings.chains, particles)
         streams = Streams(seeds, len(seeds), purpose="start")
@@ -327,6 +359,8 @@ def _sized(model: Model, y: Tensor, operator: Any) -> Model:
                 "measurements that are no images say theirs: give shape=(3, height, width)"
             )
         shape = y.shape[1:]
+    if shape is not None and len(shape) == 3 and shape[0] == 1:
+        model = model.grey()
     return model.sized(*shape[1:]) if model.any_size and shape is not None else model
 
 
@@ -353,14 +387,23 @@ def check_model(model: Model) -> None:
         )
 
 
-def noise_of(noise: float | Tensor | str, y: Tensor, operator: Operator) -> Tensor:
-    """The standard deviation of the noise, of as many dimensions as y, for values in [0, 1]."""
+def noise_of(
+    noise: float | Tensor | Sensor | str, y: Tensor, operator: Operator
+) -> Tensor | Sensor:
+    """The standard deviation of the noise, of as many dimensions as y, or the sensor that has it;
+    for values in [0, 1].
+    """
+    if isinstance(noise, Sensor):
+        unit_noise(noise.variances(y).sqrt().amax(), operator, y)
+        return noise
     if not isinstance(noise, str):
         return unit_noise(noise, operator, y)
+    if noise == ESTIMATE_POISSON:
+        return estimated_sensor(y, operator)
     if noise != ESTIMATE:
         raise UsageError(
             "the noise must be a standard deviation (a number, one a row, or one a measurement, in "
-            f"y's shape) or {ESTIMATE!r}, got {noise!r}; for Poisson noise, y = counts / peak, "
-            "give one a measurement: noise=(y.clamp(min=1 / peak) / peak).sqrt()"
+            f"y's shape), a mmdgs.sensors.Sensor, {ESTIMATE!r} or {ESTIMATE_POISSON!r}, got "
+            f"{noise!r}; Poisson noise, y = counts / peak, is Sensor(gain=1 / peak)"
         )
     return noise_variances(estimated_noise(y, operator), operator, y).sqrt()

@@ -1,8 +1,11 @@
 """Restorations of many measurements, into a folder as they come: a run that was killed goes on.
 
 draws.npz      `draws` (draws, images, C, H, W), `mean` and `std` (images, C, H, W), float32, not
-               clipped; for images of several sizes it is a folder, with draws/NAME.npz of each
+               clipped; for images of several sizes, and draws of more than a gigabyte, it is a
+               folder, with draws/NAME.npz of each
 mean/, std/    the same as PNG files, named as the images were; in std/ white is STD_WHITE
+files/         of files of instruments (data/instruments.py): NAME-mean, NAME-std, NAME-draw-0 in
+               their format, axes, type and units, with their metadata
 restored.png   some images: measurement, mean, draws, standard deviation and, if known, the truth
 restored.json  settings, cost and scores; for each image its name, the noise that was assumed, and
                with several particles log p(y) and the least effective share of the particles
@@ -24,7 +27,7 @@ from torch.nn import functional
 from mmdgs.cost import Cost
 from mmdgs.data import to_uint8
 from mmdgs.data.pictures import GAP, SCALE, image_grid, png
-from mmdgs.data.single import file_names
+from mmdgs.data.single import NamedImage, file_names, write_results
 from mmdgs.errors import UsageError
 from mmdgs.files import file_written_atomically, remove, write_atomically
 from mmdgs.identity import input_record
@@ -33,22 +36,24 @@ from mmdgs.metrics import calibration_ratio, coverage_of, crps, psnr, ssim
 from mmdgs.models import Model
 from mmdgs.moments.calibrated import calibration_record
 from mmdgs.operators import Operator
-from mmdgs.operators.measurements import unit_noise
 from mmdgs.randomness import Streams, randn_like
 from mmdgs.reading import reading
-from mmdgs.restoration.draws import Restoration, Restored
+from mmdgs.restoration.draws import Restoration, Restored, noise_of
 from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.runtime import environment, progress_bar
 from mmdgs.sampling.engine import chains_at_once
 from mmdgs.sampling.writers import FolderDestination, numbered, read_part, write_picture
+from mmdgs.sensors import Bounds, Sensor
 
 STD_WHITE = 0.25
 SHOWN, SHOWN_DRAWS = 8, 4
 """Images and draws of each in restored.png."""
 LARGEST_TILE = 256
 """Pixels a side of an image there."""
-ARRAYS, RECORD, PICTURE = "draws.npz", "restored.json", "restored.png"
+ARRAYS, RECORD, PICTURE, FILES = "draws.npz", "restored.json", "restored.png", "files"
 HEADER = 16
+TOGETHER = 1 << 30
+"""Bytes of draws up to which they are one file, which is put together in memory."""
 LEAST_SSIM = 11
 """Pixels a side that a structural similarity needs."""
 
@@ -56,19 +61,25 @@ LEAST_SSIM = 11
 class RestoredFolder(FolderDestination):
     """The folder of restorations; until all are there each image's draws are in a hidden folder.
 
-    `names` are those of the images, `shapes` those of the draws of each, (draws, C, H, W).
+    `names` are those of the images, `shapes` those of the draws of each, (draws, C, H, W), and
+    `images` may say which files they came from.
     """
 
     def __init__(
-        self, path: Path, names: Sequence[str] = (), shapes: Sequence[tuple[int, ...]] = ()
+        self,
+        path: Path,
+        names: Sequence[str] = (),
+        shapes: Sequence[tuple[int, ...]] = (),
+        images: Sequence[NamedImage] = (),
     ) -> None:
         super().__init__(path, RECORD)
-        self.names, self.shapes = list(names), list(shapes)
+        self.names, self.shapes, self.images = list(names), list(shapes), list(images)
 
     def arrays(self) -> dict[Path, range]:
         """The files of arrays, and the images whose draws are in each."""
         count = len(self.names)
-        if len(set(self.shapes)) <= 1:
+        size = 4 * sum(math.prod(shape) for shape in self.shapes)
+        if len(set(self.shapes)) <= 1 and size <= TOGETHER:
             return {self.path / ARRAYS: range(count)}
         folder = self.path / Path(ARRAYS).stem
         return {folder / f"{self.names[i]}.npz": range(i, i + 1) for i in range(count)}
@@ -107,6 +118,13 @@ class RestoredFolder(FolderDestination):
             with file_written_atomically(file) as stream:
                 values: Any = {name: x.numpy() for name, x in arrays.items()}
                 numpy.savez_compressed(stream, **values)
+        if any(image.stored for image in self.images):
+            (self.path / FILES).mkdir(exist_ok=True)
+            write_results(self.path / FILES, self.images, self._results_of)
+
+    def _results_of(self, number: int) -> Tensor:
+        draws = self.draws(range(number, number + 1))[:, 0]
+        return torch.cat([draws.mean(0)[None], _spread(draws)[None], draws])
 
     def remove_arrays(self) -> None:
         """Those of a run that was killed before its record was complete."""
@@ -114,7 +132,7 @@ class RestoredFolder(FolderDestination):
             remove(path)
 
     def _results(self) -> list[Path]:
-        names = (ARRAYS, Path(ARRAYS).stem, PICTURE, "mean", "std")
+        names = (ARRAYS, Path(ARRAYS).stem, PICTURE, "mean", "std", FILES)
         return [self.path / name for name in names]
 
 
@@ -123,7 +141,9 @@ class Measurements:
     """Measurements y (B, *out_shape) in [0, 1] units by an operator; with a truth they are scored.
 
     Files have the `names` of the images, or numbers. `source` goes into the record: where they came
-    from.
+    from. `noise` is that of these measurements, where it is not the settings', and `bounds` are
+    where they were clipped (`Restoration.of`); results of the `images` of instruments' files are
+    written as such files, too.
     """
 
     y: Tensor
@@ -131,6 +151,9 @@ class Measurements:
     truth: Tensor | None = None
     names: Sequence[str] = ()
     source: Mapping[str, Any] = field(default_factory=dict)
+    noise: Any = None
+    bounds: Bounds | None = None
+    images: Sequence[NamedImage] = ()
 
 
 @dataclass(frozen=True)
@@ -147,12 +170,15 @@ class RestorationSummary:
 
 
 def simulated(
-    truth: Tensor, operator: Operator, noise: float, *, seed: int, first: int = 0
+    truth: Tensor, operator: Operator, noise: Any, *, seed: int, first: int = 0
 ) -> Tensor:
-    """Measurements A x + noise e of clean images; those of image i depend on (seed, i) alone."""
+    """Measurements of A x for clean images x; those of image i depend on (seed, i) alone."""
     clean = operator(truth)
-    unit_noise(noise, operator, clean)  # refuses what is not positive, or far too large
-    return clean + noise * randn_like(clean, Streams(seed, len(truth), first, purpose="simulate"))
+    streams = Streams(seed, len(truth), first, purpose="simulate")
+    level = noise_of(noise, clean, operator)  # refuses what is not positive, or far too large
+    if isinstance(level, Sensor):
+        return level.simulated(clean, streams)
+    return clean + noise * randn_like(clean, streams)
 
 
 def restore_into(
@@ -174,7 +200,8 @@ def restore_into(
     names = file_names([name for part in sets for name in part.names])
     names = names or [*map(numbered, range(count))]
     shapes = [(size, *work.model.shape) for work in works for _ in work.y]
-    place = RestoredFolder(Path(out), names, shapes)
+    pictures = [image for part in sets for image in part.images]
+    place = RestoredFolder(Path(out), names, shapes, pictures)
     inputs = input_record(
         model=model,
         estimator=works[0].moments,
@@ -182,6 +209,7 @@ def restore_into(
         y=_one_or_all([work.y for work in works]),
         truth=_one_or_all([part.truth for part in sets]),
         names=names,
+        noise=_one_or_all([work.noise for work in works]),
     )
     calibration = calibration_record(works[0].moments, works[0].levels)
     record = {"count": count, "model": model.digest, **settings.record(), **sets[0].source}
@@ -213,12 +241,8 @@ def restore_into(
             seconds = sum(note["seconds"] for note in notes)
             scores, picture = _scores_and_picture(place, works, [part.truth for part in sets])
         write_atomically(place.path / PICTURE, picture)
-        noise = [
-            level
-            for work in works
-            for level in work.noise.square().flatten(1).mean(1).sqrt().expand(len(work.y)).tolist()
-        ]
-        images = [{"name": name, "noise": level} for name, level in zip(names, noise, strict=True)]
+        noise = [level for work in works for level in _noise_in_words(work)]
+        images = [{"name": name, **level} for name, level in zip(names, noise, strict=True)]
         for key, value in ((key, value) for note in notes for key, value in note.items()):
             number, _, name = key.partition(" ")
             if name:
@@ -237,10 +261,20 @@ def _works(
         raise UsageError("there are no measurements")
     works, first = [], 0
     for part in sets:
-        works.append(Restoration.of(settings, model, part.y, part.operator, first))
+        own = settings if part.noise is None else replace(settings, noise=part.noise)
+        works.append(Restoration.of(own, model, part.y, part.operator, first, part.bounds))
         settings = replace(settings, covariance=works[0].moments)
         first += len(part.y)
     return works
+
+
+def _noise_in_words(work: Restoration) -> list[dict[str, float]]:
+    """Of each measurement: the standard deviation of its noise, by its mean square; its sensor."""
+    levels = work.deviations.square().flatten(1).mean(1).sqrt().expand(len(work.y)).tolist()
+    own: list[dict[str, float]] = [{}] * len(work.y)
+    if isinstance(work.noise, Sensor):
+        own = [work.noise.record(i, len(work.y)) for i in range(len(work.y))]
+    return [{"noise": level, **sensor} for level, sensor in zip(levels, own, strict=True)]
 
 
 def _parts(work: Restoration) -> list[range]:
@@ -280,7 +314,10 @@ def _scores_and_picture(
     scores: list[tuple[int, dict[str, float]]] = []
     rows: list[dict[str, Tensor]] = []
     for work, truth in zip(works, truths, strict=True):
-        draws = place.draws(range(work.first, work.first + len(work.y)))
+        if truth is None and len(rows) == SHOWN:
+            continue
+        shown = len(work.y) if truth is not None else min(SHOWN, len(work.y))
+        draws = place.draws(range(work.first, work.first + shown))
         scores += [] if truth is None else [(len(truth), scores_of(draws, truth))]
         rows += overview_rows(draws, work.operator, work.y, truth)[: SHOWN - len(rows)]
     counts = [count for count, _ in scores]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mmdgs.moments import Moments
     from mmdgs.noise import NoiseLevel
+    from mmdgs.sensors import Sensor
 
 MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
 GOOD = "good"
@@ -40,7 +41,8 @@ class RestorationSettings:
     """How measurements are restored: what runs, and what the record of a run says.
 
     `noise` is a standard deviation for values in [0, 1]: a number, one a row (B,), one a
-    measurement, or "estimate", which takes it from y (`operators.estimated_noise`). `covariance` is
+    measurement; a `mmdgs.sensors.Sensor`; or "estimate" or "estimate-poisson", which take it from y
+    (`operators.estimated_noise`, `sensors.estimated_sensor`). `covariance` is
     one of `mmdgs.covariances`, its name, or an estimator in the units of the model. `chains` are
     "multistep", which follows the conditioned means; "bridge", which draws at every level (with the
     exact covariance of Gaussian data it is exact in any number of steps); or "mirrored" for the
@@ -52,7 +54,7 @@ class RestorationSettings:
     changes numbers by rounding alone.
     """
 
-    noise: float | Tensor | str
+    noise: float | Tensor | Sensor | str
     covariance: Covariance | str | Moments = option(
         Spectral(),
         "spectral, low-rank, isotropic, diagonal, krylov ...",

@@ -69,7 +69,7 @@ def conformal_factor(scores: Tensor, covered: float = COVERED) -> float:
 
 def calibrated_factors(model: Model, x: Tensor, settings: PosteriorSettings) -> Conformal:
     """Fit on every second of clean images x (n, C, H, W) in [0, 1], and check on the others."""
-    sigma = float(settings.sigma)
+    sigma = float(settings.sigma)  # type: ignore[arg-type]  # checked: a number
     level = level_of(model, sigma)
     if len(x) < LEAST:
         raise UsageError(

@@ -3,6 +3,7 @@
 NAME/mean.png, std.png     the mean; standard deviations in colour, with a scale
 NAME/draws/0.png ...       draws
 NAME/components/1.png ...  a strip for each component, from -2 to +2 standard deviations
+NAME/NAME-mean.tif ...     of the file of an instrument: mean, std and draws as such files
 NAME/arrays.npz            all arrays (`ImagePosterior.arrays`), float32 in [0, 1] units, not
                            clipped
 NAME/page.html             everything in one self-contained page
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor
 
 from mmdgs.data.pictures import png
-from mmdgs.data.single import is_folder_name
+from mmdgs.data.single import NamedImage, is_folder_name, write_results
 from mmdgs.errors import UsageError, shown
 from mmdgs.files import folder_written_atomically, read_json, to_json, write_atomically
 from mmdgs.identity import digest_of, input_record
@@ -42,9 +44,10 @@ RECORD, INDEX, PAGE = "posterior.json", "index.html", "page.html"
 class PosteriorFolder(FolderDestination):
     """A folder with a folder for each image."""
 
-    def __init__(self, path: Path, names: Sequence[str] = (), model: str = "") -> None:
+    def __init__(self, path: Path, images: Sequence[NamedImage] = (), model: str = "") -> None:
         super().__init__(path, RECORD)
-        self.names, self.model = _folder_names(names, path), model
+        self.images, self.model = images, model
+        self.names = _folder_names([image.name for image in images], path)
 
     def present(self, count: int) -> set[int]:
         names = enumerate(self.names[:count])
@@ -62,6 +65,8 @@ class PosteriorFolder(FolderDestination):
             if number in wanted:
                 with folder_written_atomically(self.path / posterior.name) as folder:
                     write_files(folder, posterior)
+                    means = posterior.mean[None], posterior.std[None], posterior.draws
+                    write_results(folder, [self.images[number]], {0: torch.cat(means)}.__getitem__)
 
     def _assemble(self, count: int) -> None:
         if count > 1:
@@ -126,7 +131,7 @@ def posteriors_into(
 ) -> PosteriorsSummary:
     """`image_posterior` for many images, into a folder; simulated ones are scored."""
     model, images, settings, held_out = work.model, work.images, work.settings, work.held_out
-    place = PosteriorFolder(Path(out), [image.name for image in images], model.source)
+    place = PosteriorFolder(Path(out), images, model.source)
     estimators = Estimators.of(model, model.sized(SIDE, SIDE).shape, settings)
     record = {
         "count": len(images),
@@ -136,7 +141,8 @@ def posteriors_into(
         **settings.to_json(),
         "calibration": estimators.calibrations(work.levels),
         "calibrate": None if held_out is None else digest_of(held_out),
-        "inputs": input_record(model=model, estimators=estimators),
+        "inputs": input_record(model=model, estimators=estimators, noises=work.noises),
+        "bounds": work.bounds,
     }
     with place.held():
         place.begin(record, resume=resume, overwrite=overwrite)

@@ -31,8 +31,11 @@ from mmdgs.models.model import as_model
 from mmdgs.moments import Moments
 from mmdgs.moments.contract import estimator_and_denoiser
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import ESTIMATE, Mask, estimated_noise
+from mmdgs.operators import ESTIMATE, Mask
 from mmdgs.randomness import Streams, child_seed, randn_like
+from mmdgs.restoration.draws import noise_of
+from mmdgs.restoration.folder import simulated
+from mmdgs.sensors import Sensor
 from mmdgs.uncertainty.estimators import (
     MEAN,
     Estimators,
@@ -49,6 +52,11 @@ if TYPE_CHECKING:
     from mmdgs.uncertainty.conformal import Conformal
 
 COVERED = 0.9
+CLIPPED = 0.01
+WERE_CLIPPED = (
+    "lie at 0 or full scale, where noise was clipped. With one sigma they count as measured; mmdgs "
+    "restore --operator none takes them as bounds."
+)
 ARRAYS = (
     "noisy", "mean", "std", "low", "high", "draws", "directions", "variances", "residuals",
     "skewness", "excess_kurtosis", "grid", "density", "reach",
@@ -130,7 +138,10 @@ class PosteriorWork:
     """The images of a run, checked before anything is written, and what is done with each.
 
     `given` is an estimator in place of the model's, `held_out` are clean images (n, C, H, W) of the
-    model's size for conformal intervals (conformal.py), which need one sigma for all.
+    model's size for conformal intervals (conformal.py), which need one sigma for all. `noises` are
+    those of the images, where they are not the settings' sigma. What has another noise at every
+    pixel, or pixels that are not known (NaN), goes by draws (drawn.py); then values at the ends of
+    their file count as `bounds`, if so.
     """
 
     model: Model
@@ -138,6 +149,8 @@ class PosteriorWork:
     settings: PosteriorSettings
     given: Moments | None = None
     held_out: Tensor | None = None
+    noises: Sequence[Any] = ()
+    bounds: bool = False
 
     def __post_init__(self) -> None:
         shape = self.model.shape
@@ -145,11 +158,13 @@ class PosteriorWork:
             raise UsageError(f"posteriors are of images, and this model's data have shape {shape}")
         self.model.require_denoiser()
         settings = settings_for(self.model, self.settings)
+        if self.images and all(self.varies(i) for i in range(len(self.images))):
+            settings = replace(settings, components=0)
         object.__setattr__(self, "settings", settings)
         if not self.images:
             raise UsageError("there are no images")
-        if settings.sigma == ESTIMATE and self.held_out is not None:
-            raise UsageError(f"a calibration needs sigma as a number, not {ESTIMATE}")
+        if not isinstance(settings.sigma, int | float) and self.held_out is not None:
+            raise UsageError("a calibration needs sigma as a number")
         for named in self.images:
             try:
                 self._check(named)
@@ -174,12 +189,22 @@ class PosteriorWork:
 
     @cached_property
     def sigmas(self) -> list[float]:
-        """The noise of each image, for values in [0, 1]; at least that of the model's last level,
-        where it has many.
+        """The noise of each image, for values in [0, 1], by its mean square; an estimate is at
+        least that of the model's last level, where it has many.
         """
-        if not isinstance(self.settings.sigma, str):
-            return [self.settings.sigma] * len(self.images)
-        return [max(sigma, self._least) for sigma in self._estimated]
+        words = [isinstance(self.noise(i), str) for i in range(len(self.images))]
+        each = zip(self._estimated, words, strict=True)
+        return [max(sigma, self._least) if word else sigma for sigma, word in each]
+
+    def noise(self, i: int) -> Any:
+        """That of image i: a number, a word, a tensor or a sensor."""
+        return self.noises[i] if self.noises else self.settings.sigma
+
+    def varies(self, i: int) -> bool:
+        """Whether the noise of image i is not the same number at all pixels."""
+        noise, image = self.noise(i), self.images[i].image
+        one = noise == ESTIMATE if isinstance(noise, str) else isinstance(noise, int | float)
+        return not one or bool(image.isnan().any())
 
     @property
     def _least(self) -> float:
@@ -189,10 +214,16 @@ class PosteriorWork:
     @cached_property
     def _estimated(self) -> list[float]:
         estimates = []
-        for named in self.images:
-            x = named.image[None]
+        for i, named in enumerate(self.images):
+            x, noise = named.image[None], self.noise(i)
             try:
-                estimates.append(estimated_noise(x, Mask(torch.ones_like(x[0]))).item())
+                if isinstance(noise, int | float):
+                    estimates.append(float(noise))
+                    continue
+                known = Mask(~x[0].isnan())
+                level = noise_of(noise, known.known(x), known)
+                level = level.variances(x).sqrt() if isinstance(level, Sensor) else level
+                estimates.append(level.square().nanmean().sqrt().item())
             except UsageError as error:
                 raise UsageError(f"{named.name}: {error}") from error
         return estimates
@@ -201,11 +232,13 @@ class PosteriorWork:
     def levels(self) -> list[NoiseLevel]:
         """The level of each image's noise, which the model knows."""
         levels = []
-        for named, sigma in zip(self.images, self.sigmas, strict=True):
+        width = self.model.interval[1] - self.model.interval[0]
+        for i, (named, sigma) in enumerate(zip(self.images, self.sigmas, strict=True)):
             try:
-                levels.append(level_of(self.model, sigma))
+                level = NoiseLevel(sigma=sigma * width)
+                levels.append(level if self.varies(i) else level_of(self.model, sigma))
             except ValueError as error:
-                if self.settings.sigma != ESTIMATE:
+                if self.noise(i) != ESTIMATE:
                     raise
                 estimate = f"the noise of {named.name} was estimated: {error}"
                 raise UsageError(f"{estimate}; give sigma as a number") from error
@@ -224,6 +257,10 @@ class PosteriorWork:
         """
         model, settings, started = self.model, self.settings, time.perf_counter()
         noisy, truth, remarks = self._noisy(i)
+        if self.varies(i):
+            from mmdgs.uncertainty.drawn import drawn_posterior  # which imports this module
+
+            return drawn_posterior(self, i, noisy, truth, remarks, tick, doing)
         estimators = Estimators.of(model, noisy.shape, settings, self.given)
         x_t = model.scaled(noisy[None].float()).to(model.device)
 
@@ -257,7 +294,7 @@ class PosteriorWork:
             seconds=time.perf_counter() - started,
             remarks=remarks,
             model=model.source,
-            command=self._command(i),
+            command=self.command(i),
             region_given=settings.region == region,
             **arrays,  # type: ignore[arg-type]
         )
@@ -268,19 +305,31 @@ class PosteriorWork:
         settings, sigma = self.settings, self.sigmas[i]
         image, remarks = self.images[i].in_channels(self.model.shape[0], clean=settings.simulate)
         if settings.simulate:
-            streams = Streams([child_seed(settings.seed, f"simulate {i}")], 1)
+            seed = child_seed(settings.seed, f"simulate {i}")
+            if self.varies(i):
+                known = Mask(torch.ones_like(image))
+                return simulated(image[None], known, self.noise(i), seed=seed)[0], image, remarks
+            streams = Streams([seed], 1)
             return image + sigma * randn_like(image[None], streams)[0], image, remarks
-        if settings.sigma == ESTIMATE:
+        scale = self.images[i].scale
+        bounds = None if scale is None else scale.bounds
+        if bounds and not settings.simulate and not self.varies(i):
+            share = ((image <= bounds[0]) | (image >= bounds[1])).float().mean().item()
+            if share > CLIPPED:
+                remarks = (*remarks, f"{100 * share:.2g}% of the values {WERE_CLIPPED}")
+        if self.noise(i) == ESTIMATE:
             least, said = self._least, f"The noise was estimated from the image: {sigma:.3g}."
             if self._estimated[i] < least:
                 said = f"{said[:-1]}, the least that the model knows: it is cleaner than that."
             remarks = (*remarks, said)
         return image, None, remarks
 
-    def _command(self, i: int) -> str:
+    def command(self, i: int) -> str:
+        """`mmdgs posterior` with the options that make the posterior of image i."""
         settings, words = self.settings, ["mmdgs", "posterior"]
         words += [self.model.source or "MODEL", self.images[i].source or "IMAGE"]
-        words += ["--sigma", f"{self.sigmas[i]:.6g}", *["--simulate"] * settings.simulate]
+        sigma = "MAP" if self.varies(i) else f"{self.sigmas[i]:.6g}"
+        words += ["--sigma", sigma, *["--simulate"] * settings.simulate]
         words += ["--seed", str(settings.seed)] if settings.seed else []
         return shlex.join(words)
 
@@ -288,7 +337,7 @@ class PosteriorWork:
 def image_posterior(
     model: Model | Denoiser | Moments,
     noisy: Float[Tensor, "c h w"],
-    settings: PosteriorSettings | float | str = ESTIMATE,
+    settings: PosteriorSettings | float | str | Tensor | Sensor = ESTIMATE,
     *,
     levels: Sequence[NoiseLevel] | None = None,
     shape: Sequence[int] | None = None,
@@ -296,8 +345,9 @@ def image_posterior(
 ) -> ImagePosterior:
     """The posterior of one noisy image with values in [0, 1] (before the noise), of any size.
 
-    `settings` are `PosteriorSettings`, or a sigma alone; without them it is estimated, by a blind
-    denoiser (`mmdgs.blind_denoiser`) from its own residual. `model` may
+    `settings` are `PosteriorSettings`, or a sigma alone (a number, a map, a sensor); without them
+    it is estimated, by a blind denoiser (`mmdgs.blind_denoiser`) from its own residual. A grey
+    image goes through a model of colours by `Model.grey`. `model` may
     also be a denoiser, such as `mmdgs.noise_denoiser(net)`. Its `levels` are those it was trained
     at (without them any sigma is asked of it as it is), `shape` (C, H, W) is that of its images
     (unless given, that of this one; larger images go through it in tiles; (3, None, None): any
@@ -319,6 +369,8 @@ def image_posterior(
         raise UsageError(f"levels are for a denoiser that is no Model: {source!r} has its own")
     own_shape = shape if shape is not None or isinstance(source, Model) else tuple(noisy.shape)
     network = as_model(source, levels=levels, shape=own_shape, interval=interval)
+    if noisy.ndim == 3 and len(noisy) == 1 and given is None:
+        network = network.grey()
     if noisy.ndim != 3 or noisy.shape[0] != network.shape[0]:
         raise UsageError(
             f"the model takes images ({network.shape[0]}, height, width), got {tuple(noisy.shape)}"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmdgs.covariances import Covariance, Diagonal, Krylov, Spectral
 from mmdgs.errors import UsageError
 from mmdgs.options import check_counts, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdgs.sensors import Sensor
 
 PRODUCTS = Krylov()
 Region = tuple[int, int, int, int]
@@ -25,7 +30,10 @@ class PosteriorSettings:
     """The noise of images, their components and draws, and the covariances that these come from.
 
     `sigma` is a standard deviation for values in [0, 1], or "estimate", which takes it from each
-    image. Mean, standard deviations and intervals come from the `diagonal`, draws from `draws_by`,
+    image. Noise that is not the same everywhere is a tensor (C, H, W), a `mmdgs.sensors.Sensor`, or
+    "estimate-poisson": then mean and standard deviations are those of draws by `mmdgs.restore`, and
+    there are no components. Of one sigma mean, standard deviations and intervals come from the
+    `diagonal`, draws from `draws_by`,
     components from the full covariance by products, as of `krylov` spaces. Draws by a spectrum take
     their strength at each pixel from the diagonal.
 
@@ -34,7 +42,7 @@ class PosteriorSettings:
     (`of_model`).
     """
 
-    sigma: float | str = "estimate"
+    sigma: float | str | Tensor | Sensor = "estimate"
     simulate: bool = option(
         False,
         "The images are clean: add the noise first, and score the results.",
@@ -71,16 +79,22 @@ class PosteriorSettings:
     krylov: Krylov = PRODUCTS
 
     def __post_init__(self) -> None:
+        from torch import Tensor
+
         from mmdgs.operators import ESTIMATE
         from mmdgs.randomness import checked_seed
+        from mmdgs.sensors import ESTIMATE_POISSON, Sensor
 
         if isinstance(self.sigma, str):
-            if self.sigma != ESTIMATE:
-                raise UsageError(f"sigma must be a number, or {ESTIMATE}, got {self.sigma!r}")
+            if self.sigma not in (ESTIMATE, ESTIMATE_POISSON):
+                words = f"{ESTIMATE} or {ESTIMATE_POISSON}"
+                raise UsageError(f"sigma must be a number, or {words}, got {self.sigma!r}")
             if self.simulate:
                 raise UsageError(
                     "simulated noise needs sigma as a number, such as 0.1 for values in [0, 1]"
                 )
+        elif isinstance(self.sigma, Tensor | Sensor):
+            pass  # checked with the image
         elif not (isinstance(self.sigma, int | float) and 0 < self.sigma < math.inf):
             raise UsageError(f"sigma must be a positive number, got {self.sigma!r}")
         check_counts(self)
@@ -104,6 +118,9 @@ class PosteriorSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Every setting, for records."""
+        from mmdgs.identity import input_record
+
         covariances = {name: getattr(self, name) for name in ("diagonal", "draws_by", "krylov")}
         described = {name: c and c.to_json() for name, c in covariances.items()}
-        return vars(self) | {"region": self.region and list(self.region)} | described
+        sigma = input_record(sigma=self.sigma)
+        return vars(self) | sigma | {"region": self.region and list(self.region)} | described
