@@ -11,6 +11,7 @@ OPTIONS = {
     "many-levels": "",
     "inverse": "images minutes model only",
     "particles": "minutes",
+    "score-ksd": "minutes only",
     "digs": "seeds only minutes",
     "few-steps": "model head images minutes only case",
     "probes": "model",

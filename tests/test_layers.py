@@ -30,7 +30,7 @@ LAYERS = [
     ["posterior"],
     ["networks"],
     ["denoisers"],
-    ["jacobians", "targets", "guidance"],
+    ["jacobians", "levy", "targets", "guidance"],
     ["moments"],
     ["samplers"],
     ["covariances", "identity", "losses"],
