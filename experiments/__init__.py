@@ -12,6 +12,8 @@ OPTIONS = {
     "inverse": "images minutes model only",
     "particles": "minutes",
     "score-ksd": "minutes only",
+    "levy": "minutes only",
+    "bipsda": "minutes only",
     "digs": "seeds only minutes",
     "few-steps": "model head images minutes only case",
     "probes": "model",

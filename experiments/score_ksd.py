@@ -236,17 +236,17 @@ def _figure(results: Results) -> Figure:
     """Coverage against score-KSD, a panel for each cell."""
     canvas, axes = new_figure(1, 4, inches=(15, 3.8))
     rows = [row for row in results.rows if not row.endswith(NETWORK)]
-    for axis, name in zip(axes[0], results.columns, strict=True):
+    for panel, name in zip(axes[0], results.columns, strict=True):
         for row in rows:
             values = results.values(row, name)
             if values:
                 look = {k: v for k, v in line_style(row).items() if k in ("color", "marker")}
                 x, y = (measure.of(values).value for measure in (RATIO, COVERAGE))
-                axis.plot([x], [100 * y], linestyle="", label=row, **{"marker": "o", **look})
-        axis.axhline(90, color="0.7", linewidth=0.8, zorder=0)
-        axis.axvline(1, color="0.7", linewidth=0.8, zorder=0)
-        axis.set(xscale="log")
-        labelled(axis, name, RATIO.title, "coverage of 90% intervals, %", 9)
+                panel.plot([x], [100 * y], linestyle="", label=row, **{"marker": "o", **look})
+        panel.axhline(90, color="0.7", linewidth=0.8, zorder=0)
+        panel.axvline(1, color="0.7", linewidth=0.8, zorder=0)
+        panel.set(xscale="log")
+        labelled(panel, name, RATIO.title, "coverage of 90% intervals, %", 9)
     legend(canvas)
     caption = "Score-KSD over that of exact draws, and coverage; right draws are at the crossing."
     return Figure("score_ksd", caption, canvas)

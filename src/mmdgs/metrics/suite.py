@@ -122,7 +122,8 @@ def matrix_16(name: str) -> Tensor:
     """The matrix of A1 (14, 16) or A2 (4, 16)."""
     if name == "A2":
         return 3.0 * torch.eye(16).double()[:4]
-    return torch.linspace(0.1, 0.75, 14).double()[:, None] * torch.eye(16).double()[2:]
+    weak = torch.linspace(0.1, 0.75, 14, dtype=torch.float64)
+    return weak[:, None] * torch.eye(16).double()[2:]
 
 
 def in_mode_16(x: Tensor) -> Tensor:
@@ -201,10 +202,12 @@ def _convolution(d: int) -> Tensor:
 def _fourier(d: int) -> Tensor:
     """Real and imaginary parts of the low and some other frequencies, orthonormal."""
     frequencies = [f for f in range(d // 2 + 1) if f < LOW or KEPT[f] == "1"]
-    angle = 2 * math.pi / d * torch.tensor(frequencies)[:, None] * torch.arange(d).double()
+    turns = torch.tensor(frequencies).double()[:, None] * torch.arange(d) / d
+    angle = 2 * math.pi * turns
     ends = torch.tensor([f in (0, d // 2) for f in frequencies])
-    real = angle.cos() * torch.where(ends, 1.0, math.sqrt(2))[:, None]
-    return torch.cat([real, math.sqrt(2) * angle.sin()[~ends]]) / math.sqrt(d)
+    real = angle.cos()
+    real[ends] /= math.sqrt(2)
+    return torch.cat([real, angle.sin()[~ends]]) / math.sqrt(d / 2)
 
 
 TASKS: dict[str, Callable[[int], Tensor]] = {
