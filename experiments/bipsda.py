@@ -61,7 +61,7 @@ def _full(denoiser: Any) -> FullMoments:
 
 OURS = {
     "bridge, full": Ours(_full),
-    "bridge, full, 8 particles": Ours(_full, particles=8),
+    "bridge, full, 4 particles": Ours(_full, particles=4),
     "multistep, full": Ours(_full, MULTISTEP),
 }
 
@@ -73,7 +73,7 @@ class Settings:
     trials: int = 10
     draws: int = 2_000
     levels: int = 25
-    steps: int = 100
+    steps: int = 64
     tuned_on: int = 8
     tuned_draws: int = 40
 

@@ -33,7 +33,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,28 +91,29 @@ def installed(name: str = AZULA[0]) -> bool:
     return name not in DEFAULTS or importlib.util.find_spec(library) is not None
 
 
-@cache
+KEPT: list[torch.library.Library] = []
+
+
 def load_deepinv() -> Any:
-    """Import torchvision and deepinv; what must be kept as long as they are used.
+    """deepinv, imported after torchvision.
 
     torchvision's wheel beside a CPU build of torch lacks three operators, which nothing here calls:
-    they are declared.
+    they are declared, for as long as `KEPT` holds them.
     """
-    kept = None
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.startswith("torchvision")]:
             del sys.modules[name]
-        kept = torch.library.Library("torchvision", "DEF")
+        KEPT.append(torch.library.Library("torchvision", "DEF"))
         pooling = "int pooled_width, int sampling_ratio, bool aligned) -> Tensor"
         for operator in (
             "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
             "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
             f"roi_align(Tensor input, Tensor rois, float scale, int pooled_height, {pooling}",
         ):
-            kept.define(operator)
-    return kept, importlib.import_module("deepinv")
+            KEPT[0].define(operator)
+    return importlib.import_module("deepinv")
 
 
 def left_out(library: str = "azula", name: str = AZULA[0]) -> list[str]:

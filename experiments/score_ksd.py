@@ -77,9 +77,9 @@ class Settings:
 
     draws: int = 500
     levels: int = 25
-    steps: int = 100
-    tuned_on: int = 10
-    tuned_draws: int = 60
+    steps: int = 64
+    tuned_on: int = 6
+    tuned_draws: int = 40
     width: int = 256
     training: int = 6_000
     rows: int = axis(100)  # of the table, at most
@@ -110,7 +110,7 @@ def _full(denoiser: Denoiser) -> FullMoments:
 
 OURS = {
     "bridge, full": Ours(_full),
-    "bridge, full, 8 particles": Ours(_full, particles=8),
+    "bridge, full, 4 particles": Ours(_full, particles=4),
     "bridge, Krylov, 16 steps": Ours(lambda denoiser: KrylovMoments(denoiser, steps=16)),
     "bridge, low rank, 2 products": Ours(_low_rank),
     "bridge, diagonal": Ours(lambda denoiser: DiagonalMoments(denoiser, probes=None)),

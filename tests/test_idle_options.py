@@ -20,6 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from mmdgs.cli import app
+from mmdgs.metrics import suite
 
 EXEMPT = {"debug", "quiet", "device", "out", "overwrite", "resume", "help"}
 """Options that change what is shown, where results go, or what becomes of those before."""
@@ -64,8 +65,7 @@ def pictures(folder: Path) -> None:
 
 SOURCE = """
 import torch
-def sample(problem, draws, seed):
-    generator = torch.Generator().manual_seed(seed)
+def sample(problem, draws, generator):
     shape, dtype = (draws, problem.cases, problem.dim), problem.y.dtype
     return torch.randn(shape, generator=generator, dtype=dtype)
 """
@@ -191,6 +191,13 @@ def outcome(name: str, inputs: Path, folder: Path, added: str) -> tuple[int, str
         digest.update(str(file.relative_to(folder)).encode() + content(file))
     printed = result.output if result.exit_code or not case.out else ""
     return result.exit_code, printed, digest.hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gibbs' chains of the suite of `judge`, short enough for tests."""
+    for name, count in {"BURN_IN": 2, "SWEEPS": 5, "APART": 1, "MANY": 200}.items():
+        monkeypatch.setattr(suite, name, count)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def judge(
     count: int = Option(
         50, "--draws", min=4, help="With --suite: draws of each signal; of benchmark A ten times."
     ),
-    cases: int = Option(25, min=10, help="With --suite: signals of each Levy process."),
+    cases: int = Option(20, min=10, help="With --suite: signals of each Levy process."),
     seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:

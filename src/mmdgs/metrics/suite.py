@@ -49,7 +49,7 @@ NOISE_DRAWS, GROUPS = 5, 10
 MANY = 20_000  # exact draws that intervals and modes of A are held against
 SIGNALS, SNR = 1_000, 25.0
 """Of B: signals whose median power sets the noise, so many dB below it."""
-BURN_IN, SWEEPS, APART = 300, 2_500, 30
+BURN_IN, SWEEPS, APART = 300, 2_000, 20
 """Of the reference: sweeps before it counts, for the mean, and from one exact draw to the next."""
 NOISIEST = 20.0  # over the largest signal
 KERNEL_TAPS, KERNEL_WIDTH, LOW = 13, 2.0, 5
