@@ -61,7 +61,7 @@ def _full(denoiser: Any) -> FullMoments:
 
 OURS = {
     "bridge, full": Ours(_full),
-    "bridge, full, 4 particles": Ours(_full, particles=4),
+    "bridge, full, 8 particles": Ours(_full, particles=8),
     "multistep, full": Ours(_full, MULTISTEP),
 }
 
@@ -70,11 +70,11 @@ OURS = {
 class Settings:
     """Trials, draws of each, levels; a rival's steps, trials and draws of its search."""
 
-    trials: int = 10
-    draws: int = 2_000
+    trials: int = 8
+    draws: int = 1_000
     levels: int = 25
     steps: int = 64
-    tuned_on: int = 8
+    tuned_on: int = 4
     tuned_draws: int = 40
 
 

@@ -13,15 +13,14 @@ error is that of the chains.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from experiments import rivals
-from experiments.exact import EXACT, Other, Ours
+from experiments.exact import EXACT, Ours
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results
-from mmdgs.metrics.suite import INCREMENTS, SNR, SUITE_OF_B, TASKS, Case, Levy
+from mmdgs.metrics.suite import INCREMENTS, SUITE_OF_B, TASKS, Case, Levy
 from mmdgs.moments import FullMoments
 from mmdgs.randomness import seeded
 from mmdgs.report.page import Outcome, Section
@@ -47,34 +46,29 @@ def _full(denoiser: Any) -> FullMoments:
 
 
 OURS = {"bridge, full": Ours(_full), "multistep, full": Ours(_full, MULTISTEP)}
-OTHERS = {"DPS": "DPS", "PiGDM": "PiGDM", "DiffPIR": rivals.PIR}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Signals, draws of each, levels; steps, signals and draws of a rival's search."""
+    """Signals, draws of each, levels."""
 
-    signals: int = 16
+    signals: int = 12
     draws: int = 50
-    levels: int = 12
-    steps: int = 50
-    tuned_on: int = 10
-    tuned_draws: int = 6
+    levels: int = 10
 
 
 FULL = Settings()
-QUICK = Settings(signals=2, draws=4, levels=3, steps=2, tuned_on=2, tuned_draws=3)
+QUICK = Settings(signals=2, draws=4, levels=3)
 
 
 def run(context: Context) -> Outcome:
-    """The bridge in every cell; the other methods in those of the suite."""
+    """The bridge in every cell, multistep in those of the suite."""
     settings = context.sized(FULL, QUICK)
-    every = [Levy(law, task) for law in INCREMENTS for task in TASKS]
     some = list(SUITE_OF_B)
+    cells_of_b = [Levy(law, task) for law in INCREMENTS for task in TASKS]
+    every = some + [cell for cell in cells_of_b if cell not in some]
     methods: dict[str, tuple[Any, list[Levy]]] = {EXACT: (None, every)}
     methods |= {name: (how, some if "multi" in name else every) for name, how in OURS.items()}
-    others = {n: Other(o, settings.steps) for n, o in OTHERS.items() if rivals.installed(o)}
-    methods |= {name: (how, some) for name, how in others.items()}
     if context.quick:
         methods = {name: (how, some[-1:]) for name, (how, _) in list(methods.items())[:2]}
     cells = {  # cell by cell: its E[x | y] takes as long as its draws
@@ -83,7 +77,7 @@ def run(context: Context) -> Outcome:
         for name, (how, own) in methods.items()
         if cell in own
     }
-    results = Grid("levy", cells, partial(_measured, settings=settings), settings, "cell")
+    results = Grid("levy", cells, partial(_measured, settings=settings), settings, "case")
     measured = results.run(context)
     records = {"settings": asdict(settings), "cells": measured.records(), "published": _published()}
     return Outcome(records, [_section(measured, settings)], left=measured.open())
@@ -97,25 +91,17 @@ def _case(levy: Levy, signals: int, seed: int) -> Case:
 def _measured(cell: Cell, settings: Settings) -> Part:
     method, levy = cell.what
     case = _case(levy, settings.signals, cell.seed)
-    evaluations, own = 0.0, {}
     if method is None:
-        draws = case.exact(settings.draws, seeded(cell.seed, EXACT))
-    elif isinstance(method, Ours):
+        draws, evaluations = case.exact(settings.draws, seeded(cell.seed, EXACT)), 0.0
+    else:
         levels = edm(settings.levels, case.problem.noisiest, LAST * case.problem.noise)
         draws, evaluations = method.draws(case.problem, levels, settings.draws, cell.seed)
-    else:
-        scale = case.problem.noise * 10 ** (SNR / 20)
-        other = levy.case(settings.tuned_on, cell.seed + 1)
-        noisiest = replace(other.problem, noisiest=case.problem.noisiest)
-        own = method.tuned(noisiest, other.truth, scale, settings.tuned_draws, cell.seed + 1)
-        known = (settings.draws, cell.seed, own["setting"])
-        draws, evaluations = method.draws(case.problem, scale, *known)
-    return Part(case.numbers(draws) | {"evaluations": evaluations} | own)
+    return Part(case.numbers(draws) | {"evaluations": evaluations})
 
 
 def _published() -> list[dict[str, Any]]:
     return [
-        {"row": name, "cell": f"{law}, {task}", "gap": gap}
+        {"row": name, "case": f"{law}, {task}", "gap": gap}
         for name, tasks in PUBLISHED.items()
         for task, gaps in tasks.items()
         for law, gap in zip(OF_THEIRS, gaps, strict=True)
@@ -124,10 +110,8 @@ def _published() -> list[dict[str, Any]]:
 
 def _section(results: Results, settings: Settings) -> Section:
     text = [
-        f"{settings.signals} signals, {settings.draws} draws of each; ± 95% over signals. Ours: "
-        f"{settings.levels} levels; others: {settings.steps} steps.",
-        *rivals.left_out(),
-        *rivals.settings_said([{**cell, "task": cell["cell"]} for cell in results.records()]),
+        f"{settings.signals} signals, {settings.draws} draws of each, {settings.levels} levels; "
+        "± 95% over signals."
     ]
     tables = [
         results.table(f"{law}: {measure.title}", [measure], head="draws by", columns=own)
