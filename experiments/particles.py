@@ -49,6 +49,7 @@ from mmdgs.data import ImageSet, load_images, midpoints, spread
 from mmdgs.errors import UsageError
 from mmdgs.linalg.evidence import factored, log_evidence
 from mmdgs.metrics import calibration_ratio
+from mmdgs.metrics.suite import CELLS_16, TRUE_16, in_mode_16, matrix_16, prior_16
 from mmdgs.moments import ExactMoments, GivenMoments
 from mmdgs.noise import CLEAN, NoiseLevel, add_noise
 from mmdgs.operators import Matrix
@@ -63,7 +64,6 @@ from mmdgs.schedules import Levels, edm
 from mmdgs.targets import GaussianMixture
 from mmdgs.workspace import Part
 
-TRUE_16 = (3, 2, 0.5, -0.5, 1, 0.8, -0.6, 1.1, -0.9, 0.4, 0, -1.2, 0.7, -0.3, 0.5, -0.8)
 WEIGHT = Measure("weight", "error of the mode's weight", 3)
 GAP = Measure("gap", "gap to the optimal mean, dB", 2, "less")
 SPREAD = Measure("spread", "spread over error", 3)
@@ -158,27 +158,12 @@ def _two_modes() -> Problem:
     return Problem(mixture, operator, 0.8, y, lambda x: x.sum(-1) > 0, 20.0)
 
 
-def _sixteen(matrix: Tensor, noise: float) -> Problem:
-    """Of a matrix (m, 16), with three draws of the noise."""
-    far = torch.zeros(2, 16, dtype=torch.float64)
-    far[1, :2] = 3.0
-    variances = torch.ones(2, 16, dtype=torch.float64)
-    variances[1, :2] = 2.0
+def _sixteen(name: str, noise: float) -> Problem:
+    """A1 or A2, with three draws of the noise."""
+    mixture, matrix = prior_16(), matrix_16(name)
     clean = matrix @ torch.tensor(TRUE_16, dtype=torch.float64)
     y = clean + noise * randn_like(clean.expand(3, -1), seeded(0, "sixteen"))
-    mixture = GaussianMixture([0.8, 0.2], far, variances).to(dtype=torch.float64)
-    return Problem(mixture, Matrix(matrix), noise, y, lambda x: x[..., :2].sum(-1) > 3, 40.0)
-
-
-def _weak() -> Tensor:
-    matrix = torch.zeros(14, 16, dtype=torch.float64)
-    rows = torch.arange(14)
-    matrix[rows, rows + 2] = torch.linspace(0.1, 0.75, 14, dtype=torch.float64)
-    return matrix
-
-
-def _strong() -> Tensor:
-    return 3.0 * torch.eye(16, dtype=torch.float64)[:4]
+    return Problem(mixture, Matrix(matrix), noise, y, in_mode_16, 40.0)
 
 
 def _digits(data_dir: str | None) -> Problem:
@@ -210,8 +195,7 @@ def _digits(data_dir: str | None) -> Problem:
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "2-D": cache(_two_modes),
-    **{f"A1, {s:g}": cache(partial(_sixteen, _weak(), s)) for s in (0.2, 0.5)},
-    **{f"A2, {s:g}": cache(partial(_sixteen, _strong(), s)) for s in (0.2, 0.5)},
+    **{f"{name}, {s:g}": cache(partial(_sixteen, name, s)) for name, s in CELLS_16},
 }
 
 Problems = Mapping[str, Callable[[], Problem]]

@@ -7,6 +7,7 @@ azula's (pip install mmdgs[azula]; on PYTHONPATH it needs einops and tqdm beside
              paper's r^2 = ratio^2 / (1 + ratio^2)
     DPS      Chung et al., 2023: the norm of each draw's own residual, as in the paper; azula's is
              that of the batch
+    DiffPIR by azula    as below, the proximal step solved and all noise drawn anew
 
 These go down azula's variance-preserving schedule, with data in [-1, 1]. Each has one setting, at
 azula's default unless it is given, and `TRIED` are the values of a search (`tuned`): iterations of
@@ -19,6 +20,7 @@ torchmetrics):
     DPIR     Zhang et al., 2021: plug and play, half-quadratic splitting from 49/255 down to a sigma
              near the noise. One restoration and no draws: all are alike. Its setting is that sigma,
              in units of the noise
+    DDRM     Kawar et al., 2022: in the singular vectors of A, for measurements of vectors; eta
     deepinv moment matching    PosteriorDiffusion as in deepinv's demonstration of it: variance
              exploding, alpha 0.25, Euler's steps; iterations of conjugate gradients. bench.py has
              its time
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,15 +55,17 @@ from mmdgs.restoration.draws import check_model
 from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.runtime import autocast
 from mmdgs.sampling.engine import chains_at_once
+from mmdgs.schedules import edm
 
-AZULA = ("MMPS", "PiGDM", "DPS")
+PIR = "DiffPIR by azula"
+AZULA = ("MMPS", "PiGDM", "DPS", PIR)
 MATCHING = "deepinv moment matching"
 DEFAULTS: dict[str, float] = {
-    **{"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0},
-    **{"DiffPIR": 7.0, "DPIR": 1.0, MATCHING: 3},
+    **{"MMPS": 1, "PiGDM": 0.0, "DPS": 1.0, PIR: 10.0},
+    **{"DiffPIR": 7.0, "DPIR": 1.0, "DDRM": 0.85, MATCHING: 3},
 }
 """The libraries' own values of the one setting."""
-STEPS = {**dict.fromkeys(AZULA, 64), "DiffPIR": 100, "DPIR": 8, MATCHING: 50}
+STEPS = {**dict.fromkeys(AZULA, 64), "DiffPIR": 100, "DPIR": 8, "DDRM": 100, MATCHING: 50}
 """The libraries' own numbers of steps; that of DPIR is fixed."""
 TRIED: dict[str, tuple[float, ...]] = {
     "MMPS": (1, 2, 3, 5, 8, 12, 20),
@@ -68,10 +73,14 @@ TRIED: dict[str, tuple[float, ...]] = {
     "DPS": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     "DiffPIR": (1.0, 3.0, 7.0, 15.0, 30.0),
     "DPIR": (0.5, 0.7, 1.0, 1.4, 2.0),
+    PIR: (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+    "DDRM": (0.0, 0.25, 0.5, 0.7, 0.85, 0.95, 1.0),
 }
-BOUNDS: dict[str, tuple[float, ...]] = {"MMPS": (1,), "PiGDM": (0.0, 1.0)}
+BOUNDS: dict[str, tuple[float, ...]] = {"MMPS": (1,), "PiGDM": (0.0, 1.0), "DDRM": (0.0, 1.0)}
 """Ends that the method itself sets: no search can go on beyond them."""
 
+PROXIMAL, DDRM_LAST = 16, 0.01
+"""GMRES' iterations of azula's DiffPIR; DDRM's last level but one, along EDM's."""
 GRAPH = 4
 """How many times the memory of a forward pass a pass with its graph takes, about."""
 
@@ -80,6 +89,31 @@ def installed(name: str = AZULA[0]) -> bool:
     """Whether the code of a rival can be imported; True for what is no rival."""
     library = "azula" if name in AZULA else "deepinv"
     return name not in DEFAULTS or importlib.util.find_spec(library) is not None
+
+
+KEPT: list[torch.library.Library] = []
+
+
+def load_deepinv() -> Any:
+    """deepinv, imported after torchvision.
+
+    torchvision's wheel beside a CPU build of torch lacks three operators, which nothing here calls:
+    they are declared, for as long as `KEPT` holds them.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        KEPT.append(torch.library.Library("torchvision", "DEF"))
+        pooling = "int pooled_width, int sampling_ratio, bool aligned) -> Tensor"
+        for operator in (
+            "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            f"roi_align(Tensor input, Tensor rois, float scale, int pooled_height, {pooling}",
+        ):
+            KEPT[0].define(operator)
+    return importlib.import_module("deepinv")
 
 
 def left_out(library: str = "azula", name: str = AZULA[0]) -> list[str]:
@@ -161,6 +195,8 @@ class Problem:
 
     def draw(self, name: str, steps: int, setting: float, seed: int) -> Tensor:
         """A draw of each row by the solver of a name."""
+        if name == "DDRM":
+            return _ddrm(self, steps, setting, seed)
         from mmdgs.interop.azula import GuestDenoiser, default_schedule
 
         load_forward_mode()
@@ -212,10 +248,44 @@ def _dps(problem: Problem, guest: Any, zeta: float, settings: dict[str, Any]) ->
     return sampler
 
 
+def _azula_diffpir(problem: Problem, guest: Any, lmbda: float, settings: dict[str, Any]) -> Any:
+    from azula.guidance import DiffPIRDenoiser
+    from azula.sample import DDPMSampler
+
+    known = (problem.y.flatten(1), problem.a, problem.tau**2)
+    solved = {"lmbda": lmbda, "iterations": PROXIMAL}
+    return DDPMSampler(DiffPIRDenoiser(guest, *known, **solved), **settings)
+
+
+def _ddrm(problem: Problem, steps: int, eta: float, seed: int) -> Tensor:
+    """Draws of vectors by deepinv, from the noisiest level down to 0."""
+    load_deepinv()
+    from deepinv.physics import DecomposablePhysics, GaussianNoise
+    from deepinv.sampling import DDRM
+
+    from mmdgs.interop.deepinv import GuestDenoiser
+
+    y, (d,) = problem.y, problem.operator.shape
+    u, s, v = torch.linalg.svd(problem.operator(torch.eye(d).to(y)).mT)
+    rest = (0, d - len(s))
+    physics = DecomposablePhysics(
+        U_adjoint=lambda y: torch.nn.functional.pad(y @ u, rest), U=lambda y: y[:, : len(s)] @ u.mT,
+        V=lambda x: x @ v, V_adjoint=lambda x: x @ v.mT, noise_model=GaussianNoise(problem.tau),
+        mask=torch.nn.functional.pad(s, rest)[None],
+    )  # fmt: skip
+    scale = problem.scale
+    own = GuestDenoiser(problem.counted, (problem.centre, problem.centre + scale))
+    sigmas = [*(level.sigma for level in edm(steps - 1, problem.noisiest, DDRM_LAST)), 0.0]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return DDRM(own, sigmas, eta=eta)(y, physics).detach()
+
+
 _SAMPLERS: dict[str, Callable[[Problem, Any, float, dict[str, Any]], Any]] = {
     "MMPS": _mmps,
     "PiGDM": _pigdm,
     "DPS": _dps,
+    PIR: _azula_diffpir,
 }
 
 

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from mmdgs.cli import app
 from mmdgs.demo import page
 from mmdgs.errors import UsageError
+from mmdgs.metrics import suite
 from mmdgs.networks import NCSNv2
 
 EXEMPT = {"debug", "quiet", "device", "out", "overwrite", "resume", "help"}
@@ -82,8 +83,7 @@ def checkpoint(file: Path) -> None:
 
 SOURCE = """
 import torch
-def sample(problem, draws, seed):
-    generator = torch.Generator().manual_seed(seed)
+def sample(problem, draws, generator):
     shape, dtype = (draws, problem.cases, problem.dim), problem.y.dtype
     return torch.randn(shape, generator=generator, dtype=dtype)
 """
@@ -239,6 +239,13 @@ def outcome(name: str, inputs: Path, folder: Path, added: str) -> tuple[int, str
         digest.update(str(file.relative_to(folder)).encode() + content(file))
     printed = result.output if result.exit_code or not case.out else ""
     return result.exit_code, printed, digest.hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gibbs' chains of the suite of `judge`, short enough for tests."""
+    for name, count in {"BURN_IN": 2, "SWEEPS": 5, "APART": 1, "MANY": 200}.items():
+        monkeypatch.setattr(suite, name, count)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ LAYERS = [
     ["posterior"],
     ["networks"],
     ["denoisers"],
-    ["jacobians", "targets", "guidance"],
+    ["jacobians", "levy", "targets", "guidance"],
     ["moments"],
     ["samplers"],
     ["covariances", "identity", "losses"],

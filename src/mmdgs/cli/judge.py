@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from rich.markup import escape
 from typer import Argument, Context, Option
 
-from mmdgs.cli.app import Overwrite, Seed, app, needs, refuse_idle
+from mmdgs.cli.app import Overwrite, Seed, app, needs, output, refuse_idle
 from mmdgs.cli.reports import write_page
 from mmdgs.errors import UsageError
 
@@ -32,11 +33,14 @@ def judge(
     suite: Path | None = Option(
         None,
         metavar="SAMPLER.py",
-        help="Judge a sampler on problems with known posteriors. This runs the file: name only "
-        "one you trust. It defines sample(problem, draws, seed) and returns draws (draws, N, d).",
+        help="Judge a sampler on two published benchmarks with known posteriors. The file is code "
+        "and is run: name only one you trust. It defines sample(problem, draws, generator) and "
+        "returns draws (draws, N, d).",
     ),
-    count: int = Option(50, "--draws", min=4, help="With --suite: draws of each measurement."),
-    cases: int = Option(100, min=10, help="With --suite: measurements of each problem."),
+    count: int = Option(
+        50, "--draws", min=4, help="With --suite: draws of each signal; of benchmark A ten times."
+    ),
+    cases: int = Option(20, min=10, help="With --suite: signals of each Levy process."),
     seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
@@ -50,15 +54,17 @@ def judge(
     from mmdgs.diagnostics import read_draws
     from mmdgs.files import holds_nothing
     from mmdgs.metrics import judge as judged
-    from mmdgs.metrics.suite import judged_suite, load_sampler
+    from mmdgs.metrics.suite import judged_suite, load_sampler, row_of
 
     if (draws is None) == (suite is None) or (suite is not None and truth is not None):
         raise UsageError("give DRAWS.npz (with --truth), or --suite SAMPLER.py")
     refuse_idle(context, (suite is None, ("count", "cases"), "--suite SAMPLER.py"))
     holds_nothing(out, overwrite)
+    judged_problems = {}
     if draws is None:
         assert suite is not None
-        judgements = judged_suite(load_sampler(suite), cases, count, seed)
+        judged_problems = judged_suite(load_sampler(suite), cases, count, seed)
+        judgements = {name: each.judgement for name, each in judged_problems.items()}
     else:
         tasks = read_draws(draws, truth)
         judgements = {
@@ -67,9 +73,12 @@ def judge(
     with needs("report"):
         from mmdgs.report.draws import outcome
 
-        page = outcome(judgements)
+        page = outcome(judgements, judged_problems)
         title, question = f"Draws of {(suite or draws or out).name}", "Are the draws right?"
         write_page(title, question, out, lambda _: page, seed=seed, overwrite=overwrite)
+    if suite is not None:
+        output.print("The row for docs/results/benchmarks.md:")
+        output.print(escape(row_of(suite.stem, judged_problems)), soft_wrap=True)
 
 
 @app.command()

@@ -8,7 +8,11 @@ from mmdgs.metrics.chains import (
     mode_coverage as mode_coverage,
     rank_rhat as rank_rhat,
 )
-from mmdgs.metrics.discrepancy import kl_divergence as kl_divergence, mmd as mmd
+from mmdgs.metrics.discrepancy import (
+    kl_divergence as kl_divergence,
+    mmd as mmd,
+    score_ksd as score_ksd,
+)
 from mmdgs.metrics.draws import (
     calibration_ratio as calibration_ratio,
     coverage_of as coverage_of,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import fmean
 
 from mmdgs.metrics.judgement import FALSE_ALARM, Chance, Judgement
+from mmdgs.metrics.suite import Judged
 from mmdgs.report.drawing import BLUE, GREY, labelled, new_panels
 from mmdgs.report.page import Figure, Outcome, Section
 from mmdgs.tables import Table
 
 HEAD = ["", "these draws", "right draws", "p"]
+TITLES = {
+    "rmse": "RMSE to x", "ksd": "score-KSD", "ksd_ratio": "score-KSD over that of exact draws",
+    "mode": "weight of the far mode", "coverage": "coverage of 90% intervals",
+    "gap": "gap of the mean, dB",
+}  # fmt: skip
 RATE = f"right draws are called wrong with a probability of at most {FALSE_ALARM:.0%}"
 
 
-def outcome(judgements: Mapping[str, Judgement]) -> Outcome:
-    """Tables, the figure and records of judgements by task."""
+def outcome(
+    judgements: Mapping[str, Judgement], problems: Mapping[str, Judged] | None = None
+) -> Outcome:
+    """Tables, the figure and records of judgements by task; of problems also their numbers."""
     tests = next(iter(judgements.values())).tests
     text = [
         "If draws are right, the truth and its draws are exchangeable. Right draws: the central "
@@ -29,7 +38,9 @@ def outcome(judgements: Mapping[str, Judgement]) -> Outcome:
         f"A test has found something where its p is below {FALSE_ALARM / tests:.2g}: over the "
         f"{tests} tests of this page {RATE} ({FALSE_ALARM:g} / {tests}, Bonferroni).",
     ]
+    problems = problems or {}
     tables = [_table(name, judgement) for name, judgement in judgements.items()]
+    tables = _numbers(problems) + tables
     section = Section("Draws against the truth", text, tables, [_figure(judgements)])
     records = {
         "verdict": verdict(judgements),
@@ -38,8 +49,20 @@ def outcome(judgements: Mapping[str, Judgement]) -> Outcome:
             name: {"verdict": judged.verdict, **asdict(judged)}
             for name, judged in judgements.items()
         },
+        "numbers": {name: [each.numbers, each.exact] for name, each in problems.items()},
     }
     return Outcome(records, [section], verdict(judgements))
+
+
+def _numbers(problems: Mapping[str, Judged]) -> list[Table]:
+    """A line for every number of a problem, beside that of exact draws."""
+    rows = [
+        [name, TITLES[key], *(f"{fmean(values[key]):.3f}" for values in each[1:])]
+        for name, each in problems.items()
+        for key in each.numbers
+    ]
+    header = ["problem", "number", "these draws", "exact draws"]
+    return [Table("Benchmarks", header, rows, left=2)] if rows else []
 
 
 def verdict(judgements: Mapping[str, Judgement]) -> str:
