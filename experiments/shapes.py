@@ -11,7 +11,8 @@ restored by a model of photographs.
 
 PSNR is of the mean of the draws; the white Gaussian prior has its exact mean. Spread over error is
 1 where draws are calibrated. Draws of a volume must also be consistent: deviations of the draws at
-neighbouring slices should be as correlated as errors are, and means over eight slices calibrated.
+neighbouring slices should be as correlated as errors are, and means over eight slices and over
+cubes calibrated.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.nn.functional import max_pool2d
 import mmdgs
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure
+from mmdgs.covariances import LowRank
 from mmdgs.linalg import Diagonal
 from mmdgs.metrics import calibration_ratio, coverage_of
 from mmdgs.models import Model, complex_model, grey_model, load, volume_model
@@ -59,18 +61,19 @@ PRIOR_STD = 0.3
 KNOTS, LARGEST = 8, 1.0
 """Levels at which spectra are fitted, and those of chains begin: four standard deviations of the
 phantoms."""
-DEEP = 8
-"""Slices that are averaged."""
+DEEP, CUBE = 8, 6
+"""Slices that are averaged, and the side of a cube that is."""
 
 PSNR = Measure("psnr", "PSNR, dB", 1, "more")
 COVERAGE = Measure("coverage_90", "coverage of 90% intervals", 1, percent=True)
 EDGES = Measure("coverage_edges", "at edges", 1, percent=True)
 SPREAD = Measure("spread", "spread/error", 2, "one")
 DEPTH = Measure("depth", f"spread/error of {DEEP} slices' mean", 2, "one")
+CUBES = Measure("cubes", f"spread/error of means over cubes of {CUBE}", 2, "one")
 NEXT = Measure("next_draws", "correlation with the next slice, draws", 2)
 NEXT_ERROR = Measure("next_errors", "errors", 2)
 SECONDS = Measure("seconds", "seconds a draw", 1, "less")
-MEASURES = (PSNR, COVERAGE, EDGES, SPREAD, DEPTH, NEXT, NEXT_ERROR, SECONDS)
+MEASURES = (PSNR, COVERAGE, EDGES, SPREAD, DEPTH, CUBES, NEXT, NEXT_ERROR, SECONDS)
 
 
 @dataclass(frozen=True)
@@ -197,11 +200,12 @@ class _Work:
     def moments(self, column: str, row: str, seed: int) -> Moments:
         side = self.settings.side
         model = (grey_model if column == REAL else complex_model)(self.photo).sized(side, side)
-        spectral = model.posterior("spectral") if row != OWN else None
-        if spectral is None:
-            x = self.truth(column, ellipsoids(self.settings.phantoms, side, 2, seed))
-            spectral = _fitted(model, x, seed)
-        return spectral if row == SPECTRAL else LowRankMoments(model, spectral, 1, symmetric=True)
+        if row == SPECTRAL:
+            return model.posterior("spectral")
+        if row == LOW_RANK:
+            return model.posterior(LowRank(1, symmetric=True))
+        x = self.truth(column, ellipsoids(self.settings.phantoms, side, 2, seed))
+        return LowRankMoments(model, _fitted(model, x, seed), 1, symmetric=True)
 
     # --- the stack
 
@@ -225,7 +229,8 @@ class _Work:
         values = _scores(draws, truth) | _costs(restored)
         if cell.row == SLICES:
             values["seconds"] *= n
-        values[DEPTH.key] = calibration_ratio(_deep(draws), _deep(truth))
+        for measure, sides in ((DEPTH, (DEEP, 1, 1)), (CUBES, (CUBE,) * 3)):
+            values[measure.key] = calibration_ratio(_pooled(draws, sides), _pooled(truth, sides))
         mean = draws.mean(0)
         values |= {NEXT.key: _next(draws - mean), NEXT_ERROR.key: _next(truth - mean)}
         return Part(values, {"draws": draws, "truth": truth, "seen": noisy * keep})
@@ -278,9 +283,12 @@ def _slices(volumes: Tensor) -> Tensor:
     return volumes.movedim(2, 1).flatten(0, 1)
 
 
-def _deep(volumes: Tensor) -> Tensor:
-    """Means over slices, (..., D / DEEP, H, W)."""
-    return volumes.unflatten(-3, (-1, DEEP)).mean(-3)
+def _pooled(volumes: Tensor, sides: Sequence[int]) -> Tensor:
+    """Means over boxes with these sides, whole ones alone."""
+    for dim, side in zip((-3, -2, -1), sides, strict=True):
+        whole = volumes.narrow(dim, 0, volumes.shape[dim] // side * side)
+        volumes = whole.unflatten(dim, (-1, side)).mean(dim)
+    return volumes
 
 
 def _next(deviations: Tensor) -> float:

@@ -362,6 +362,19 @@ def test_every_second_example_is_fitted_to_and_the_others_judge() -> None:
     assert seen == [*range(0, 12, 2)] * 2 + [*range(1, 12, 2)]
 
 
+def test_a_calibration_that_does_not_hold_on_other_examples_is_said(caplog) -> None:
+    examples = draws(40)
+    level = NoiseLevel(1.0)
+    moments = mmdgs.IsotropicMoments(target().denoiser(), LevelTable.of({level: 0.02}))
+    mmdgs.calibrate(moments, examples, level, progress=None)
+    assert not caplog.messages
+    mean = examples.mean(0)
+    examples[1::2] = mean + 3 * (examples[1::2] - mean)
+    report = mmdgs.calibrate(moments, examples, level, progress=None).report[1.0]
+    (message,) = caplog.messages
+    assert f"z variance is {report.z_variance:.3g} (1); 40 examples" in message
+
+
 def test_between_levels_it_is_interpolated() -> None:
     table = LevelTable([0.1, 0.4], [[0.01, 1.0], [0.04, 4.0]])
     fitted = CalibratedMoments(mmdgs.DiagonalMoments(linear_denoiser(-torch.eye(2)), None), table)

@@ -44,7 +44,8 @@ def test_the_phantom_is_that_of_shepp_and_logan() -> None:
 
 def test_means_over_slices_their_correlation_and_ellipsoids() -> None:
     x = torch.arange(16.0).reshape(1, 1, 16, 1, 1).expand(1, 1, 16, 3, 3)
-    assert shapes._deep(x)[0, 0, :, 1, 2].tolist() == [3.5, 11.5]
+    assert shapes._pooled(x, (8, 1, 1))[0, 0, :, 1, 2].tolist() == [3.5, 11.5]
+    assert shapes._pooled(x, (6, 2, 3)).flatten().tolist() == [2.5, 8.5]
     white = torch.randn(2, 1, 50, 60, 60, generator=torch.Generator().manual_seed(0))
     assert shapes._next(white) == pytest.approx(0, abs=0.01)
     assert shapes._next(white[:, :, 1:] + white[:, :, :-1]) == pytest.approx(0.5, abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,8 @@ def head_beside(model: Model, kind: str) -> Path | None:
 
 
 # --- calibrations
+HOLDS = 0.5
+"""The least z variance, and one over the largest, with which a calibration holds."""
 
 
 def calibrate(
@@ -153,6 +156,15 @@ def calibrate(
             fits[level] = fit_at(moments, x[::2], level, seed)
             reports[level.ratio] = judge_at(moments, fits[level], x[1::2], level, seed)
             bar.update()
+    held = {ratio: report.z_variance for ratio, report in reports.items()}
+    off = {ratio: z for ratio, z in held.items() if not HOLDS < z < 1 / HOLDS}
+    if off:
+        worst = max(off, key=lambda ratio: abs(math.log(max(off[ratio], 1e-9))))
+        logger.warning(
+            "the calibration does not hold on the examples it was not fitted to: at sigma / alpha "
+            "%.3g their z variance is %.3g (1); %d examples are too few, or unlike each other",
+            worst, off[worst], len(x),
+        )  # fmt: skip
     table = LevelTable.of(fits)
     if model is not None:
         name = estimator_name(moments, model)
