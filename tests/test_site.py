@@ -106,6 +106,12 @@ def test_restoration(toys: Path) -> None:
     assert scope["linear"].info["linearisation"].shape == (2, 1)
 
 
+def test_images_of_instruments(toys: Path) -> None:
+    restored = run_blocks(DOCS / "use/instruments.md")["restored"]
+    assert restored.draws.shape == (2, 1, 3, 64, 64)
+    assert restored.noise.shape == (1, 3, 64, 64)  # at every pixel its own
+
+
 def test_the_posterior_of_an_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of independent pixels: components in the region are its pixels of largest variance."""
     monkeypatch.chdir(tmp_path)

@@ -146,7 +146,10 @@ def _images(
 
 
 def _of_array(name: str, x: Tensor, where: str, given: Range | None) -> NamedImage:
-    return _scaled(name, _in_units(x, where), 8 if x.dtype == torch.uint8 else None, where, given)
+    """An image of an array, which no sensor has clipped."""
+    bits = 8 if x.dtype == torch.uint8 else None
+    named = _scaled(name, _in_units(x, where), bits, where, given)
+    return replace(named, scale=named.scale and replace(named.scale, clips=None))
 
 
 def _scaled(
