@@ -61,8 +61,8 @@ def _full(denoiser: Any) -> FullMoments:
 
 OURS = {
     "bridge, full": Ours(_full),
-    "bridge, full, 8 particles": Ours(_full, particles=8),
     "multistep, full": Ours(_full, MULTISTEP),
+    "bridge, full, 8 particles": Ours(_full, particles=8),
 }
 
 

@@ -261,8 +261,8 @@ class Levy:
 SUITE_OF_B = (
     Levy("Gauss", "Fourier"),
     Levy("Laplace", "deconvolution"),
-    Levy("Bernoulli-Laplace", "identity"),
     Levy("Student 1", "imputation"),
+    Levy("Bernoulli-Laplace", "identity"),
 )
 """Every kind of increment and every task once."""
 
