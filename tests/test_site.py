@@ -60,7 +60,8 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _photographs() -> Model:
     """A tiny model of photographs of any size, with a flat spectrum."""
     model = any_size_model()
-    model.spectrum = LevelTable.of({level: torch.ones(3, 16, 16) for level in model.levels})
+    table = LevelTable.of({level: torch.ones(3, 16, 16) for level in model.levels})
+    model.inherited_fit = {"spectral": table}.get
     return model
 
 

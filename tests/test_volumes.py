@@ -188,7 +188,7 @@ def test_the_spectrum_of_a_grey_and_of_a_complex_model_is_that_of_the_images() -
     model, level = colours((3, None, None)), NoiseLevel(0.4)
     spectrum = 0.04 * level.variance / (0.04 + level.variance)
     table = LevelTable.of({level: torch.full((3, 4, 4), spectrum)})
-    model.inherited_fit = lambda kind: table if kind == "spectral" else None
+    model.inherited_fit = {"spectral": table}.get
     for made, factor in ((grey_model(model), 1 / 3), (complex_model(model), 4 / 3)):
         scaled = NoiseLevel(0.4 * math.sqrt(factor))
         x_t = torch.zeros(1, *made.shape[:1], 4, 4)
