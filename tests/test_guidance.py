@@ -60,6 +60,8 @@ def test_the_guides_evaluations_are_counted() -> None:
         guided = GuidedDenoiser(exact(), erring(1.0), 2.0)
         denoise(guided, torch.zeros(2, *SHAPE), LEVELS[0])
     assert (cost.forwards, cost.products) == (2, 0)
+    cost.products += 3  # a product is a pass forwards and one back
+    assert cost.evaluations == 2 + 3 * 2
 
 
 @pytest.mark.parametrize("weight", [0.5, float("inf"), float("nan")])

@@ -51,6 +51,10 @@ def test_off_a_terminal_there_is_a_line_every_half_minute(clock: Clock, capsys) 
     assert [number for number, line in enumerate(lines) if line] == [2, 5, 8, 11, 14, 17]
     assert lines[2] == "sampling: 3%, 2.5 s/chain-step, 16:10 left\n"
     assert lines[17] == "sampling: 18%, 2.5 s/chain-step, 13:40 left\n"
+    with progress_bar(400, "resumed", first=200) as bar:  # of which none took its time here
+        clock.now += 40
+        bar.update(20)
+        assert "55%, 2 s/" in capsys.readouterr().err
     assert ProgressLines.running == []
 
 

@@ -5,6 +5,7 @@ by quadrature.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,12 @@ def test_a_map_of_deviations_is_exact_on_a_gaussian() -> None:
     # By multistep chains of 25 levels, which are a few percent too wide or narrow.
     assert ((seen.mean.flatten() - exact.mean[0]) / deviation).abs().max() < 0.3
     assert (seen.std.flatten() / deviation - 1).abs().max() < 0.2
+    # 90% intervals are those of one draw more, by Student's law.
+    reach = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.95)) * (1 + 1 / 400) ** 0.5
+    torch.testing.assert_close(seen.high - seen.mean, seen.std * reach, rtol=0.004, atol=0)
+    few = mmdgs.image_posterior(FullMoments(model), y[0], replace(settings, draws=2))
+    student = 1.753 * (1 + 1 / 16) ** 0.5  # 16 draws at least: 15 degrees of freedom
+    torch.testing.assert_close(few.mean - few.low, student * few.std, rtol=0.005, atol=0)
 
 
 def test_a_map_of_deviations_moves_the_modes_of_a_mixture() -> None:

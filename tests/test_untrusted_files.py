@@ -116,6 +116,9 @@ def test_tensors_of_a_checkpoint_hold_what_is_stored(old: bool, tmp_path: Path) 
     for read in (mmdgs.load, read_checkpoint, load_inception):
         with refused("bomb.pth", "30000, 30000", "a stride of 0"):
             read(file)
+    torch.save({"a": stride_zero(10, 10)}, tmp_path / "small.pth")  # less than the file itself
+    with refused("small.pth", "10, 10", "a stride of 0"):
+        read_checkpoint(tmp_path / "small.pth")
 
 
 def test_a_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
