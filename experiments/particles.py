@@ -96,18 +96,18 @@ AZULA = {"MMPS (azula)": "MMPS", "PiGDM (azula)": "PiGDM", "DPS (azula)": "DPS"}
 
 @dataclass(frozen=True)
 class Settings:
-    """Chains for each measurement in the plane (of 16 dimensions a quarter) and of digits,
+    """Chains for each measurement in the plane (of 16 dimensions half as many) and of digits,
     levels of `curves` and of all else but images; measurements, draws and levels of images.
     """
 
-    chains: int = 4_000
+    chains: int = 1_000
     digits: int = 256
     curve_levels: int = 25
-    images: int = 16
+    images: int = 8
     draws: int = 8
     levels: int = 50
     image_levels: int = 25
-    seeds: int = 5
+    seeds: int = 3
     counts: tuple[int, ...] = COUNTS
     tuned_chains: int = 200
     rivals: tuple[str, ...] = tuple(AZULA)
@@ -263,7 +263,7 @@ def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
     """The errors of mode weights and evidences of a method on a problem, or in the plane."""
     at = problems.get(cell.column, _two_modes)()
     (name, number), own = cell.what, {}
-    count = {2: settings.chains, 16: settings.chains // 4}.get(at.mixture.dim, settings.digits)
+    count = {2: settings.chains, 16: settings.chains // 2}.get(at.mixture.dim, settings.digits)
     before, shares = at.shares
     if name in AZULA.values():
         own = rivals.tuned(name, partial(_tuning, name, at, settings, cell.seeds[-1] + 1))
