@@ -54,7 +54,7 @@ def restored(folder: Path, source: Path, out: str, *words: object) -> dict[str, 
     return {**content, "said": result.output, "files": folder / out / "files"}
 
 
-def test_a_stack_comes_back_as_a_stack_in_its_own_units(folder: Path) -> None:
+def test_a_stack_comes_back_as_a_stack_in_its_own_units(folder: Path, caplog) -> None:
     """Type, axes, pixel size and frame time; noise in counts; the mean is that of the draws."""
     words = ("--range", "100,1100", "--noise", "poisson:2,5")
     content = restored(folder, folder / "stack.tif", "stack", *words)
@@ -77,11 +77,14 @@ def test_a_stack_comes_back_as_a_stack_in_its_own_units(folder: Path) -> None:
         assert stored.dtype == np.uint16
         expected = (100 + 1000 * values[:, 0].astype(np.float64)).clip(0, 65535).round()
         assert np.abs(stored - expected).max() <= 1  # float32 may round the other way
+    assert "clips" not in caplog.text
     spread = tifffile.imread(content["files"] / "stack-std.tif")
     assert spread.dtype == np.float32
     np.testing.assert_allclose(spread, 1000 * draws.std(0, ddof=1)[:, 0], rtol=1e-3)
     again = restored(folder, folder / "stack.tif", "stack", *words, "--resume")
     assert again["images"] == content["images"]
+    restored(folder, folder / "stack.tif", "low", "--range", "800,9000", "--noise", 900)
+    assert caplog.text.count("which clips up to") == 1  # counts below zero, in several files
 
 
 def test_a_folder_of_kinds_is_one_batch(folder: Path) -> None:

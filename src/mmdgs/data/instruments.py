@@ -8,7 +8,6 @@ units and metadata. Both libraries come with `pip install "mmdgs[science]"`.
 from __future__ import annotations
 
 import io
-import logging
 import math
 import re
 import warnings
@@ -25,8 +24,6 @@ from mmdgs.data.decoding import Unreadable
 from mmdgs.errors import UsageError
 from mmdgs.files import write_atomically
 from mmdgs.reading import most_unpacked
-
-logger = logging.getLogger("mmdgs")
 
 TIFF, FITS = (".tif", ".tiff"), (".fits", ".fit", ".fts")
 EXTRA = 'install it with: pip install "mmdgs[science]"'
@@ -249,18 +246,17 @@ def in_units(plane: np.ndarray, scale: Scale) -> np.ndarray:
 
 def write_like(
     path: Path, images: np.ndarray, stored: Stored, scale: Scale, *, spread: bool
-) -> None:
+) -> float:
     """Write images (planes, C, H, W) in [0, 1] units as a file such as the stored one.
 
-    Values have its units and type, and the log says how many the type had to clip; standard
-    deviations (`spread`) are float32.
+    Values have its units and type; returns the share that the type had to clip. Standard deviations
+    (`spread`) are float32.
     """
     values = images.astype(np.float64) * scale.width + (0 if spread else scale.low)
-    dtype = np.dtype(np.float32) if spread else stored.dtype
+    dtype, share = np.dtype(np.float32) if spread else stored.dtype, 0.0
     if dtype.kind in "ui":
         values, ends = values.round(), np.iinfo(dtype.name)
-        if share := ((values < ends.min) | (values > ends.max)).mean():
-            logger.warning("%s: its type clips %.2g%% of the values", path.name, 100 * share)
+        share = float(((values < ends.min) | (values > ends.max)).mean())
         values = values.clip(ends.min, ends.max)
     order = [i for i, axis in enumerate(stored.axes) if axis not in "SYX"]
     order += [stored.axes.index(axis) for axis in "SYX" if axis in stored.axes]
@@ -269,6 +265,7 @@ def write_like(
     write = _write_fits if stored.kind == "FITS" else _write_tiff
     write(content, values.astype(dtype), stored)
     write_atomically(path, content.getvalue())
+    return share
 
 
 def _write_fits(stream: io.BytesIO, values: np.ndarray, stored: Stored) -> None:

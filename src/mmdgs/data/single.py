@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from mmdgs.memory import memory_of
 from mmdgs.reading import reading
 from mmdgs.sensors import Sensor
 
+logger = logging.getLogger("mmdgs")
 REPEATED = "The image is grey and the model's are in colour: it was repeated in all three channels"
 WITH_ITS_NOISE = "and so was its noise, which the model takes for independent."
 COLOUR_TO_GREY = (
@@ -246,7 +248,7 @@ def write_results(
     A stack whose planes are all there is one file again; else each plane is one. Results of another
     size than the file's are left out: its coordinates are not theirs.
     """
-    numbers = iter(range(len(images)))
+    numbers, clipped = iter(range(len(images))), 0.0
     for stored, group in groupby(images, lambda image: image.stored):
         planes = list(group)
         own, scale = list(islice(numbers, len(planes))), planes[0].scale
@@ -262,7 +264,11 @@ def write_results(
             values = torch.stack([results_of(i)[j] for i in places])
             values = values if "S" in like.axes else values.mean(1, keepdim=True)
             path = folder / f"{name}-{title}{like.suffix}"
-            instruments.write_like(path, values.numpy(), like, scale, spread=title == "std")
+            share = instruments.write_like(path, values.numpy(), like, scale, spread=title == "std")
+            clipped = max(clipped, share)
+    if clipped:
+        words = "results have the type of their file, which clips up to %.2g%% of the values of one"
+        logger.warning(words, 100 * clipped)
 
 
 def is_single(source: str) -> bool:
