@@ -301,7 +301,10 @@ def test_the_demo_passes_on_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "export mnist --out e --shard-mb nan",
     ],
 )
-def test_numbers_are_numbers_and_texts_not_empty(words: str) -> None:
+def test_numbers_are_numbers_and_texts_not_empty(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2
     assert "Invalid value for" in result.output or "finite number, got inf" in result.output
