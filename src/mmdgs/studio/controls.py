@@ -75,17 +75,6 @@ def _examples(model: str, own: bool = False) -> dict[str, Any]:
     return {"choices": names, "value": names[0] if names else None}
 
 
-class Examples(gr.Dropdown):  # type: ignore[misc]  # Gradio is optional, and not seen by mypy
-    """A menu of example images. A call made just before its choices changed names one of the old
-    ones: it is no error here, and `sources.chosen_image` checks it against its own model.
-    """
-
-    is_template = True  # a Dropdown to the browser
-
-    def preprocess(self, payload: Any) -> Any:
-        return payload if isinstance(payload, str) else super().preprocess(payload)
-
-
 class Room:
     """The components of a room, with ids ROOM-NAME; runs start from values of its `controls`."""
 
@@ -126,7 +115,7 @@ class Room:
         with gr.Row():
             model = self.model(names, min_width=WORDS)
             options = {"label": "Example", "min_width": WORDS}
-            example = self.control(Examples, "example", **_examples(names[0]), **options)
+            example = self.control(gr.Dropdown, "example", **_examples(names[0]), **options)
         first_is_own = not examples(names[0])
         with self.place(gr.Accordion, "own", "Your own image", open=first_is_own):
             most = f"{MOST_BYTES // 10**6} MB, {MOST_PIXELS // 10**6} million pixels"

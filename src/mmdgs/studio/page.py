@@ -56,7 +56,11 @@ class Page(gr.Blocks):  # type: ignore[misc]  # Gradio is optional, and not seen
             if not self.folder.holds(_visitor.get(), str(file["path"])):
                 raise gr.Error("This is no file of yours. Upload it again.", print_exception=False)
             file["url"] = None  # a path is enough, and nothing is fetched
-        return await super().process_api(block_fn, inputs, *rest, **named)
+        try:
+            return await super().process_api(block_fn, inputs, *rest, **named)
+        except gr.Error as error:  # such as a choice of a menu that has others by now
+            error.print_exception = False  # the visitor is told; nothing failed here
+            raise
 
     async def postprocess_data(self, *args: Any, **named: Any) -> Any:
         answer = await super().postprocess_data(*args, **named)
