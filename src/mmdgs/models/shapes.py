@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import Denoiser, fast_mean
+from mmdgs.denoisers import Denoiser, fast_mean, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
 from mmdgs.models.fits import FitStore
 from mmdgs.models.model import Model
 from mmdgs.models.weights import ISOTROPIC, SPECTRAL
-from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.noise import LevelTable
 
 AT_ONCE = 1 << 21
 """Pixels of slices that go through a network together: about 4 GB for `photo`."""
@@ -42,11 +42,11 @@ class _Derived:
 
     @property
     def symmetric_jacobian(self) -> bool:
-        return bool(getattr(self.denoiser, "symmetric_jacobian", False))
+        return has_symmetric_jacobian(self.denoiser)
 
     @property
     def subtracts(self) -> bool:
-        return bool(getattr(self.denoiser, "subtracts", False))
+        return subtracts_noise(self.denoiser)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _made(
     """
     network = nn.ModuleDict({kind: model.network})
     network.__dict__["smallest"] = getattr(model.network, "smallest", 1)
-    levels = [NoiseLevel(sigma=scale * level.sigma, alpha=level.alpha) for level in model.levels]
+    levels = [replace(level, sigma=scale * level.sigma) for level in model.levels]
     source = f"{kind} of {model.source}"
     made = Model(denoiser(model), network, levels, shape, interval, source)
 

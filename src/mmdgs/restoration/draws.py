@@ -194,7 +194,7 @@ class Restoration:
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         moments, levels = settings.covariance, settings.levels
         noise = bounded(noise_of(settings.noise, y, operator), y, operator, bounds)
-        local = [operator] * isinstance(operator, Nonlinear) + [noise] * isinstance(noise, Sensor)
+        local = [part for part in (operator, noise) if isinstance(part, Nonlinear | Sensor)]
         if local and settings.particles > 1:
             raise UsageError(
                 f"particles need linear measurements whose noise does not depend on x, got "
