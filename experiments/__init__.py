@@ -12,7 +12,7 @@ OPTIONS = {
     "inverse": "images minutes model only",
     "particles": "model images minutes",
     "score-ksd": "minutes only",
-    "levy": "minutes only",
+    "levy": "minutes only case",
     "bipsda": "minutes only",
     "digs": "seeds only minutes",
     "few-steps": "model head images minutes only case",

@@ -108,6 +108,10 @@ ROWS: dict[str, Ours | Rival] = {
 }
 
 
+TRIED = rivals.TRIED | {"MMPS": (1, 3, 5, 10, 20), "DPS": (0.3, 1.0, 3.0, 10.0, 30.0)}
+"""Five values of the one setting of every rival."""
+
+
 @dataclass(frozen=True)
 class NetworkSettings:
     """Images in all and draws of each; intervals are over `seeds` parts of the images.
@@ -161,7 +165,7 @@ def run(
     work = Restorations(context, model, settings, tasks, *sets, fid=fid)
     cells = {(row, task): what for row, what in rows.items() for task in tasks}
     known = inception and inception.sha256
-    depends = {"model": model, "settings": settings, "inception": known, "tried": rivals.TRIED}
+    depends = {"model": model, "settings": settings, "inception": known, "tried": TRIED}
     results = Grid("restore", cells, work, depends, "task", seeds=settings.seeds).run(context)
     named = asdict(settings) | {"model": model.source, "noise": NOISE}
     text = [
@@ -215,7 +219,7 @@ class Restorations:
     tasks: Mapping[str, tuple[str, float]]
     truths: Tensor
     others: Tensor
-    tried: Mapping[str, Sequence[float]] = field(default_factory=lambda: rivals.TRIED)
+    tried: Mapping[str, Sequence[float]] = field(default_factory=lambda: TRIED)
     fid: Callable[[Tensor], float] | None = None
 
     def measured(self, task: str, part: int) -> tuple[Operator, Tensor, Tensor]:

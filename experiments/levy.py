@@ -62,20 +62,18 @@ QUICK = Settings(signals=2, draws=4, levels=3)
 
 
 def run(context: Context) -> Outcome:
-    """The bridge in every cell, multistep in those of the suite."""
+    """Every law on every task, by each method."""
     settings = context.sized(FULL, QUICK)
-    some = list(SUITE_OF_B)
-    cells_of_b = [Levy(law, task) for law in INCREMENTS for task in TASKS]
-    every = some + [cell for cell in cells_of_b if cell not in some]
-    methods: dict[str, tuple[Any, list[Levy]]] = {EXACT: (None, every)}
-    methods |= {name: (how, some if "multi" in name else every) for name, how in OURS.items()}
+    every = {f"{law}, {task}": Levy(law, task) for law in INCREMENTS for task in TASKS}
+    methods: dict[str, Ours | None] = {EXACT: None, **OURS}
     if context.quick:
-        methods = {name: (how, some[-1:]) for name, (how, _) in list(methods.items())[:2]}
-    cells = {  # cell by cell: its E[x | y] takes as long as its draws
-        (name, f"{cell.law}, {cell.task}"): (how, cell)
-        for cell in every
-        for name, (how, own) in methods.items()
-        if cell in own
+        last = SUITE_OF_B[-1]
+        every = {f"{last.law}, {last.task}": last}
+        methods = dict(list(methods.items())[:2])
+    cells = {  # case by case: its E[x | y] takes as long as its draws
+        (name, case): (how, every[case])
+        for case in context.columns(every)
+        for name, how in methods.items()
     }
     results = Grid("levy", cells, partial(_measured, settings=settings), settings, "case")
     measured = results.run(context)

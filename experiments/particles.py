@@ -91,23 +91,25 @@ NETWORK_ROWS = {
 }
 """Of networks: particles and single chains that cost as much."""
 NETWORK_IMAGES = 96
-AZULA = {"MMPS (azula)": "MMPS", "PiGDM (azula)": "PiGDM", "DPS (azula)": "DPS"}
+AZULA = {f"{name} (azula)": name for name in ("MMPS", "PiGDM", "DPS")}
+AZULA["DiffPIR (azula)"] = rivals.PIR
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Chains for each measurement in the plane (of 16 dimensions half as many) and of digits,
-    levels of `curves` and of all else but images; measurements, draws and levels of images.
+    """Chains for each measurement in the plane (of 16 dimensions half as many), of digits and of
+    rivals, levels of `curves` and of all else but images; measurements, draws and levels of images.
     """
 
-    chains: int = 1_000
-    digits: int = 256
+    chains: int = 16_000
+    digits: int = 1_024
+    rival_chains: int = 2_000
     curve_levels: int = 25
-    images: int = 8
+    images: int = 16
     draws: int = 8
     levels: int = 50
     image_levels: int = 25
-    seeds: int = 3
+    seeds: int = 5
     counts: tuple[int, ...] = COUNTS
     tuned_chains: int = 200
     rivals: tuple[str, ...] = tuple(AZULA)
@@ -115,8 +117,8 @@ class Settings:
 
 FULL = Settings()
 QUICK = Settings(
-    chains=64, digits=64, curve_levels=4, images=2, draws=2, levels=8, image_levels=4, seeds=2,
-    counts=(1, 8), tuned_chains=8, rivals=(),
+    chains=64, digits=64, rival_chains=64, curve_levels=4, images=2, draws=2, levels=8,
+    image_levels=4, seeds=2, counts=(1, 8), tuned_chains=8, rivals=(),
 )  # fmt: skip
 
 
@@ -210,49 +212,46 @@ def run(context: Context) -> Outcome:
     if context.model is not None:
         return inverse_networks.run(context, NETWORK_ROWS, NETWORK_IMAGES)
     settings = context.sized(FULL, QUICK)
-    seeds, several = settings.seeds, settings.counts
-    few_levels, problems = replace(settings, levels=settings.curve_levels), dict(PROBLEMS)
+    several, few_levels = settings.counts, replace(settings, levels=settings.curve_levels)
+    problems = dict(PROBLEMS)
     with contextlib.suppress(UsageError):  # no MNIST here
         digits = _digits(context.data_dir)
         problems["digits"] = lambda: digits
-    curves: dict[Any, Any] = {}
-    for name, counts in (
-        (PARTICLES, several),
-        (TDS, several),
-        (MCG, several),
-        (SWEEPS, several[:4]),
-    ):
-        curves |= {(name, count): (name, count) for count in counts}
-    grids = [Grid("curves", curves, partial(_shares, settings=few_levels, problems={}), few_levels,
-                  "particles or sweeps", seeds=seeds)]  # fmt: skip
+    beside = settings.rivals if rivals.installed() else ()
     few = [count for count in (1, 8, 64) if count in several] or list(several)
-    rows: dict[str, Method] = {_title(count): (PARTICLES, count) for count in few}
+    # The longest cells first, since several are measured at a time.
+    rows: dict[str, Method] = {_title(count): (PARTICLES, count) for count in reversed(few)}
+    rows |= {name: (AZULA[name], 0) for name in beside}
     for name in OTHER_FILTERS:
         rows |= {f"{name}, {count} particles": (name, count) for count in few[1:]}
-    beside = settings.rivals if rivals.installed() else ()
-    rows |= {name: (AZULA[name], 0) for name in beside}
-    cells: dict[Any, Any] = {(row, p): how for row, how in rows.items() for p in problems}
+    modes: dict[Any, Any] = {(row, p): how for row, how in rows.items() for p in reversed(problems)}
+    curves: dict[Any, Any] = {}
+    for name, counts in {
+        **dict.fromkeys((PARTICLES, TDS, MCG), several),
+        SWEEPS: several[:4],
+        **dict.fromkeys(beside, (1,)),
+    }.items():
+        curves |= {(name, count): (AZULA.get(name, name), count) for count in counts}
     images: dict[Any, Any] = {
-        (_title(count), task): count for count in few[:2] for task in inverse.TASKS
+        (_title(count), task): count for count in reversed(few) for task in inverse.TASKS
     }
-    grids.append(
-        Grid("images", images, partial(_images, settings=settings), settings, "task", seeds=seeds)
-    )
-    grids.append(
-        Grid(
-            "modes",
-            cells,
-            partial(_shares, settings=settings, problems=problems),
-            settings,
-            "problem",
-            seeds=seeds,
-        )
-    )
+    shares, own = partial(_shares, problems=problems), partial(_images, settings=settings)
+    at = {"seeds": settings.seeds, "beside": True}
+    grids = [
+        Grid("images", images, own, settings, "task", **at),
+        Grid("modes", modes, partial(shares, settings=settings), settings, "problem", **at),
+        Grid("curves", curves, partial(shares, settings=few_levels), few_levels,
+             "particles or sweeps", **at),
+    ]  # fmt: skip
     results = [grid.run(context) for grid in grids]
-    names = ("curves", "images", "modes")
-    records = {name: each.records() for name, each in zip(names, results, strict=True)}
+    records = {grid.name: each.records() for grid, each in zip(grids, results, strict=True)}
     left = [name for each in results for name in each.open()]
     return Outcome({"settings": asdict(settings), **records}, _sections(*results), left=left)
+
+
+def _count(row: str) -> int:
+    """The particles of a row, by its title."""
+    return int("".join(c for c in row if c.isdigit()) or 0)
 
 
 def _title(count: int) -> str:
@@ -264,6 +263,7 @@ def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
     at = problems.get(cell.column, _two_modes)()
     (name, number), own = cell.what, {}
     count = {2: settings.chains, 16: settings.chains // 2}.get(at.mixture.dim, settings.digits)
+    count = min(count, settings.rival_chains) if name in AZULA.values() else count
     before, shares = at.shares
     if name in AZULA.values():
         own = rivals.tuned(name, partial(_tuning, name, at, settings, cell.seeds[-1] + 1))
@@ -502,7 +502,7 @@ OTHER_FILTERS = {TDS: tds, MCG: mcg_diff}
 """Particle filters of others."""
 
 
-def _sections(curves: Results, images: Results, modes: Results) -> list[Section]:
+def _sections(images: Results, modes: Results, curves: Results) -> list[Section]:
     figure = curves.curves(
         "particles",
         "Two modes in the plane, 25 levels: the error of a mode's weight by evaluations of a draw "
@@ -517,6 +517,11 @@ def _sections(curves: Results, images: Results, modes: Results) -> list[Section]
         *rivals.left_out(),
         *rivals.settings_said([{**r, "task": r["problem"]} for r in modes.records()]),
     ]
-    tables = modes.tables((WEIGHT, EVIDENCE, EVALUATIONS), head="draws by")
-    tables += images.tables((GAP, SPREAD, EVIDENCE), "images: ", head="draws by")
+    tables = []
+    for results, measures, prefix in (
+        (modes, (WEIGHT, EVIDENCE, EVALUATIONS), ""),
+        (images, (GAP, SPREAD, EVIDENCE), "images: "),
+    ):
+        rows = {row: row for row in sorted(results.rows, key=_count)}
+        tables += results.tables(measures, prefix, rows=rows, head="draws by")
     return [Section("Draws by weighted particles", texts, tables, [figure])]

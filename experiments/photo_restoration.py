@@ -18,7 +18,7 @@ from dataclasses import asdict
 
 import torch
 
-from experiments import rivals
+from experiments import inverse_networks, rivals
 from experiments.experiment import Context
 from experiments.grid import Grid
 from experiments.inverse_networks import NetworkSettings, Ours, Restorations, Rival, section
@@ -49,7 +49,7 @@ ROWS: dict[str, Ours | Rival] = {
     "PiGDM (azula)": Rival("PiGDM", 50),
     "DPS (azula)": Rival("DPS", 100),
 }
-TRIED = rivals.TRIED | {"MMPS": (1, 2, 3, 5, 8), "DPS": (0.3, 1.0, 3.0, 10.0, 30.0)}
+TRIED = inverse_networks.TRIED | {"MMPS": (1, 2, 3, 5, 8)}
 MOST = 10_000  # photographs of a folder
 SIDE, QUICK_SIDE = 256, 64
 FULL = NetworkSettings(

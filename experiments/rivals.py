@@ -267,7 +267,7 @@ def _ddrm(problem: Problem, steps: int, eta: float, seed: int) -> Tensor:
 
     y, (d,) = problem.y, problem.operator.shape
     u, s, v = torch.linalg.svd(problem.operator(torch.eye(d).to(y)).mT)
-    rest = (0, d - len(s))
+    u, rest = u[:, : len(s)], (0, d - len(s))
     physics = DecomposablePhysics(
         U_adjoint=lambda y: torch.nn.functional.pad(y @ u, rest), U=lambda y: y[:, : len(s)] @ u.mT,
         V=lambda x: x @ v, V_adjoint=lambda x: x @ v.mT, noise_model=GaussianNoise(problem.tau),
@@ -372,6 +372,7 @@ def _by_deepinv(
     steps: int, setting: float, seed: int,
 ) -> Tensor:  # fmt: skip
     """Draws in [0, 1] units by deepinv."""
+    load_deepinv()
     from mmdgs.interop.deepinv import GuestDenoiser, to_physics
 
     low, high = model.interval

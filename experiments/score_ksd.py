@@ -246,7 +246,7 @@ LOOKS = {
 
 def _figure(results: Results) -> Figure:
     """Coverage against score-KSD, a panel for each cell."""
-    canvas, axes = new_figure(1, 4, inches=(15, 3.6))
+    canvas, axes = new_figure(1, len(results.columns), inches=(15, 3.6))
     rows = [row for row in results.rows if not row.endswith(NETWORK)]
     for panel, name in zip(axes[0], results.columns, strict=True):
         panel.axhline(90, color="0.75", linewidth=0.8, zorder=0)
