@@ -1,8 +1,9 @@
-"""Draw the figures of docs/use/idea.md, by the library itself, into docs/images.
+"""Draw the figures of docs/use/idea.md, by the library itself, and of records, into docs/images.
 
     python docs/figures.py                 all figures (a minute on one core)
     python docs/figures.py point chain     some of them
     python docs/figures.py evidence        log p(y) over noises and blurs (ten minutes)
+    python docs/figures.py costs           of docs/records: restorers by their evaluations
     python docs/figures.py inputs          the digit and the face of the notebooks (two minutes)
 
 Needs mmdgs[report], and for the photograph mmdgs[experiments]. Seeds are fixed.
@@ -10,9 +11,11 @@ Needs mmdgs[report], and for the photograph mmdgs[experiments]. Seeds are fixed.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -39,7 +42,11 @@ from mmdgs.report.drawing import (
     square,
 )
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES, RECORDS = (Path(__file__).parent / name for name in ("images", "records"))
+COSTS = (
+    ("inverse", "fair", "CIFAR-10, a mark for each of 4 tasks"),
+    ("photo-restoration", "cells", "photographs, a mark for each of 5 operators"),
+)
 LIMIT = 1.8
 LEVEL = mmdgs.NoiseLevel(0.25)
 CLEAN_POINT, NOISY_POINT = torch.tensor([[1.12, 0.66]]), torch.tensor([[0.98, 1.1]])
@@ -288,6 +295,31 @@ def evidence() -> Figure:
     return figure
 
 
+def costs() -> Figure:
+    """CRPS above the lowest of each task against evaluations, by the records of restoration."""
+    figure, (axes,) = new_figure(1, 2, inches=(8.4, 3.4))
+    looks = {"spectral": (BLUE, "o"), "low rank": (ORANGE, "s"), "PiGDM": (GREEN, "^"),
+             "MMPS": (RED, "v"), "DPS": (GREY, "D"), "DiffPIR": (INK, "P")}  # fmt: skip
+    for axis, (name, cells, title) in zip(axes, COSTS, strict=True):
+        cells = json.loads((RECORDS / f"{name}.json").read_text())[cells]
+        tasks: dict[str, list[dict[str, Any]]] = {}
+        for cell in cells:
+            tasks.setdefault(cell["task"], []).append(cell)
+        for alike in tasks.values():
+            lowest = min(cell["crps"] for cell in alike)
+            for cell in alike:
+                look = next((look for name, look in looks.items() if name in cell["row"]), None)
+                if look is not None:
+                    above = 100 * (cell["crps"] / lowest - 1)
+                    axis.plot(cell["evaluations"], above, look[1], color=look[0], markersize=5, alpha=0.85)
+        axis.set(xscale="log", ylim=(-1, 26))
+        labelled(axis, title, "evaluations of a draw", "CRPS above the lowest, %")
+    for name, (colour, mark) in looks.items():
+        axes[0].plot([], [], mark, color=colour, markersize=5, label=name)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    return figure
+
+
 def inputs() -> None:
     """docs/images/digit.png and face.png: samples of the models that ship, so nobody's."""
     digit = mmdgs.generate(
@@ -341,6 +373,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "digits": digits,
     "evidence": evidence,
     "photograph": photograph,
+    "costs": costs,
 }
 
 

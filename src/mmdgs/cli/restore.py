@@ -59,7 +59,8 @@ def restore(
     model: ModelOption = None,
     quality: str = Option(
         GOOD,
-        help="Covariance and steps in a word: fast (10 evaluations a draw), good (25), best (48).",
+        help="Covariance and steps in a word: fast (10 evaluations a draw), good (25, the better "
+        "error bars) or best (48, the lowest error).",
     ),
     simulate: bool = Option(
         False, "--simulate", help="The images are clean: degrade them first, and score the results."
