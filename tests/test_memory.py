@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mmdgs.data import image_set
+from mmdgs.denoisers import clean_denoiser
 from mmdgs.errors import CovarianceTooLargeError, UsageError
 from mmdgs.evaluation import evaluate
-from mmdgs.memory import Batches, evenly
+from mmdgs.memory import Batches, bytes_kept, evenly
 from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import CLASSES, Model, ModelConfig
@@ -161,3 +162,12 @@ def test_classes_are_the_same_in_smaller_batches() -> None:
     whole, parts = (Model.build(config, HungryFeatures(most)) for most in (1000, 7))
     evaluations = [evaluate(some, some, classifier=judge, **options) for judge in (whole, parts)]
     assert evaluations[0].values["classes"] == evaluations[1].values["classes"]
+
+
+def test_the_bytes_that_a_pass_keeps_are_those_of_its_pixels() -> None:
+    """A convolution keeps its three channels, and the tanh behind it its eight."""
+    with torch.random.fork_rng():
+        network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 1))
+    denoiser = clean_denoiser(lambda x, level: network(x))
+    model = Model(denoiser, network, [LEVEL], shape=(3, None, None))
+    assert bytes_kept(model) == 4 * (3 + 8)

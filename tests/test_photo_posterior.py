@@ -31,6 +31,7 @@ from mmdgs.data import single
 from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
 from mmdgs.linalg.spectral import from_cosines, to_cosines
+from mmdgs.memory import bytes_kept
 from mmdgs.models.fits import FitStore
 from mmdgs.moments import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
@@ -116,6 +117,7 @@ def test_work_on_a_region_does_not_grow_with_the_image() -> None:
         assert w * h <= most_seen(None, 1000, 1000, margin=32) == 192**2
     sizes: list[Any] = []
     model = field_model()
+    bytes_kept(model)  # asks it for small images, once
     inner = model._denoiser
     model._denoiser = lambda x_t, level: (sizes.append(tuple(x_t.shape[2:])), inner(x_t, level))[1]
     mmdgs.image_posterior(model, noisy(200, 300), PosteriorSettings(SIGMA, draws=0, components=1))
@@ -180,15 +182,15 @@ def test_tiles_of_a_side_are_one_denoiser(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_memory_says_whether_an_image_goes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = any_size_model()
-    pixels = 1200 * 900
-    for memory, expected in (
-        (tiles.GRAPH * pixels, None),
-        (tiles.GRAPH * pixels - 1, 1024),
-        (tiles.GRAPH * 600**2, 512),
-        (tiles.GRAPH * 300**2, 256),
+    graph = tiles.GRAPH * bytes_kept(model)
+    for pixels, expected in (
+        (1200 * 900 + 1, None),
+        (1200 * 900 - 1, 1024),
+        (600**2, 512),
+        (300**2, 256),
         (1, 256),
     ):
-        there = memory / tiles.NETWORK
+        there = pixels * graph / tiles.NETWORK
         monkeypatch.setattr(tiles, "memory_of", lambda device, there=there: there)
         assert getattr(fitted_denoiser(model, 900, 1200), "side", None) == expected
 
@@ -198,10 +200,12 @@ def test_the_formula_of_memory() -> None:
     settings = PosteriorSettings(0.3, draws=4, components=3, draws_by=Spectral())
     needed = bytes_needed(model, (3, 512, 512), 160 * 160, settings)
     numbers = 24 + 3 * 4 + 2 * 3
-    assert needed == 512**2 * (tiles.GRAPH + 12 * numbers) + tiles.DERIVATIVES * 160**2
+    kept = bytes_kept(model)
+    network = kept * (tiles.GRAPH * 512**2 + tiles.DERIVATIVES * 160**2)
+    assert needed == round(network) + 512**2 * 12 * numbers
     by_krylov = PosteriorSettings(0.3, draws=1, components=0, draws_by=Krylov(7))
     needed = bytes_needed(model, (3, 512, 512), 160 * 160, by_krylov)
-    assert needed == 512**2 * (tiles.SYMMETRISED + 12 * (24 + 3 + 14))
+    assert needed == round(512**2 * tiles.SYMMETRISED * kept) + 512**2 * 12 * (24 + 3 + 14)
     fixed = bytes_needed(many_level_model((3, 8, 8)), (3, 512, 512), 160 * 160, settings)
     assert fixed == 512**2 * 12 * numbers
 
@@ -447,7 +451,7 @@ def test_files_of_every_kind(
 def test_what_is_refused_in_one_line(
     make: Any, more: list[str], says: str, folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(tiles, "memory_of", lambda device: 1 << 29)
+    monkeypatch.setattr(tiles, "memory_of", lambda device: 1 << 27)
     make(tmp_path / "it.png")
     more = more if "--sigma" in more else [*more, "--sigma", "0.3"]
     result = run(folder, tmp_path / "it.png", tmp_path / "out", *more)

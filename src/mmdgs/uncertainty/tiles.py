@@ -15,10 +15,12 @@ is differentiated: they are context, not evidence.
 
 Memory, in bytes, for images of `pixels` in C channels (`bytes_needed`):
 
-    GRAPH        for each pixel that goes through a network of any size at once: the image or a
-                 tile; SYMMETRISED in its place where draws take products with the Jacobian
-    DERIVATIVES  for each pixel that components see: a region and its margin
+    GRAPH b        for each pixel that goes through a network of any size at once: the image or a
+                   tile; SYMMETRISED b in its place where draws take products with the Jacobian
+    DERIVATIVES b  for each pixel that components see: a region and its margin
     4 C pixels (ARRAYS + 3 draws + 2 components), and by Krylov spaces 8 C pixels steps
+
+b are the bytes a pixel that one pass keeps (`memory.bytes_kept`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from mmdgs.covariances import Krylov, Spectral
 from mmdgs.denoisers import Denoiser, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
-from mmdgs.memory import memory_of
+from mmdgs.memory import bytes_kept, memory_of
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 from mmdgs.uncertainty.settings import PosteriorSettings
@@ -48,9 +50,10 @@ WHOLE = 1 << 22
 """Pixels up to which a model of any size takes an image whole: 2048 x 2048."""
 TILES = (1024, 512, 256)
 """Sides of the tiles of larger images: the largest that fits in memory."""
-GRAPH, SYMMETRISED, DERIVATIVES = 7 << 10, 17 << 10, 40 << 10
-"""Bytes a pixel, of one forward pass and its products, of symmetrised products, and of three nested
-derivatives along a component. A `unet-photo` of widths 32 to 256 took 6.4, 16 and 36 kB."""
+GRAPH, SYMMETRISED, DERIVATIVES = 1.75, 6.0, 14.0
+"""Times what one pass keeps: of a pass and its products, of symmetrised products, and of three
+nested derivatives along a component. `photo` took 1.2 to 1.7, 4.3 and 13.7, and a smaller network
+1.6 to 1.95, 4.7 to 6.0 and 13.6: the most is that of 256 x 256 pixels, which fit anywhere."""
 ARRAYS = 24
 NETWORK = 0.75
 """The share of memory that a network may take; larger images go through it in tiles."""
@@ -193,7 +196,7 @@ def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
         fits = (height, width) == tuple(model.shape[1:])
         return model if fits else TiledDenoiser(model, height, width)
     whole = model.sized(height, width)
-    pixels, most = height * width, NETWORK * memory_of(model.device) / GRAPH
+    pixels, most = height * width, NETWORK * memory_of(model.device) / (GRAPH * bytes_kept(model))
     if pixels <= min(WHOLE, most):
         return whole
     side = next((side for side in TILES if side**2 <= most), TILES[-1])
@@ -203,17 +206,18 @@ def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
 def bytes_needed(model: Model, shape: Sequence[int], seen: int, settings: PosteriorSettings) -> int:
     """Bytes for the posterior of one image (C, H, W), `seen` pixels of it for its components."""
     channels, height, width = shape
-    pixels, network = height * width, 0  # of a model of a fixed size, whose tiles are small
+    pixels, network = height * width, 0.0  # of a model of a fixed size, whose tiles are small
     if model.any_size:
         denoiser = fitted_denoiser(model, height, width)
         side = denoiser.side if isinstance(denoiser, TiledDenoiser) else None
         products = settings.draws and not isinstance(settings.draws_by, Spectral)
         network = (SYMMETRISED if products else GRAPH) * min(pixels, side**2 if side else pixels)
         network += DERIVATIVES * seen if settings.components else 0
+        network *= bytes_kept(model)
     arrays = ARRAYS + 3 * (settings.draws or 0) + 2 * (settings.components or 0)
     if settings.draws and isinstance(settings.draws_by, Krylov):
         arrays += 2 * settings.draws_by.steps
-    return network + 4 * channels * pixels * arrays
+    return round(network) + 4 * channels * pixels * arrays
 
 
 def require_room(
