@@ -3,6 +3,7 @@
     python docs/figures.py                 all figures (a minute on one core)
     python docs/figures.py point chain     some of them
     python docs/figures.py evidence        log p(y) over noises and blurs (ten minutes)
+    python docs/figures.py restored        a photograph with a box, and of half size (ten minutes)
     python docs/figures.py costs           of docs/records: restorers by their evaluations
     python docs/figures.py inputs          the digit and the face of the notebooks (two minutes)
 
@@ -26,7 +27,7 @@ from PIL import Image
 from torch import Tensor
 
 import mmdgs
-from mmdgs.demo.photograph import drawn
+from mmdgs.demo.photograph import WHITE, drawn
 from mmdgs.metrics import kl_divergence
 from mmdgs.report.drawing import (
     BLUE,
@@ -34,6 +35,7 @@ from mmdgs.report.drawing import (
     GREY,
     ORANGE,
     RED,
+    bare,
     density,
     grid,
     labelled,
@@ -41,6 +43,7 @@ from mmdgs.report.drawing import (
     scatter,
     square,
 )
+from mmdgs.restoration.folder import as_image, scores_of, simulated
 
 IMAGES, RECORDS = (Path(__file__).parent / name for name in ("images", "records"))
 COSTS = (
@@ -252,15 +255,52 @@ def digits() -> Figure:
 
 def photograph() -> Figure:
     """A noisy photograph, its posterior mean, standard deviation, and a draw."""
-    from sklearn.datasets import load_sample_image
-
-    stored = torch.from_numpy(load_sample_image("china.jpg")[50:370, 170:490].copy())
-    truth, sigma = stored.movedim(-1, 0) / 255, 25 / 255
+    truth, sigma = _china(320), 25 / 255
     noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
     settings = mmdgs.PosteriorSettings(sigma, components=0, draws=1)
     seen = mmdgs.image_posterior(mmdgs.load("photo"), truth + sigma * noise, settings)
     shown = {"noisy": seen.noisy, "mean": seen.mean, "standard deviation": seen.std}
     return drawn({**shown, "one draw": seen.draws[0]})
+
+
+def restored() -> Figure:
+    """A photograph with a missing box, and one of half the size, restored: the middle of each."""
+    truth, noise, side = _china(256), 0.02, 128
+    model = mmdgs.load("photo").sized(*truth.shape[1:])
+    figure, axes = new_figure(2, 6, 1.9)
+    for row, operator in zip(
+        axes,
+        (mmdgs.operators.Box(model.shape, 64), mmdgs.operators.Downsample(model.shape, 2)),
+        strict=True,
+    ):
+        y = simulated(truth[None], operator, noise, seed=0)
+        draws = mmdgs.restore(model, y, operator, noise=noise, draws=4).draws[:, 0]
+        measured = as_image(operator.known(y), model.shape)[0]
+        measured = torch.nn.functional.interpolate(measured[None], truth.shape[1:])[0]
+        std = (draws.var(0).mean(0).sqrt() / WHITE)[None].expand(3, -1, -1)
+        images = (measured, draws.mean(0), std, draws[0], draws[1], truth)
+        titles = ("measured", "mean", "standard deviation", "a draw", "another", "truth")
+        parts = [_middle(image, side) for image in images]
+        for axis, image, title in zip(row, parts, titles, strict=True):
+            axis.imshow(image.clamp(0, 1).movedim(0, -1).numpy(), interpolation="nearest")
+            bare(axis, title)
+        seen, clean = _middle(draws[:, None], side), _middle(truth[None], side)
+        print(operator, scores_of(draws[:, None], truth[None]), "middle", scores_of(seen, clean))
+    return figure
+
+
+def _china(side: int) -> Tensor:
+    """A square of scikit-learn's photograph, (3, side, side): a roof, trees and sky."""
+    from sklearn.datasets import load_sample_image
+
+    top, left = 210 - side // 2, 330 - side // 2
+    stored = load_sample_image("china.jpg")[top : top + side, left : left + side]
+    return torch.from_numpy(stored.copy()).movedim(-1, 0) / 255
+
+
+def _middle(image: Tensor, side: int) -> Tensor:
+    first = (image.shape[-1] - side) // 2
+    return image[..., first : first + side, first : first + side]
 
 
 def evidence() -> Figure:
@@ -311,7 +351,9 @@ def costs() -> Figure:
                 look = next((look for name, look in looks.items() if name in cell["row"]), None)
                 if look is not None:
                     above = 100 * (cell["crps"] / lowest - 1)
-                    axis.plot(cell["evaluations"], above, look[1], color=look[0], markersize=5, alpha=0.85)
+                    axis.plot(
+                        cell["evaluations"], above, look[1], color=look[0], markersize=5, alpha=0.85
+                    )
         axis.set(xscale="log", ylim=(-1, 26))
         labelled(axis, title, "evaluations of a draw", "CRPS above the lowest, %")
     for name, (colour, mark) in looks.items():
@@ -373,13 +415,14 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "digits": digits,
     "evidence": evidence,
     "photograph": photograph,
+    "restored": restored,
     "costs": costs,
 }
 
 
-PHOTOGRAPHS = ("photograph",)
+PHOTOGRAPHS = ("photograph", "restored")
 """Drawn as JPEG files."""
-SLOW = ("evidence",)
+SLOW = ("evidence", "restored")
 """Drawn only by name."""
 
 

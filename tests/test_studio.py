@@ -222,8 +222,14 @@ def test_the_model_of_any_size_comes_first_where_it_is_here(photo) -> None:
     assert "mnist" not in sources.models(restoring=True)
 
 
+GREY = numpy.arange(8 * 12, dtype=numpy.uint8).reshape(1, 8, 12)
+
+
 def test_a_model_of_any_size_takes_an_upload_as_it_is(photo, tmp_path: Path, monkeypatch) -> None:
     path = saved(tmp_path / "own.png", 20, 30)
+    assert image.posterior_of(photo, GREY, image.Image("photo", 0.2, draws=1)).draws.shape == (
+        1, *GREY.shape,
+    )  # fmt: skip
     whole = numpy.asarray(Image.open(path)).transpose(2, 0, 1)
     for fit in sources.FITS:
         assert (sources.uploaded(path, photo, fit) == whole).all()
@@ -285,6 +291,8 @@ def test_a_damaged_image_of_any_size_is_the_measurement(photo, again, monkeypatc
     model, request = sources.model_of("cifar10"), restore.Restore("cifar10", "sr:4", clean=False)
     with pytest.raises(UsageError, match="has 12 x 8 pixels; expected 8 x 8"):
         restore.restored(model, stored, request)
+    grey = restore.restored(photo, stored[:1], restore.Restore("photo", "sr:2", draws=2))
+    assert grey.draws.shape == (2, 1, 8, 12), "one channel, measured once"
     request = restore.Restore("photo", "gray", noise=None, clean=False, draws=1)
     noisy = numpy.random.default_rng(0).normal(128, 20, (1, 40, 40)).astype(numpy.uint8)
     drawn = restore.restored(photo, noisy, request)

@@ -110,6 +110,7 @@ def posterior_of(
         region=request.region,
         seed=request.seed,
     )
+    model = model.grey() if len(stored) == 1 else model  # its one channel is measured once
     work = PosteriorWork(model, [NamedImage("image", sources.in_units(stored))], settings)
     first = known
     if known is None and (request.draws or request.components):

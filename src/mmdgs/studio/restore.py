@@ -84,7 +84,12 @@ class Restore:
         else:
             sides = tuple(side * divisor for side in sides)
         sources.check_bounds(pixels=(math.prod(sides), 1, sources.MOST_WORKED))
-        return model.sized(*sides).shape
+        return self.taken(model, stored).sized(*sides).shape
+
+    def taken(self, model: Model, stored: numpy.ndarray) -> Model:
+        """The model, or that of grey images, whose one channel was measured once."""
+        colours = len(stored) > 1 or self.operator == OPERATORS["grey to colour"]
+        return model if colours else model.grey()
 
     def lines(self, shape: tuple[int, ...]) -> tuple[str, str]:
         """The Python lines and the command; the files they name are in the download."""
@@ -197,7 +202,8 @@ def restored(
     tell: Tell[Drawn] = QUIET,
 ) -> Drawn:
     """Draws of an image given its measurement, under a painted mask (H, W) or the operator."""
-    shape = request.shape(model, stored)
+    shipped = sources.shipped_result(sources.key_of(request, model, stored, mask))
+    model, shape = request.taken(model, stored), request.shape(model, stored)
     if mask is not None:
         operator: Operator = Mask(torch.from_numpy(mask), shape)
     else:
@@ -218,7 +224,6 @@ def restored(
     truth = image if request.clean else None
     begun = Drawn(truth, measurement, y[0], torch.empty(0, *shape), done=(0, total))
 
-    shipped = sources.shipped_result(sources.key_of(request, model, stored, mask))
     if shipped is not None:
         draws = torch.from_numpy(shipped["draws"]).float()
         return replace(begun, draws=draws, done=(total, total))

@@ -30,8 +30,8 @@ EXAMPLES = Path(__file__).parent / "examples"
 """Samples of the models that ship, and results for them that take long (make_examples.py)."""
 MOST_BYTES, MOST_PIXELS = 8_000_000, 1 << 24
 """Of an upload. Pillow and Gradio are held to the same while the studio is served."""
-MOST_WORKED = 1 << 19
-"""Pixels that rooms work on: two computations of 12 kB a pixel (restoration/draws.py): 12 GB."""
+MOST_WORKED = 1 << 18
+"""Pixels that rooms work on: two computations of 16 kB a pixel (`photo`, quality best): 9 GB."""
 SHRINK, CUT = FITS = ("shrink it, and its noise", "cut out the centre")
 """Shrinking averages noise away; a cut-out keeps it as it is."""
 MODELS = {PHOTO: "any size", "mnist": "digits", "cifar10": "small", "celeba": "faces"}
