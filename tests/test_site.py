@@ -196,7 +196,7 @@ def test_every_figure_of_the_guides_is_drawn_by_the_script() -> None:
     script = (DOCS / "figures.py").read_text()
     drawn = re.search(r"FIGURES: .*?^}", script, flags=re.DOTALL | re.MULTILINE)
     names = re.findall(r'^    "(\w+)":', drawn[0], flags=re.MULTILINE)
-    pages = [DOCS.parent / "README.md", *(DOCS / "use").glob("*.md")]
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
     text = "".join(page.read_text() for page in pages)
     shown = dict(re.findall(r"images/idea_(\w+)\.(png|jpg)", text))
     assert sorted(names) == sorted(shown)
