@@ -14,12 +14,13 @@ from experiments.__main__ import app
 from experiments.experiment import QUICK_NOTE
 from experiments.grid import Cell, Grid, Measure, Number, Results, axis
 from mmdgs import cli
-from mmdgs.demo import toys
+from mmdgs.demo import photograph, toys
 from mmdgs.errors import NonFiniteError, UsageError
 from mmdgs.files import LOCK
 from mmdgs.report.mathematics import typeset
 from mmdgs.report.page import Claim, Section
 from mmdgs.tables import plain
+from mmdgs.targets import GaussianMixture
 from mmdgs.workspace import Part
 
 FID = Measure("fid", "FID", 2, "less")
@@ -261,6 +262,21 @@ def test_table1_holds_every_run_of_every_method(tmp_path):
     assert max(many["density"]["exact"]["mode_2"]) < 0.7
     # The methods of one group share its start: the row of independent draws does not.
     assert many["density"]["data"]["mmd"] != many["start"]["exact"]["mmd"]
+
+
+def test_the_deficit_is_how_much_less_likely_samples_are_than_data():
+    """Of the standard normal in the plane it is |x|^2 / 2 - 1 at x."""
+    density = GaussianMixture([1.0], [[0.0, 0.0]], 1.0)
+    groups = [torch.zeros(3, 2), torch.tensor([[2.0, 0.0], [0.0, -4.0]])]
+    groups.append(torch.tensor([[math.inf, 0.0], [0.0, 0.0]]))
+    found = toys.against_truth(density, groups, groups, -math.log(2 * math.pi) - 1)
+    assert found["deficit"] == pytest.approx([-1.0, 4.0, math.inf], abs=1e-5)
+    assert found["mmd"][2] == math.inf
+
+
+def test_both_photographs_of_the_demo_have_one_middle():
+    large, small = (photograph.clean_photograph(side) for side in (256, 128))
+    assert torch.equal(large[:, 64:192, 64:192], small)
 
 
 @pytest.mark.usefixtures("tiny", "unpainted")

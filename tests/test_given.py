@@ -197,6 +197,36 @@ def test_what_did_not_converge_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert "did not converge" in caplog.text
 
 
+def test_the_info_of_a_draw_is_that_of_both_systems() -> None:
+    """Iterations add up, and the larger residual stays: here the draw solves the mean's system."""
+    cov, operator = Krylov(product, MEAN, steps=2, floor=1e-9), OPERATORS["gaussian"]
+    y = numbers(B, *SHAPE)
+    q = Gaussian(MEAN, cov).given(y, operator, 0.01)
+    assert isinstance(q.cov, Given)
+    z = torch.cat([torch.zeros(B, D).double(), (y - operator(MEAN)).flatten(1) / 0.01], 1)
+    _, info = q.cov.root_with_info(z)
+    torch.testing.assert_close(info["cg_residual"], q.cov.mean_info["cg_residual"])
+    assert torch.equal(info["cg_iterations"], 2 * q.cov.mean_info["cg_iterations"])
+
+
+def test_a_row_takes_the_iterations_that_it_would_take_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mmdgs.linalg.solvers.MOST_EACH", 2)
+    operator, y = OPERATORS["lopsided"], numbers(B, *SHAPE, seed=3)
+    y[0] = operator(MEAN)[0]  # says what the mean says: there is nothing to solve
+    y[1] *= 100
+
+    def iterations_of(rows: list[int]) -> list[float]:
+        q = Gaussian(MEAN[rows], Spectral(VARIANCES[rows])).given(y[rows], operator, 0.3)
+        assert isinstance(q.cov, Given)
+        return q.cov.mean_info["cg_iterations"].tolist()
+
+    together = iterations_of([0, 1, 2])
+    assert together == [iterations_of([i, i])[0] for i in range(B)]
+    assert together[0] == 0 < together[1]
+
+
 def test_wrong_measurements_are_refused() -> None:
     q, operator = Gaussian(MEAN, COVARIANCES["isotropic"]), OPERATORS["downsample"]
     for y, noise, said in (

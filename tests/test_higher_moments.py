@@ -122,7 +122,16 @@ def test_a_linear_denoiser_is_gaussian_and_directions_of_another_shape_are_refus
 
 @pytest.mark.parametrize(
     ("skewness", "excess"),
-    [(0.0, 0.0), (0.5, 0.2), (-0.4, -0.3), (0.0, -1.5), (0.8, 1.0), (0.3, 2.0), (1.0, 0.9)],
+    [
+        (0.0, 0.0),
+        (0.5, 0.2),
+        (-0.4, -0.3),
+        (0.0, -1.5),
+        (0.8, 1.0),
+        (0.3, 2.0),
+        (1.0, 0.9),
+        (0.76, -1.02),
+    ],
 )
 def test_the_density_has_the_moments(skewness: float, excess: float) -> None:
     marginal = maximum_entropy(torch.tensor(skewness), torch.tensor(excess))
@@ -137,7 +146,7 @@ def test_the_density_has_the_moments(skewness: float, excess: float) -> None:
         torch.testing.assert_close(
             p, torch.exp(-(z**2) / 2) / (2 * torch.pi) ** 0.5, rtol=1e-2, atol=1e-5
         )
-    assert marginal.modes == (2 if excess == -1.5 else 1)
+    assert marginal.modes == (2 if excess < -1 else 1)
 
 
 def test_moments_that_no_law_has_are_shrunk() -> None:

@@ -86,6 +86,13 @@ def test_places_of_mnist(tmp_path: Path, place: str) -> None:
     assert part.labels.dtype == torch.int64
 
 
+def test_names_of_mnist_as_some_tools_unpack_them(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    for file in list(tmp_path.iterdir()):
+        file.rename(file.with_name(file.name.replace("-idx", ".idx")))
+    assert load("mnist", tmp_path).labels.tolist() == [7, 0, 9]
+
+
 def test_the_environment_and_the_cache_name_the_folder(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MMDGS_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

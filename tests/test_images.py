@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmdgs import data
 from mmdgs.data import ImageSet, dequantised, flipped, midpoints, to_uint8, transforms
+from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
 from mmdgs.randomness import Streams, seeded
 
@@ -114,6 +115,21 @@ def test_resizing_stored_images_is_pillows_bicubic(size: int) -> None:
     # level at the end.
     assert (ours.int() - expected.int()).abs().max() <= 2
     assert ours.dtype == torch.uint8
+
+
+def test_an_image_of_its_own_in_the_channels_of_a_model() -> None:
+    colour = torch.rand(3, 4, 5, generator=seeded(0))
+    luma, (said,) = NamedImage("a", colour).in_channels(1, clean=True)
+    stored = (255 * colour).round().byte().permute(1, 2, 0).numpy()
+    pillows = np.asarray(Image.fromarray(stored).convert("L"))
+    np.testing.assert_allclose(255 * luma[0].numpy(), pillows, atol=1.1)
+    assert "luma" in said
+    repeated, (said,) = NamedImage("a", luma).in_channels(3, clean=True)
+    assert torch.equal(repeated, luma.expand(3, -1, -1))
+    assert "repeated" in said
+    assert NamedImage("a", colour).in_channels(3, clean=True)[0] is colour
+    with pytest.raises(UsageError, match="3 channels, and the model's have 2"):
+        NamedImage("a", colour).in_channels(2, clean=True)
 
 
 def test_grey_is_pillows_luma_and_colour_repeats_grey() -> None:

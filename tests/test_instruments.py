@@ -135,6 +135,7 @@ def test_what_maps_to_the_unit_interval_is_said(folder: Path) -> None:
     expected = (COUNTS[0].astype(np.float64) - 400) / 400
     np.testing.assert_allclose(image.image[0].numpy(), expected, rtol=1e-6)
     assert image.image.min() < 0
+    assert image.noise(40.0) == pytest.approx(0.1), "in the units of the file"
     shares = named_images([str(folder / "stack.tif")], given=parse_range("1%,99%"))
     low, high = np.percentile(COUNTS, [1, 99])
     assert (shares[0].scale.low, shares[0].scale.high) == pytest.approx((low, high))
@@ -144,6 +145,8 @@ def test_what_maps_to_the_unit_interval_is_said(folder: Path) -> None:
     np.testing.assert_allclose(
         small.image[0].numpy(), (COUNTS[0].astype(np.uint8) - 10.0) / 10, atol=1e-5
     )
+    (plain,) = named_images([str(folder / "eight.png")])
+    assert plain.noise(0.1) == 0.1
     for text in ("1", "3,1", "a,b", "5%,101%", "nan,1"):
         with pytest.raises(UsageError, match="--range"):
             parse_range(text)

@@ -18,7 +18,16 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from mmdgs.cli import app
-from mmdgs.metrics import Judgement, calibration_ratio, coverage_of, crps, judge, ranks, suite
+from mmdgs.metrics import (
+    Judgement,
+    calibration_ratio,
+    coverage_of,
+    crps,
+    judge,
+    ranks,
+    score_ksd,
+    suite,
+)
 from mmdgs.metrics.judgement import _below, _exchanged, _share_above, _test, bins_for
 from mmdgs.metrics.suite import Case, Levy, case_16
 
@@ -189,6 +198,27 @@ def test_numbers_of_exact_draws_and_of_a_mode_that_is_missed() -> None:
     missed = case.numbers(torch.where(suite.in_mode_16(near)[..., None], draws.roll(2, 0), near))
     assert sum(missed["ksd_ratio"]) / 5 < 1.3
     assert sum(missed["mode"]) / 5 < 0.05
+
+
+@pytest.mark.parametrize(("matrix", "noise"), suite.CELLS_16)
+def test_the_discrepancy_is_by_the_score_of_the_exact_posterior(matrix: str, noise: float) -> None:
+    case = case_16(matrix, noise, 0)
+    draws = case.exact(50, torch.Generator().manual_seed(5))
+    a = case.problem.matrix
+    posterior = suite.prior_16().given(case.problem.y, a, noise)
+    scale = 1 / (torch.linalg.svdvals(a).median().item() + 1)
+    expected = [
+        score_ksd(x, posterior.mixture(i).score(x), scale) for i, x in enumerate(draws.unbind(1))
+    ]
+    assert case.numbers(draws)["ksd"] == pytest.approx(expected)
+
+
+def test_the_noise_of_levy_processes_is_25_decibels_below_the_median_power() -> None:
+    case = Levy("Gauss", "deconvolution").case(1_000, 0)
+    problem, clean = case.problem, case.truth @ case.problem.matrix.mT
+    assert (problem.y - clean).std().item() == pytest.approx(problem.noise, rel=0.02)
+    ratio = clean.square().mean(1).median().item() / problem.noise**2
+    assert 10 * math.log10(ratio) == pytest.approx(25, abs=1)
 
 
 def test_the_tasks_of_levy_processes_are_those_of_their_authors() -> None:

@@ -130,6 +130,24 @@ def test_a_kill_at_any_operation_leaves_a_whole_model_or_none_and_the_next_write
         assert not [*place.rglob(".*")], at
 
 
+def test_what_is_called_a_model_beside_other_files_is_whole(tmp_path: Path, kills: Kills) -> None:
+    """There files are moved one after the other: the configuration is the last."""
+
+    def saved(place: Path, at: int = 0) -> Path:
+        (place / "out").mkdir(parents=True)
+        (place / "out" / "note").write_bytes(b"mine")
+        with kills.below(place, at):
+            mmdgs.save(small(), place / "out")
+        return place / "out"
+
+    digest = mmdgs.load(saved(tmp_path / "whole")).digest
+    for at in range(1, kills.count + 1):
+        out = saved(tmp_path / str(at), at)
+        assert (out / "note").read_bytes() == b"mine"
+        if (out / "config.json").exists():
+            assert mmdgs.load(out).digest == digest, at
+
+
 @contextlib.contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """No file may be larger: the write that is fails as one on a full disk does."""

@@ -60,6 +60,7 @@ def operators() -> dict[str, Operator]:
         "fourier": Fourier(SHAPE, torch.rand(4, 6, generator=seeded()) < 0.5),
         "matrix": Matrix(torch.randn(5, D, generator=seeded(), dtype=torch.float64), SHAPE),
         "blurred and smaller": compose(Blur.gaussian(SHAPE, 0.8), Downsample(SHAPE, 2)),
+        "blurred twice": compose(Blur.gaussian(SHAPE, 0.8), Blur.gaussian(SHAPE, 0.5)),
         "smaller and grey": compose(Downsample(SHAPE, 2), Grayscale((3, 2, 3))),
         "function": linear(lambda x: x.cumsum(-1), SHAPE),
         "coils": Coils(maps(), torch.rand(4, 6, generator=seeded()) < 0.5),
@@ -245,6 +246,14 @@ def test_noise_is_a_number_one_a_row_or_one_a_measurement() -> None:
             noise_variances(bad, operator, like)
     with pytest.raises(UsageError, match=r"got shape \(5,\)"):
         noise_variances(torch.ones(5), operator, like)
+
+
+def test_the_noise_of_small_images_is_estimated_from_blocks() -> None:
+    """They have too few patches. The mean over images, since a median of 81 numbers is rough."""
+    y = 0.5 + 0.1 * torch.randn(400, 1, 10, 10, generator=seeded())
+    noise = estimated_noise(y, Mask(torch.ones(1, 10, 10)))
+    assert noise.mean().item() == pytest.approx(0.1, rel=0.03)
+    assert noise.std().item() < 0.02
 
 
 def test_noise_is_estimated_on_smooth_images() -> None:

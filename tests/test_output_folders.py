@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mmdgs.cli.app import app
 from mmdgs.data.single import is_folder_name, named_images
 from mmdgs.errors import UsageError
-from mmdgs.files import output_folder
+from mmdgs.files import output_folder, remove
 from mmdgs.models.conversion import export_model
 from mmdgs.workspace import Workspace
 
@@ -151,20 +151,21 @@ def test_an_experiment_removes_its_figures_alone(tmp_path: Path) -> None:
     assert all(file.exists() for file in kept)
 
 
+@pytest.mark.parametrize("other", ["src/main.py", "notes.txt"])
 def test_convert_replaces_no_folder_that_holds_more_than_a_model(
-    tmp_path: Path, model: Path
+    other: str, tmp_path: Path, model: Path
 ) -> None:
     out = tmp_path / "project"
-    (out / "src").mkdir(parents=True)
-    for name in ("config.json", "src/main.py"):
+    (out / other).parent.mkdir(parents=True)
+    for name in ("config.json", other):
         (out / name).write_text("{}")
     for command in (["convert", str(tmp_path / "a.pth")], ["export", str(model)]):
         (tmp_path / "a.pth").write_bytes(b"")
         found = run(app, [*command, "--out", str(out), "--overwrite"])
         assert found.exit_code == 2
         assert "holds more than a model" in " ".join(found.output.split())
-    assert (out / "src" / "main.py").exists()
-    shutil.rmtree(out / "src")
+    assert (out / other).exists()
+    remove(out / Path(other).parts[0])
     export_model(model, out, overwrite=True)
 
 

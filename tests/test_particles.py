@@ -13,10 +13,11 @@ from mmdgs.errors import UsageError
 from mmdgs.linalg import LowRank, Spectral
 from mmdgs.linalg.evidence import factored, log_evidence, rows_of, seen
 from mmdgs.moments import FullMoments, GivenMoments
+from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Matrix, Operator, noise_variances
 from mmdgs.restoration.evidence import Evidence, evidence
 from mmdgs.samplers import Plan, Run, TwistedParticles, ancestral_plan, run
-from mmdgs.schedules import edm
+from mmdgs.schedules import Levels, edm
 from mmdgs.targets import GaussianMixture
 
 
@@ -80,11 +81,19 @@ def bimodal() -> GaussianMixture:
 
 
 A, NOISE = Matrix(torch.tensor([[1.0, 0.0]], dtype=torch.float64)), 0.8
+LEVELS = edm(25, 20.0, 0.01)
 
 
-def particles(mixture: GaussianMixture, y: Tensor, count: int, runs: int, steps: int = 25) -> Run:
-    given = GivenMoments(FullMoments(mixture.denoiser()), y, A, NOISE)
-    plan = Plan.down(TwistedParticles(given, count), edm(steps, 20.0, 0.01))
+def particles(
+    mixture: GaussianMixture,
+    y: Tensor,
+    count: int,
+    runs: int,
+    levels: Levels = LEVELS,
+    noise: float = NOISE,
+) -> Run:
+    given = GivenMoments(FullMoments(mixture.denoiser()), y, A, noise)
+    plan = Plan.down(TwistedParticles(given, count), levels)
     x0 = mixture.noised(plan.start).sample(runs * count, generator=torch.Generator().manual_seed(1))
     return run(plan, x0, seed=2, progress=None)
 
@@ -105,19 +114,36 @@ def test_modes_have_the_weights_that_y_gives_them(y: float) -> None:
     assert result.info["effective"].shape == (64 * 75, 25)
 
 
-def test_the_evidence_of_a_gaussian_is_exact_and_all_weights_are_one() -> None:
+@pytest.mark.parametrize("scaled", [False, True], ids=["exploding", "preserving"])
+def test_the_evidence_of_a_gaussian_is_exact_and_all_weights_are_one(scaled: bool) -> None:
     """Where q is right nothing is left for weights: any number of particles, any levels."""
+    levels = edm(5, 20.0, 0.01)
+    if scaled:
+        alphas = [(1 + level.sigma**2) ** -0.5 for level in levels]
+        levels = tuple(
+            NoiseLevel(alpha=alpha, sigma=alpha * level.sigma)
+            for alpha, level in zip(alphas, levels, strict=True)
+        )
     target = GaussianMixture([1.0], [[0.5, -1.0]], [[[0.5, 0.2], [0.2, 0.4]]]).to(
         dtype=torch.float64
     )
     y = torch.tensor([[0.3]], dtype=torch.float64)
-    result = particles(target, y, 4, 3, steps=5)
+    result = particles(target, y, 4, 3, levels)
     s = target.covariance()[0, 0] + NOISE**2
     exact = torch.distributions.Normal(target.mean()[0], s.sqrt()).log_prob(y[0, 0])
     torch.testing.assert_close(
         result.info["effective"], torch.ones(12, 5, dtype=torch.float64), atol=0.01, rtol=0
     )
     torch.testing.assert_close(result.info["log_evidence"], exact.expand(12), atol=0.02, rtol=0)
+
+
+def test_the_evidence_of_what_is_unlikely_holds_where_particles_are_resampled_on_the_way() -> None:
+    mixture, y = bimodal(), torch.tensor([[3.0]], dtype=torch.float64)
+    result = particles(mixture, y, 8, 100, edm(20, 20.0, 0.01), noise=0.1)
+    assert (result.info["effective"][:, :-1] < 0.5).any(1).double().mean() > 0.9
+    log_evidence = result.info["log_evidence"][::8]
+    estimate = log_evidence.logsumexp(0) - math.log(100)
+    torch.testing.assert_close(estimate, mixture.log_evidence(y, A, 0.1)[0], atol=0.25, rtol=0)
 
 
 def test_one_particle_is_the_bridge_and_runs_do_not_see_each_other() -> None:

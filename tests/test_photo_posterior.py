@@ -78,18 +78,19 @@ def test_a_field_at_its_own_size() -> None:
     assert (seen.tiles, seen.region) == (1, None)
 
 
-def test_a_region_sees_its_surroundings_alone() -> None:
+@pytest.mark.parametrize(("x", "y"), [(40, 32), (80, 72)])
+def test_a_region_sees_its_surroundings_alone(x: int, y: int) -> None:
     """Components of a region by a part of the image are those by all of it: of this field, whose
     correlations fall with the square of the distance, variances within 0.5% and directions within 2
     degrees.
     """
-    sides, region = (96, 112), (40, 32, 6, 5)
+    sides, region = (96, 112), (x, y, 6, 5)
     seen = mmdgs.image_posterior(
         field_model(),
         noisy(*sides),
         PosteriorSettings(SIGMA, draws=0, region=region, tolerance=1e-4),
     )
-    places = torch.arange(sides[0] * sides[1]).reshape(sides)[32:37, 40:46].flatten()
+    places = torch.arange(sides[0] * sides[1]).reshape(sides)[y : y + 5, x : x + 6].flatten()
     prior = spectrum(*sides)
     unit = torch.zeros(len(places), sides[0] * sides[1], dtype=torch.float64)
     unit[torch.arange(len(places)), places] = 1
@@ -98,7 +99,7 @@ def test_a_region_sees_its_surroundings_alone() -> None:
     values, vectors = torch.linalg.eigh(covariance)
     variances = values[-3:].flip(0).float()
     torch.testing.assert_close(seen.variances, variances, rtol=5e-3, atol=0)
-    inside = seen.directions[:, 0, 32:37, 40:46].flatten(1).double()
+    inside = seen.directions[:, 0, y : y + 5, x : x + 6].flatten(1).double()
     cosine = (inside * vectors[:, -3:].flip(1).mT).sum(1).abs()
     assert (cosine > math.cos(math.radians(2))).all()
     assert seen.directions.square().sum((1, 2, 3)) == pytest.approx(torch.ones(3), abs=1e-5)

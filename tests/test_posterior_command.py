@@ -26,7 +26,7 @@ from mmdgs.jacobians import mean_and_jacobian
 from mmdgs.models import Model
 from mmdgs.operators import Mask, estimated_noise, measurements
 from mmdgs.targets import GaussianMixture
-from mmdgs.uncertainty import folder as posterior_folder, tiles
+from mmdgs.uncertainty import folder as posterior_folder, pictures as shown, tiles
 from mmdgs.uncertainty.conformal import calibrated_factors, conformal_factor
 from mmdgs.uncertainty.image import PosteriorWork, image_posterior, scores_of
 from mmdgs.uncertainty.settings import PosteriorSettings
@@ -263,6 +263,18 @@ def test_what_is_refused_in_one_line(
     assert result.exit_code == 2, result.output
     assert says in result.output.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+
+
+def test_standard_deviations_are_shown_on_a_scale_that_ends_at_a_round_number() -> None:
+    for most, top in ((0.19, 0.2), (0.23, 0.3), (0.0111, 0.015), (0.99, 1.0), (7.0, 8.0)):
+        assert shown.top_of(torch.full((1, 4, 4), most)) == pytest.approx(top)
+    spike = torch.full((1, 40, 40), 0.2)
+    spike[0, 0, 0] = 9.0
+    assert shown.top_of(spike) == pytest.approx(0.2), "single pixels do not set the scale"
+    colours = shown.in_colours(torch.tensor([[0.0, 0.2, 5.0]]), 0.2)
+    assert colours.tolist() == [[list(shown.COLOURS[i]) for i in (0, -1, -1)]]
+    each = torch.tensor([3.0, 0.0, 4.0])[:, None, None]
+    assert shown.pooled(each).item() == pytest.approx(math.sqrt(25 / 3)), "root mean square"
 
 
 def test_an_image_of_one_pixel(folder: Path, tmp_path: Path) -> None:

@@ -486,10 +486,11 @@ def test_operators_by_name(folder: Path) -> None:
     }
     for text, kind in kinds.items():
         assert isinstance(parse_operator(text, shape), kind)
-    random, again = (parse_operator("random:0.75", shape, seed=3) for _ in range(2))
+    random, again, other = (parse_operator("random:0.75", shape, seed=seed) for seed in (3, 3, 4))
     assert isinstance(random, Mask)
     assert random.keep.tensor.sum() == 3 * 16
     assert torch.equal(random.keep.tensor, again.keep.tensor)  # type: ignore[attr-defined]
+    assert not torch.equal(random.keep.tensor, other.keep.tensor)  # type: ignore[attr-defined]
     mask = parse_operator(str(folder / "mask.png"), shape)
     assert isinstance(mask, Mask)
     assert mask.keep.tensor[:, 2:].all()

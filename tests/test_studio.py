@@ -29,6 +29,7 @@ from mmdgs.studio import image, make_examples, pictures, plane, restore, sampler
 from mmdgs.studio.folder import Folder
 from mmdgs.studio.streaming import Tell, streamed
 from mmdgs.uncertainty.estimators import level_of
+from mmdgs.uncertainty.pictures import pixels as shown_as
 
 
 class Told(list):
@@ -150,6 +151,8 @@ def test_the_posterior_streams_and_its_lines_give_the_same(tiny, again) -> None:
     assert "+1.0" in words
     assert moved.shape == (3, 4, 3), "the region alone"
     assert (moved != image.walked(posterior, [0.0])[1]).any()
+    step = posterior.mean + posterior.stds[0] * posterior.directions[0]
+    assert (moved == shown_as(step[:, 2:5, 1:5])).all()
     assert f"hold {100 * posterior.scores['coverage_90']:.0f}% of" in image.summary(posterior)
     lines = request.lines(posterior.sigma)
     assert "--region 1,2,4,3" in lines[1]
@@ -178,6 +181,7 @@ def test_restoration_tells_of_draws_and_its_lines_give_the_same(tiny, again, mon
     drawn = restore.restored(tiny, STORED, request, mask, told)
     assert [len(state.draws) for state in told if state.under_way is None] == [0, 2, 3]
     assert all(state.under_way is not None for state in told[1:3])
+    assert [state.done for state in told] == [(done, 9) for done in (0, 2, 4, 6, 7, 8, 9)]
     assert torch.equal(told[-1].draws, drawn.draws)
     assert "PSNR" in drawn.summary()
     share = scores_of(drawn.draws[:, None], drawn.truth[None])["coverage_90"]
@@ -371,6 +375,15 @@ def test_results_that_ship_are_those_of_the_rooms() -> None:
     computed = image.posterior_of(model, stored, image.Image("mnist", 0.5, draws=0, components=0))
     assert torch.allclose(shipped.mean, computed.mean, atol=2e-3)
     assert torch.allclose(shipped.std, computed.std, atol=2e-3)
+
+
+def test_of_several_states_the_last_is_seen() -> None:
+    tell: Tell[int] = Tell()
+    for i in range(3):
+        tell(i)
+    assert list(tell.latest) == [2]
+    assert not tell.due(), "it has just been told"
+    assert Tell(every=0.0).due()
 
 
 def test_work_stops_where_its_listener_leaves_or_says_so() -> None:

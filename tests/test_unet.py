@@ -14,6 +14,7 @@ from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
+from mmdgs.networks.residual_unet import ResidualUNet
 from mmdgs.networks.unet import Attention
 from mmdgs.noise import NoiseLevel
 from mmdgs.randomness import Streams, seeded
@@ -165,6 +166,35 @@ def test_attention_is_torchs_in_one_head() -> None:
     q, k, v = (part.mT for part in parts)  # (B, pixels, C)
     mixed = nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(x.shape)
     torch.testing.assert_close(layer(x, None), x + layer.out(mixed), **EXACT)
+
+
+# --- the network for photographs
+
+
+def test_the_level_is_a_scale_and_a_shift_inside_a_block() -> None:
+    """With convolutions that change nothing it is h + silu((1 + scale) h + shift)."""
+    block = ResidualUNet(3, widths=(3,), blocks=(1,), conditional=True).lowest[0]
+    for convolution in (block.conv1, block.conv2):
+        nn.init.dirac_(convolution.weight)
+        nn.init.zeros_(convolution.bias)
+    nn.init.zeros_(block.level.weight)
+    scale, shift = torch.tensor([0.5, 0.0, -0.3]), torch.tensor([-1.0, 2.0, 0.1])
+    block.level.bias.data.copy_(torch.cat([scale, shift]))
+    h = images(channels=3)
+    inner = (1 + scale[:, None, None]) * h + shift[:, None, None]
+    torch.testing.assert_close(
+        block(h, torch.ones(2, block.level.in_features)), h + nn.functional.silu(inner)
+    )
+
+
+@pytest.mark.parametrize("sides", [(16, 20), (19, 24), (21, 17)])
+def test_sides_that_cannot_be_halved_are_reflected(sides: tuple[int, int]) -> None:
+    network = lively(ResidualUNet(1, widths=(4, 6, 8), blocks=(1, 1, 1)))
+    x = images(size=24)[..., : sides[0], : sides[1]]
+    margins = (0, -sides[1] % 4, 0, -sides[0] % 4)
+    whole = network(nn.functional.pad(x, margins, mode="reflect"))
+    assert network(x).shape == x.shape
+    torch.testing.assert_close(network(x), whole[..., : sides[0], : sides[1]])
 
 
 # --- dropout

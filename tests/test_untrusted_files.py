@@ -31,7 +31,7 @@ from mmdgs.data.single import named_images
 from mmdgs.errors import UsageError
 from mmdgs.evaluation import read_evaluations
 from mmdgs.evaluation.record import Evaluation, Images
-from mmdgs.files import read_json
+from mmdgs.files import read_file, read_json
 from mmdgs.metrics.inception_file import load_inception
 from mmdgs.models.conversion import convert_checkpoint
 from mmdgs.models.shipped import licence_of
@@ -269,6 +269,14 @@ def test_only_regular_files_are_read_and_not_more_than_is_there(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
 
 
+def test_a_file_has_at_most_the_bytes_that_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"four")
+    assert read_file(path, 4) == read_file(path) == b"four"
+    with refused(path, "has 4 bytes, more than the limit of 3"):
+        read_file(path, 3)
+
+
 def test_an_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     head = np.lib.format.header_data_from_array_1_0(np.zeros((2, 2), np.float32))
@@ -280,6 +288,11 @@ def test_an_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, head | {"shape": (300, 300)})
     with refused(path, "damaged", "360,000 bytes, it has 0"):
+        named_images([str(path)])
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, head)
+        stream.write(bytes(20))
+    with refused(path, "damaged", "16 bytes, it has 20"):
         named_images([str(path)])
     np.savez(tmp_path / "b.npz", x=np.zeros((1, 2, 2)))
     (tmp_path / "b.npz").rename(path)

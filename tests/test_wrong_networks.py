@@ -76,9 +76,12 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("sigma", [0.02, 0.25, 20.0])
-def test_right_networks_are_not_warned_of(name: str, sigma: float, caplog):
-    level = mmdgs.NoiseLevel(sigma)
+@pytest.mark.parametrize(
+    "level",
+    [*map(mmdgs.NoiseLevel, (0.02, 0.25, 20.0)), mmdgs.NoiseLevel(alpha=0.1, sigma=0.02)],
+    ids=str,
+)
+def test_right_networks_are_not_warned_of(name: str, level: mmdgs.NoiseLevel, caplog):
     denoiser = mmdgs.noise_denoiser(Noise(level))
     for _ in range(2):
         posterior(denoiser, noisy(level), level, name)
