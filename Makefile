@@ -1,5 +1,5 @@
 # make demo: the main job.  make test: lint, types, tests.  Both create .venv and install into it.
-# make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (a quarter of an hour)
+# make test-all: the slow tests too.  make mutants: does the suite notice broken formulas? (half an hour)
 # make fuzz: every reader of outside files, given 1,000 damaged ones each; with FUZZ=full 10,000 (docs/use/reliability.md).
 # make kill: runs that are killed at every file operation and at random moments, and go on (docs/use/reliability.md).
 # make docs: the documentation site, into build/site; any warning fails it.
