@@ -13,10 +13,11 @@ from mmdgs.data import image_set
 from mmdgs.denoisers import clean_denoiser
 from mmdgs.errors import CovarianceTooLargeError, UsageError
 from mmdgs.evaluation import evaluate
-from mmdgs.memory import Batches, bytes_kept, evenly
+from mmdgs.memory import Batches, evenly
 from mmdgs.metrics.features import image_features
 from mmdgs.metrics.inception_file import Inception
 from mmdgs.models import CLASSES, Model, ModelConfig
+from mmdgs.models.memory import bytes_kept
 from mmdgs.moments import IsotropicMoments, SpectralMoments
 from mmdgs.moments.fitted import _fitting
 from mmdgs.noise import NoiseLevel

@@ -31,8 +31,8 @@ from mmdgs.data import single
 from mmdgs.data.single import NamedImage
 from mmdgs.errors import UsageError
 from mmdgs.linalg.spectral import from_cosines, to_cosines
-from mmdgs.memory import bytes_kept
 from mmdgs.models.fits import FitStore
+from mmdgs.models.memory import bytes_kept
 from mmdgs.moments import SpectralMoments
 from mmdgs.noise import LevelTable, NoiseLevel
 from mmdgs.randomness import Streams

@@ -30,8 +30,9 @@ from mmdgs.cost import Cost
 from mmdgs.covariances import Covariance, Krylov
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.memory import Batches, bytes_kept, evenly, memory_of
+from mmdgs.memory import Batches, evenly, memory_of
 from mmdgs.models import Model
+from mmdgs.models.memory import bytes_kept
 from mmdgs.models.model import as_model
 from mmdgs.moments import GivenMoments, IsotropicMoments, Moments, SpectralMoments
 from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
@@ -57,9 +58,8 @@ from mmdgs.sampling.named import edm_levels
 from mmdgs.sensors import ESTIMATE_POISSON, Bounds, Sensor, bounded, estimated_sensor
 
 FORWARD, WITH_PRODUCTS = 1.0, 4.5
-"""Of memory, for one chain, times what one pass keeps (`memory.bytes_kept`): without and with
-products with the Jacobian, of which both networks that were measured took 0.4 to 0.8 and 1.9 to
-4.1."""
+"""Of memory, for one chain, times what one pass keeps (`models.memory`): without and with products
+with the Jacobian, of which both networks that were measured took 0.4 to 0.8 and 1.9 to 4.1."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Memory, in bytes, for images of `pixels` in C channels (`bytes_needed`):
     DERIVATIVES b  for each pixel that components see: a region and its margin
     4 C pixels (ARRAYS + 3 draws + 2 components), and by Krylov spaces 8 C pixels steps
 
-b are the bytes a pixel that one pass keeps (`memory.bytes_kept`).
+b are the bytes a pixel that one pass keeps (`models.memory.bytes_kept`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from torch.utils.checkpoint import checkpoint
 from mmdgs.covariances import Krylov, Spectral
 from mmdgs.denoisers import Denoiser, has_symmetric_jacobian, subtracts_noise
 from mmdgs.errors import UsageError
-from mmdgs.memory import bytes_kept, memory_of
+from mmdgs.memory import memory_of
 from mmdgs.models import Model
+from mmdgs.models.memory import bytes_kept
 from mmdgs.noise import NoiseLevel
 from mmdgs.uncertainty.settings import PosteriorSettings
 
