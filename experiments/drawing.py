@@ -73,9 +73,10 @@ LOOKS = {
     Style(ORANGE, "^--"): ("TDS",),
     Style(GREEN, "D-."): ("MCG-Diff",),
     Style(PINK, "v:"): ("bridge with sweeps",),
-    Style(SLATE, "D:"): ("MMPS",),
-    Style(SLATE, "v:"): ("PiGDM",),
-    Style(SLATE, "P:"): ("DPS",),
+    Style(SLATE, "D:"): ("MMPS", "MMPS (azula)"),
+    Style(SLATE, "v:"): ("PiGDM", "PiGDM (azula)"),
+    Style(SLATE, "P:"): ("DPS", "DPS (azula)"),
+    Style(SLATE, "s:"): ("DiffPIR (azula)",),
 }  # fmt: skip
 STYLES = {row: look for look, rows in LOOKS.items() for row in rows}
 
