@@ -40,7 +40,7 @@ OPENED, CLOSED = "<!-- table:", "<!-- end of table -->"
 MARK = re.compile(rf"^{OPENED} (\S+) (\S+) -->\n(.*?)^{CLOSED}$", re.MULTILINE | re.DOTALL)
 IDENTITY = (
     *("model", "row", "case", "data", "task", "steps", "levels", "levels or steps", "Gibbs steps"),
-    *("sigma / alpha", "first images", "x_t"),
+    *("sigma / alpha", "first images", "x_t", "sigma", "problem", "particles or sweeps"),
 )
 """Keys that say which cell of an experiment an entry is."""
 LINES = 3  # depth down to which a record has a line for every key
@@ -194,8 +194,10 @@ def take(root: Path, name: str, run: Path) -> int:
     for key in shared:
         model = {"model": Path(content.get("settings", {}).get("model") or "").name}
         taken = [(model if "model" in record[key][0] else {}) | _shortened(c) for c in content[key]]
-        by = {tuple(c.get(part) for part in IDENTITY): c for c in (*record[key], *taken)}
-        record[key] = list(by.values())
+        by = {_identity(cell): cell for cell in record[key]}
+        if len(by) < len(record[key]):
+            raise UsageError(f"{path}: IDENTITY does not tell the cells of {key!r} apart")
+        record[key] = list((by | {_identity(cell): cell for cell in taken}).values())
     record.setdefault("source", {})["environment"] = content.get("environment", {})
     write_atomically(path, (dumped(record) + "\n").encode())
     return sum(len(content[key]) for key in shared)
@@ -223,6 +225,10 @@ def dumped(content: Any, depth: int = 0) -> str:
         items = (json.dumps(item, ensure_ascii=False) for item in content)
         return "[" + inner + f",{inner}".join(items) + outer + "]"
     return json.dumps(content, ensure_ascii=False)
+
+
+def _identity(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(cell.get(key) for key in IDENTITY)
 
 
 def are_cells(content: Any) -> bool:

@@ -97,6 +97,29 @@ def test_long_lists_are_taken_by_their_mean_and_cells_get_the_name_of_their_mode
     assert (first["gain"], first["gain_half"]) == (50.0, half)
 
 
+@pytest.mark.parametrize("column", ["sigma", "problem", "particles or sweeps"])
+def test_every_cell_of_a_row_is_taken(column: str, tmp_path: Path):
+    path, run = tree(tmp_path) / "docs" / "records" / "r.json", tmp_path / "run"
+    path.write_text(json.dumps({"cells": [{"row": "x", column: 5, "fid": 1.0}], "tables": {}}))
+    made = [{"row": "x", column: at, "fid": float(at)} for at in (5, 25)]
+    run.mkdir()
+    (run / "records.json").write_text(json.dumps({"cells": made}))
+    take(tmp_path, "r", run)
+    assert json.loads(path.read_text())["cells"] == made
+
+
+def test_cells_that_are_not_told_apart_are_not_lost(tmp_path: Path):
+    path, run = tree(tmp_path) / "docs" / "records" / "r.json", tmp_path / "run"
+    cells = [{"row": "x", "weight of the guide": weight, "fid": 1.0} for weight in (1, 2)]
+    path.write_text(json.dumps({"cells": cells, "tables": {}}))
+    kept = path.read_bytes()
+    run.mkdir()
+    (run / "records.json").write_text(json.dumps({"cells": cells[:1]}))
+    with pytest.raises(UsageError, match="does not tell the cells of 'cells' apart"):
+        take(tmp_path, "r", run)
+    assert path.read_bytes() == kept
+
+
 @pytest.mark.parametrize(
     ("written", "instead", "message"),
     [("r t", "q t", "'q'"), ("r t", "r u", "'u'"), ("end of table", "end", "no end")],
