@@ -148,8 +148,8 @@ def _cell(cell: Any, column: Column, record: Any, path: Path) -> Number | str:
     values = [number.value for number in numbers]
     if kind == "all":
         return " / ".join(_short(value, "" if i else "+") for i, value in enumerate(values))
-    low, high = min(values), max(values)
-    return f"{low:,g}" if low == high else f"{low:,g} to {high:,g}"
+    form = ",g" if column.digits is None else f",.{column.digits}f"
+    return " to ".join(dict.fromkeys(f"{end(values):{form}}" for end in (min, max)))
 
 
 def _short(value: float, sign: str) -> str:
