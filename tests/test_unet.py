@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import mmdgs
 from mmdgs import losses
 from mmdgs.denoisers import Compiled, Denoiser
+from mmdgs.derivatives import load_forward_mode
 from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
 from mmdgs.networks.residual_unet import ResidualUNet
@@ -195,6 +196,20 @@ def test_sides_that_cannot_be_halved_are_reflected(sides: tuple[int, int]) -> No
     whole = network(nn.functional.pad(x, margins, mode="reflect"))
     assert network(x).shape == x.shape
     torch.testing.assert_close(network(x), whole[..., : sides[0], : sides[1]])
+
+
+def test_with_channels_last_it_is_mapped_and_has_every_derivative() -> None:
+    network = lively(ResidualUNet(1, widths=(4, 6), blocks=(1, 1)))
+    weight = network.lowest[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    x, u, v = images(size=16)[:1], images(size=16)[1:2], images(size=16)[1:2].flip(2)
+    load_forward_mode()
+    mean, pushed = torch.func.jvp(network, (x,), (u,))
+    pulled = torch.func.vjp(network, x)[1](v)[0]
+    assert (v * pushed).sum().item() == pytest.approx((u * pulled).sum().item(), rel=1e-5)
+    mapped = torch.func.vmap(lambda one: network(one[None])[0])(torch.cat([x, u]))
+    torch.testing.assert_close(mapped, torch.cat([mean, network(u)]))
 
 
 # --- dropout

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from mmdgs.derivatives import group_norm
@@ -27,18 +26,16 @@ PERIODS = (0.02, 100.0)
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's group norm, written out where compiled, in forward mode, and on a GPU where weights
-    are fixed.
+    """torch's group norm, written out where compiled, and on a GPU where weights are fixed.
 
     The compiler makes better kernels of it; torch's own has no forward-mode derivative in the
-    channels-last layout, and a second derivative that cannot be batched (for products with the
-    Jacobian of an energy). Elsewhere torch's own is faster.
+    channels-last layout (for training energies), and a second derivative that cannot be batched
+    (for products with their Jacobian). Elsewhere torch's own is faster.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         plain = self.weight.requires_grad or not x.is_cuda or not torch.is_grad_enabled()
-        forward_mode = forward_ad._current_level >= 0
-        if plain and not forward_mode and not torch.compiler.is_compiling():
+        if plain and not torch.compiler.is_compiling():
             return super().forward(x)
         return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
