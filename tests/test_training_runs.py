@@ -168,6 +168,7 @@ RECIPES = {
     "a draw about no level": ("{levels: 'edm:18', level_draw: 'mixed:-1'}", "MEDIAN", "mixed:-1"),
     "uniform about a level": ("{levels: 'edm:18', level_draw: 'uniform:1'}", "MEDIAN", "uniform:1"),
     "too much jitter": ("{levels: 'edm:18', level_jitter: 1.5}", "level_jitter", "1.5"),
+    "smaller of whole images": ("{smaller: 2}", "smaller is a count, for crops", "got 2"),
     "a draw of one level": ("{sigma: 1.0, level_draw: lognormal}", "level_draw", "many levels"),
     "levels of a classifier": ("{param: classes, levels: 'edm:18'}", "classifier", "levels"),
     "not toml": ("steps = ", "TOML"),
@@ -379,6 +380,30 @@ def test_a_recipes_weighting_draw_and_jitter_are_those_of_its_loss(
     )
     expected = expected.mean().item()
     assert losses(tmp_path) == [pytest.approx(expected, rel=1e-4)]
+
+
+def test_smaller_copies_are_the_images_at_fewer_pixels_and_never_below_the_crop(
+    tmp_path: Path,
+) -> None:
+    ramps = [np.linspace(0, top, 40 * 24 * 3).reshape(40, 24, 3) for top in (90, 170, 250)]
+    for i, ramp in enumerate(ramps):  # the first is held out
+        Image.fromarray(ramp.round().astype(np.uint8)).save(tmp_path / f"{i}.png")
+    recipe = Recipe(data=str(tmp_path), crop=20, smaller=2, param="score", sigma=0.5)
+    train = read_sets(recipe, torch.device("cpu")).train
+    assert len(train) == 6
+    sides = train.table[:, 1:]
+    assert sides[:2].tolist() == [[40, 24]] * 2
+    assert sides[2:].tolist() == [[max(20, h), max(20, w)] for h, w in sides[2:].tolist()]
+    assert (sides[2:, 0] >= 24).all()  # 0.6 of 40
+    assert (sides[2:, 0] <= 38).all()
+    assert len(sides[2:, 0].unique()) > 1
+    for i in range(2, 6):
+        first, pixels = train.table[i, 0], sides[i].prod()
+        copy = train.pixels[:, first : first + pixels].double()
+        whole = torch.from_numpy(ramps[1 + i % 2].round()).double()
+        assert abs(copy.mean() - whole.mean()) < 1
+        assert abs(copy.std() - whole.std()) < 2
+    assert len(read_sets(dataclasses.replace(recipe, smaller=0), torch.device("cpu")).train) == 2
 
 
 # --- misuse

@@ -53,14 +53,17 @@ def flipped(images: Shaped[Tensor, "n c h w"], generator: Generator) -> Shaped[T
     return torch.where(mirror[:, None, None, None], images.flip(-1), images)
 
 
-def resized(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c size size"]:
-    """Stored images resized to size x size: bicubic, with antialiasing."""
-    if tuple(images.shape[-2:]) == (size, size):
+def resized(
+    images: UInt8[Tensor, "n c h w"], size: int | tuple[int, int]
+) -> UInt8[Tensor, "n c new_h new_w"]:
+    """Stored images resized to size x size, or to a height and width: bicubic, antialiased."""
+    sides = (size, size) if isinstance(size, int) else size
+    if tuple(images.shape[-2:]) == sides:
         return images
-    out = images.new_empty(*images.shape[:2], size, size)
+    out = images.new_empty(*images.shape[:2], *sides)
     for start in range(0, len(images), BLOCK):
         x = images[start : start + BLOCK].float()
-        x = interpolate(x, (size, size), mode="bicubic", antialias=True)
+        x = interpolate(x, sides, mode="bicubic", antialias=True)
         out[start : start + BLOCK] = x.round().clamp(0, LEVELS - 1).to(torch.uint8)
     return out
 

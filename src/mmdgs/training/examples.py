@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmdgs.data import TOYS, ImageSet, dequantised, flipped, load_images, midpoints, spread, toy
 from mmdgs.data.folders import load_pictures
+from mmdgs.data.transforms import resized
 from mmdgs.errors import UsageError
 from mmdgs.identity import digest_of
 from mmdgs.models import CLASSES, Model
@@ -32,6 +33,8 @@ VALIDATION_EXAMPLES = 2_000
 HEAD_VALIDATION = {"cuda": 1_000, "cpu": 64}
 """Of a head, whose loss takes products with its denoiser's Jacobian."""
 TOY_POINTS = 10_000
+SMALLER = (0.6, 0.95)
+"""Of copies of photographs: few images teach more at several sizes (Zhang et al., 2017, DnCNN)."""
 
 
 @runtime_checkable
@@ -197,10 +200,22 @@ def _crops(recipe: Recipe, crop: int, device: torch.device) -> Sets:
     images = load_pictures(recipe.data, "train", limit=recipe.limit, **common)
     held_out = load_pictures(recipe.data, "test", channels=len(images[0]), **common)
     kinds = {"flips": recipe.flips is not False, "turns": recipe.turns}
-    train = CropExamples.of(images, crop, **kinds).to(device)
+    copies = smaller_copies(images, recipe.smaller, crop, recipe.training.seed)
+    train = CropExamples.of([*images, *copies], crop, **kinds).to(device)
     test = CropExamples.of(held_out, crop).to(device)
     digest = digest_of(*images, *held_out)
     return Sets(train, test, (len(images[0]), *ANY_SIZE), digest=digest)
+
+
+def smaller_copies(images: Sequence[Tensor], count: int, least: int, seed: int) -> list[Tensor]:
+    """Copies of each image, sides times a number drawn from SMALLER, but at least `least`."""
+    drawn = uniforms((count, len(images)), torch.empty(0), seeded(seed, "smaller"))
+    low, high = SMALLER
+    return [
+        resized(image[None], tuple(max(least, round(by * side)) for side in image.shape[1:]))[0]
+        for row in (low + (high - low) * drawn).tolist()
+        for image, by in zip(images, row, strict=True)
+    ]
 
 
 def batch_order(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:

@@ -105,6 +105,7 @@ class Recipe:
         None, "Train on square parts of so many pixels a side: for models of any size."
     )
     turns: bool = key(False, "Of crop: turn images by 0, 90, 180 or 270 degrees.")
+    smaller: int = key(0, "Of crop: so many copies of each image, its sides times 0.6 to 0.95.")
     limit: int | None = key(None, "Most examples to train on.")
     flips: bool | None = key(None, "Mirror half of the images; none: of CIFAR-10 and faces.")
     unreadable: str = option("refuse", "An unreadable image: refuse it, or skip it.")
@@ -202,6 +203,10 @@ class Recipe:
                 f"crop must be positive, and excludes size; got crop {self.crop}, size {self.size}",
             ),
             (self.turns and self.crop is None, "turns is for crops: give crop, or leave it out"),
+            (
+                self.smaller < 0 or (self.smaller and self.crop is None),
+                f"smaller is a count, for crops: give crop, or leave it out; got {self.smaller}",
+            ),
             (
                 self.crop is not None and (head or self.param == "classes"),
                 f"crop is for denoisers, and param is {self.param!r}: leave it out",
