@@ -232,9 +232,8 @@ def run(context: Context) -> Outcome:
         **dict.fromkeys(beside, (1,)),
     }.items():
         curves |= {(name, count): (AZULA.get(name, name), count) for count in counts}
-    images: dict[Any, Any] = {
-        (_title(count), task): count for count in reversed(few) for task in inverse.TASKS
-    }
+    ways = [(c, b) for c in reversed(few) for b in (RESAMPLED_BELOW, 0.0) if c > 1 or b]
+    images: dict[Any, Any] = {(_title(*way), task): way for way in ways for task in inverse.TASKS}
     shares, own = partial(_shares, problems=problems), partial(_images, settings=settings)
     at = {"seeds": settings.seeds, "beside": True}
     grids = [
@@ -254,8 +253,9 @@ def _count(row: str) -> int:
     return int("".join(c for c in row if c.isdigit()) or 0)
 
 
-def _title(count: int) -> str:
-    return "bridge (1 particle)" if count == 1 else f"{count} particles"
+def _title(count: int, below: float = RESAMPLED_BELOW) -> str:
+    never = "" if below else ", never resampled"
+    return "bridge (1 particle)" if count == 1 else f"{count} particles{never}"
 
 
 def _shares(cell: Cell, settings: Settings, problems: Problems) -> Part:
@@ -470,7 +470,7 @@ def mcg_diff(
 
 def _images(cell: Cell, settings: Settings) -> Part:
     """The measures of `inverse` for bridges with so many particles; the exact covariance."""
-    count, task = cell.what, cell.column
+    (count, below), task = cell.what, cell.column
     values: dict[str, Any] = {"gap": [], "spread": [], "evidence": []}
     mixture, levels = inverse.changing_mixture(), inverse.restoration_levels(settings.image_levels)
     for seed in cell.seeds:
@@ -478,7 +478,7 @@ def _images(cell: Cell, settings: Settings) -> Part:
         exact = mixture.given(y, operator, inverse.NOISE)
         rows = y.repeat_interleave(settings.draws * count, 0)
         given = GivenMoments(ExactMoments(mixture), rows, operator, inverse.NOISE)
-        plan = restoration_plan(given, levels, BRIDGE, count)
+        plan = restoration_plan(given, levels, BRIDGE, count, below)
         start = levels[0].sigma * randn_like(
             rows.new_empty(len(rows), *inverse.SHAPE), seeded(seed, "start")
         )

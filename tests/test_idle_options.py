@@ -120,8 +120,13 @@ CASES = {
         """--operator gray | --noise 0.2 | -n 2 | --draws 3 | --steps 3 | --seed 1
         | --covariance krylov | --chains bridge | --particles 2 | --data-dir . | --precision bf16
         | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist
-        | --range 0,100 | --keep-clipped""",
+        | --range 0,100 | --keep-clipped | --resample 0""",
         "batch_size simulate",  # sizes are refused without it
+    ),
+    "restore by particles": Case(
+        "MODEL IMAGES --operator sr:2 --noise 0.1 --simulate -n 1 --draws 2 --steps 3"
+        " --chains bridge --particles 4 --covariance diagonal",
+        "--resample 1 | --particles 3",
     ),
     "posterior": Case(
         "MODEL IMAGES --sigma 0.5 -n 1 --components 0 --draws 0",

@@ -17,6 +17,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Matrix, Operator, noise_variances
 from mmdgs.restoration.evidence import Evidence, evidence
 from mmdgs.samplers import Plan, Run, TwistedParticles, ancestral_plan, run
+from mmdgs.samplers.particles import RESAMPLED_BELOW
 from mmdgs.schedules import Levels, edm
 from mmdgs.targets import GaussianMixture
 
@@ -144,6 +145,30 @@ def test_the_evidence_of_what_is_unlikely_holds_where_particles_are_resampled_on
     log_evidence = result.info["log_evidence"][::8]
     estimate = log_evidence.logsumexp(0) - math.log(100)
     torch.testing.assert_close(estimate, mixture.log_evidence(y, A, 0.1)[0], atol=0.25, rtol=0)
+
+
+def test_particles_left_alone_know_the_evidence_where_weights_come_right_again() -> None:
+    """Two fields, rough and smooth: on the way the moments, exact, fit neither of them."""
+    eye, tau = torch.eye(8, dtype=torch.float64), 0.05
+    apart = torch.arange(8.0)[:, None] - torch.arange(8.0)
+    fields = [0.1 * (-0.5 * (apart / length) ** 2).exp() + 1e-3 * eye for length in (0.5, 3.0)]
+    mixture = GaussianMixture([0.5, 0.5], [[0.3] * 8, [0.0] * 8], torch.stack(fields))
+    mixture, operator = mixture.to(dtype=torch.float64), Matrix(eye[:6])
+    clean = operator(mixture.sample(4, generator=torch.Generator().manual_seed(1)))
+    y = (clean + tau * torch.randn(clean.shape, generator=torch.Generator().manual_seed(9)))[2:]
+    x0 = mixture.noised(LEVELS[0]).sample(512, generator=torch.Generator().manual_seed(1))
+    given = GivenMoments(
+        FullMoments(mixture.denoiser()), y.repeat_interleave(256, 0), operator, tau
+    )
+    errors = {}
+    for below in (RESAMPLED_BELOW, 0.0):
+        info = run(Plan.down(TwistedParticles(given, 32, below), LEVELS), x0, seed=2).info
+        logs = info["log_evidence"][::32].view(2, 8).mT
+        errors[below] = (logs - mixture.log_evidence(y, operator, tau)).abs().mean().item()
+        assert info["effective"].amin(1).mean() < RESAMPLED_BELOW
+    assert info["effective"][:, -1].mean() > RESAMPLED_BELOW  # of those that were left alone
+    assert errors[0.0] < 0.2
+    assert errors[0.0] < 0.5 * errors[RESAMPLED_BELOW]
 
 
 def test_one_particle_is_the_bridge_and_runs_do_not_see_each_other() -> None:

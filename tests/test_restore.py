@@ -221,6 +221,8 @@ def test_the_noise_is_estimated() -> None:
         ({"steps": 1}, "steps .* got 1"),
         ({"draws": 0}, "draws .* got 0"),
         ({"particles": 2}, "'multistep'"),
+        ({"resample": 1.5}, "resample is a share of the particles, 0 to 1, got 1.5"),
+        ({"resample": 0.0}, "resample is of several particles"),
         ({"y": torch.full((1, 3, 2, 2), math.nan)}, "not finite in row 0"),
         ({"y": torch.zeros(1, 3, 4, 4)}, r"\(1, 3, 4, 4\)"),
         ({"operator": Box((3, 4, 4), 2)}, r"\(3, 2, 2\)"),

@@ -53,6 +53,7 @@ from mmdgs.randomness import Generator, Streams, child_seed
 from mmdgs.restoration.settings import GOOD, MIRRORED, MULTISTEP, RestorationSettings, quality_named
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State
+from mmdgs.samplers.particles import RESAMPLED_BELOW
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
 from mmdgs.sampling.named import edm_levels
 from mmdgs.sensors import ESTIMATE_POISSON, Bounds, Sensor, bounded, estimated_sensor
@@ -294,7 +295,7 @@ class Restoration:
             sensor = isinstance(noise, Sensor)
             noise = noise.scaled(self.width, self.offset) if sensor else self.width * noise
         given = GivenMoments(self.moments, y, operator, noise)
-        plan = restoration_plan(given, self.levels, settings.chains, particles)
+        plan = restoration_plan(given, self.levels, settings.chains, particles, settings.resample)
         streams = Streams(seeds, len(seeds), purpose="start")
         centre = sum(model.interval) / 2
         x0 = plan.noise(model.shape, len(seeds), generator=streams, centre=centre).to(model.device)
@@ -316,11 +317,15 @@ class Restoration:
 
 
 def restoration_plan(
-    given: GivenMoments, levels: Sequence[NoiseLevel], chains: str, particles: int = 1
+    given: GivenMoments,
+    levels: Sequence[NoiseLevel],
+    chains: str,
+    particles: int = 1,
+    resample: float = RESAMPLED_BELOW,
 ) -> Plan:
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
     if particles > 1:
-        return Plan.down(samplers.TwistedParticles(given, particles), levels)
+        return Plan.down(samplers.TwistedParticles(given, particles, resample), levels)
     bridge = samplers.ancestral_plan(given, levels, mean_last=False)
     if chains == MULTISTEP:
         *above, last = bridge.steps

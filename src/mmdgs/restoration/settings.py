@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mmdgs.sensors import Sensor
 
 MULTISTEP, BRIDGE, MIRRORED = CHAINS = ("multistep", "bridge", "mirrored")
+RESAMPLED_BELOW = 0.5  # as of samplers.TwistedParticles, which needs torch
 GOOD = "good"
 QUALITIES: dict[str, tuple[Covariance, int]] = {
     "fast": (Spectral(), 10),
@@ -50,8 +51,8 @@ class RestorationSettings:
     evaluations of the model (and the products of its covariance), along EDM's levels within the
     model's range unless `levels` are given. With several `particles` ("bridge" alone) each draw is
     one of a run of so many by its weight (samplers/particles.py), for so many times the
-    evaluations. `batch_size` is how many draws run at a time, and
-    changes numbers by rounding alone.
+    evaluations; they are resampled where their effective share falls below `resample`.
+    `batch_size` is how many draws run at a time, and changes numbers by rounding alone.
     """
 
     noise: float | Tensor | Sensor | str
@@ -75,6 +76,10 @@ class RestorationSettings:
     particles: int = option(
         1, "Of --chains bridge: weighted particles for each draw, so many times the work.", min=1
     )
+    resample: float = option(
+        RESAMPLED_BELOW,
+        "Of particles: resample them where their effective share falls below this; 0: never.",
+    )
     seed: int = option(0, "Seed of everything random.", min=0, max=2**63 - 1)
     levels: Sequence[NoiseLevel] | None = None
     precision: str = option("float32", "The network's: float32, tf32 or bf16.")
@@ -90,6 +95,13 @@ class RestorationSettings:
             raise UsageError(
                 f"{self.particles} particles are weighted draws of chains {BRIDGE!r}, got "
                 f"{self.chains!r}"
+            )
+        if not 0 <= self.resample <= 1:
+            raise UsageError(f"resample is a share of the particles, 0 to 1, got {self.resample}")
+        if self.resample != RESAMPLED_BELOW and self.particles == 1:
+            raise UsageError(
+                f"resample is of several particles, and one was asked for: leave it out, or give "
+                f"particles, got {self.resample}"
             )
         check_precision(self.precision)
         checked_seed(self.seed)

@@ -28,7 +28,12 @@ from mmdgs.randomness import Generator, uniforms
 from mmdgs.samplers.kernel import Info, State, finite
 
 RESAMPLED_BELOW = 0.5
-"""The effective share of the particles of a run below which they are resampled."""
+"""The effective share of the particles of a run below which they are resampled, unless told.
+
+Where q is wrong for good it must be: with a fitted spectrum of images one particle would carry the
+run. Where q has the right moments and the wrong shape, as of mixtures, weights err at the middle
+levels and come right again: resampling then throws away what was right, and 0, never, is better.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class TwistedParticles:
 
     given: GivenMoments
     count: int
+    resampled_below: float = RESAMPLED_BELOW
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -76,7 +82,7 @@ class TwistedParticles:
         share = effective_share(weights)
         shares = torch.cat([state.shares, share.repeat_interleave(self.count)[:, None]], 1)
         last = following == CLEAN
-        resampled = (share < RESAMPLED_BELOW) | last
+        resampled = (share < self.resampled_below) | last
         mean, repaired = q.mean, q.repaired
         if self.count > 1:  # always: what a row draws may not depend on the rows beside it
             u = uniforms((len(x), 1), x, generator)[:, 0].double().view(runs, self.count)
