@@ -16,6 +16,7 @@ from mmdgs.moments import FullMoments, GivenMoments
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Matrix, Operator, noise_variances
 from mmdgs.restoration.evidence import Evidence, evidence
+from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.samplers import Plan, Run, TwistedParticles, ancestral_plan, run
 from mmdgs.samplers.particles import RESAMPLED_BELOW
 from mmdgs.schedules import Levels, edm
@@ -160,6 +161,7 @@ def test_particles_left_alone_know_the_evidence_where_weights_come_right_again()
     given = GivenMoments(
         FullMoments(mixture.denoiser()), y.repeat_interleave(256, 0), operator, tau
     )
+    assert RestorationSettings(0.1).resample == RESAMPLED_BELOW
     errors = {}
     for below in (RESAMPLED_BELOW, 0.0):
         info = run(Plan.down(TwistedParticles(given, 32, below), LEVELS), x0, seed=2).info
