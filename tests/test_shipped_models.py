@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 import mmdgs
 from mmdgs import cli, data, schedules
+from mmdgs.derivatives import load_forward_mode
 from mmdgs.errors import UsageError
 from mmdgs.evaluation.checks import check_metrics
 from mmdgs.models.shipped import PACKAGED, SHIPPED, licence_of, shipped_folders, shipped_models
+from mmdgs.randomness import seeded
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "weights"
@@ -163,3 +165,24 @@ def test_a_model_that_is_none_gets_the_list(tmp_path: Path, monkeypatch) -> None
     assert status == 2
     assert ", ".join(sorted(SHIPPED)) in text
     assert not list(tmp_path.iterdir())
+
+
+# --- how they lie in memory
+
+
+@pytest.mark.parametrize("name", ["celeba", "photo"])
+def test_every_derivative_is_there_in_either_layout(name: str) -> None:
+    load_forward_mode()
+    model = mmdgs.load(name)
+    first = model.network.get_parameter("first.weight")
+    assert first.is_contiguous(memory_format=torch.channels_last) == (name == "photo")
+    level, (x, u, v) = (
+        mmdgs.NoiseLevel(0.3),
+        torch.rand(3, 1, 3, 16, 16, generator=seeded(0)).unbind(),
+    )
+    mean, pushed = torch.func.jvp(lambda at: model.network(at, level), (x,), (u,))
+    pulled = torch.func.vjp(lambda at: model.network(at, level), x)[1](v)[0]
+    assert (v * pushed).sum().item() == pytest.approx((u * pulled).sum().item(), rel=1e-3)
+    model.network.to(memory_format=torch.contiguous_format)
+    assert model.digest == mmdgs.load(name).digest
+    torch.testing.assert_close(model.network(x, level), mean, rtol=1e-4, atol=1e-4)

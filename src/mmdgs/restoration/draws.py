@@ -50,10 +50,16 @@ from mmdgs.operators import (
 from mmdgs.operators.measurements import unit_noise
 from mmdgs.operators.nonlinear import told_of
 from mmdgs.randomness import Generator, Streams, child_seed
-from mmdgs.restoration.settings import GOOD, MIRRORED, MULTISTEP, RestorationSettings, quality_named
+from mmdgs.restoration.settings import (
+    GOOD,
+    MIRRORED,
+    MULTISTEP,
+    RESAMPLED_BELOW,
+    RestorationSettings,
+    quality_named,
+)
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Plan, Run, State
-from mmdgs.samplers.particles import RESAMPLED_BELOW
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
 from mmdgs.sampling.named import edm_levels
 from mmdgs.sensors import ESTIMATE_POISSON, Bounds, Sensor, bounded, estimated_sensor
