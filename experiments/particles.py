@@ -84,7 +84,7 @@ NETWORK_ROWS = {
         )
         for name, cells in {
             "spectral": ((1, 25), (1, 100), (4, 25), (1, 400), (4, 100), (16, 25)),
-            "low-rank": ((1, 25), (1, 100), (4, 25)),
+            "low-rank": ((1, 25), (1, 100), (4, 25), (16, 6)),
         }.items()
         for count, levels in cells
     },

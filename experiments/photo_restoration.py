@@ -40,9 +40,12 @@ TASKS = {f"{name}, noise {n}": (text, n) for name, text in OPERATORS.items() for
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 10 levels": Ours("spectral", 10, chains=MULTISTEP),
     "spectral, 25 levels": Ours("spectral", 25, chains=MULTISTEP),
-    "low rank, 1 one-sided product, 25 levels": Ours(
-        "low-rank", 25, {"products": 1, "symmetric": True}, MULTISTEP
-    ),
+    **{
+        f"low rank, 1 one-sided product, {levels} levels": Ours(
+            "low-rank", levels, {"products": 1, "symmetric": True}, MULTISTEP
+        )
+        for levels in (11, 16, 25)
+    },
     "DPIR (deepinv)": Rival("DPIR", 8),
     "DiffPIR (deepinv)": Rival("DiffPIR", 100),
     "MMPS (azula)": Rival("MMPS", 10),

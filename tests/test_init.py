@@ -127,6 +127,23 @@ def test_the_average_of_an_earlier_model_is_not_forgotten() -> None:
         torch.testing.assert_close(moved, expected, rtol=1e-2, atol=1e-8)
 
 
+def test_a_residual_unet_may_grow(pictures: Path, tmp_path: Path) -> None:
+    """New blocks are the identity at first; the widths must agree."""
+    keys = {"model": "unet-photo", "crop": 16, "param": "score", "sigma": 0.5, "training": STILL}
+    save_pictures(tmp_path / "photos", random_images(8, (3, 20, 20)))
+    small, large = ({"widths": [4, 8], "blocks": [1, 2]}, {"widths": [4, 8], "blocks": [3, 2]})
+    moving = {"network": small, "training": dataclasses.replace(FAST, learning_rate=1e-2)}
+    before = run_of(recipe_of(tmp_path / "photos", **{**keys, **moving}), tmp_path / "first")
+    grown = recipe_of(tmp_path / "photos", tmp_path / "first", **{**keys, "network": large})
+    after = run_of(grown, tmp_path / "second")
+    x = random_images(2, (3, 16, 16)).float() / 255
+    assert after.network.down[0][2].conv1.weight.abs().sum() > 0
+    torch.testing.assert_close(after(x, after.level), before(x, before.level), rtol=0, atol=1e-6)
+    wider = dataclasses.replace(grown, network={"widths": [8, 8], "blocks": [3, 2]})
+    with pytest.raises(UsageError, match="widths"):
+        run_of(wider, tmp_path / "third")
+
+
 CLASSIFIER = {"param": "classes", "sigma": None, "model": "classifier"}
 KINDS: dict[str, dict[str, object]] = {
     "energy": {"param": "energy"},

@@ -1,8 +1,9 @@
 """Training a recipe into a folder: data, model, loss, the loop, and the model's files at the end.
 
 A run with `init` takes the averaged weights of an earlier model: tensors of the same names and
-shapes, for the same kind of output. The optimiser starts anew. A checkpoint keeps the origin, so
-that a resumed run does not need the earlier model any more.
+shapes, for the same kind of output. A residual U-Net may have other `blocks`: new ones begin as
+the identity, and those it lacks are left out. The optimiser starts anew. A checkpoint keeps the
+origin, so that a resumed run does not need the earlier model any more.
 """
 
 from __future__ import annotations
@@ -269,7 +270,11 @@ def start_from(source: str, model: Model) -> Origin:
         advice = "give the recipe it was trained with, or leave --init out"
         raise UsageError(f"the model {source} cannot be started from: {difference}; {advice}")
     tensors = earlier.network.state_dict()
-    models.load_weights(model.network, tensors, f"the model {source}", than="this recipe's")
+    start = tensors
+    if earlier.config.options != model.config.options:
+        own = model.network.state_dict()
+        start = {key: tensors.get(key, value) for key, value in own.items()}
+    models.load_weights(model.network, start, f"the model {source}", than="this recipe's")
     return Origin(
         runs=earlier.config.runs or ({"command": "not recorded"},),
         images=earlier.config.trained_images,
@@ -279,10 +284,13 @@ def start_from(source: str, model: Model) -> Origin:
 
 
 def _difference(old: ModelConfig, now: ModelConfig) -> str | None:
-    """The first difference of two models that weights depend on: not levels, sizes or dropout."""
+    """The first difference of two models that weights depend on: not levels, sizes or dropout, nor
+    how many blocks a residual U-Net has.
+    """
+    free = {"dropout"} | ({"blocks"} if now.network == "residual-unet" else set())
     pairs = {name: (getattr(old, name), getattr(now, name)) for name in ("network", "param")}
     for key in dict.fromkeys([*now.options, *old.options]):
-        if key != "dropout":
+        if key not in free:
             pairs[f"network.{key}"] = old.options.get(key), now.options.get(key)
     if old.param == models.CLASSES:
         pairs["classes"] = ", ".join(old.classes), ", ".join(now.classes)
