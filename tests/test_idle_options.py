@@ -120,7 +120,7 @@ CASES = {
         """--operator gray | --noise 0.2 | -n 2 | --draws 3 | --steps 3 | --seed 1
         | --covariance krylov | --chains bridge | --particles 2 | --data-dir . | --precision bf16
         | --products 1 | --symmetric | --uncalibrated | --quality best | --model mnist
-        | --range 0,100 | --keep-clipped | --resample 0""",
+        | --range 0,100 | --keep-clipped | --resample 0 | --inflation 1.1""",
         "batch_size simulate",  # sizes are refused without it
     ),
     "restore by particles": Case(

@@ -196,24 +196,28 @@ def test_steps_by_several_means_are_exact_where_these_are_a_polynomial(
     torch.testing.assert_close(states[-1].x / levels[-1].alpha, expected)
 
 
-@pytest.mark.parametrize(("order", "bend", "eta"), [(2, 0.0, 0.5), (2, 0.0, 2.0), (3, 0.7, 1.0)])
+@pytest.mark.parametrize(
+    ("order", "bend", "eta", "inflation"),
+    [(2, 0.0, 0.5, 1.0), (2, 0.0, 2.0, 1.5), (3, 0.7, 1.0, 1.0)],
+)
 @families
 def test_steps_with_noise_have_the_law_of_the_sde_where_means_are_a_polynomial(
-    order: int, bend: float, eta: float, family: Callable
+    order: int, bend: float, eta: float, inflation: float, family: Callable
 ) -> None:
     """dy = k (D - y) dl + noise, k = 1 + eta: y is f(l) + (y_0 - f(l_0)) e^(k (l_0 - l)) and noise
-    of the variance (1 - e^(-2 eta (l - l_0))) s^2, with f = D - f' / k and s = sigma / alpha."""
+    of the variance (1 - e^(-2 eta (l - l_0))) s^2, with f = D - f' / k and s = sigma / alpha, times
+    the inflation squared."""
     levels, known = family(5), order - 1
     x, generator = torch.zeros(4, 20_000, dtype=torch.float64), Streams(0, 4)
-    plan = Plan.down(Multistep(Curve(bend), order=order, eta=eta), levels)
-    states = walked(plan, x, generator)
+    kernel = Multistep(Curve(bend), order=order, eta=eta, inflation=inflation)
+    states = walked(Plan.down(kernel, levels), x, generator)
     begin, end = (-math.log(levels[i].ratio) for i in (known, -1))
 
     steady = partial(Curve(bend).steady, rate=1 + eta)
     fall = math.exp((1 + eta) * (begin - end))
     start = states[known].x / levels[known].alpha - steady(begin)
     noise = states[-1].x / levels[-1].alpha - steady(end) - start * fall
-    variance = (1 - math.exp(-2 * eta * (end - begin))) * levels[-1].ratio ** 2
+    variance = (1 - math.exp(-2 * eta * (end - begin))) * (inflation * levels[-1].ratio) ** 2
     zero, expected = torch.zeros(1).double(), torch.full((1, 1), variance).double()
     assert_moments(noise.reshape(-1, 1), zero, expected)
 

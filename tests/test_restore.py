@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from nets import tiny_model
 from torch import Tensor
 from toy_models import LEVELS, SHAPE, InDouble, exact, of_levels
 
@@ -221,6 +223,8 @@ def test_the_noise_is_estimated() -> None:
         ({"steps": 1}, "steps .* got 1"),
         ({"draws": 0}, "draws .* got 0"),
         ({"particles": 2}, "'multistep'"),
+        ({"inflation": 3.0}, "inflation is a factor near 1 .* got 3.0"),
+        ({"inflation": 1.1, "chains": "bridge"}, "inflation is of .* got 1.1 with 'bridge'"),
         ({"resample": 1.5}, "resample is a share of the particles, 0 to 1, got 1.5"),
         ({"resample": 0.0}, "resample is of several particles"),
         ({"y": torch.full((1, 3, 2, 2), math.nan)}, "not finite in row 0"),
@@ -235,6 +239,22 @@ def test_what_is_refused(settings: dict[str, Any], says: str) -> None:
     inputs = {"model": exact(), "y": torch.zeros(1, *SHAPE), "operator": Box(SHAPE, 1)}
     with pytest.raises(UsageError, match=says):
         restore(**{**inputs, "steps": 2, "draws": 1, **settings})  # type: ignore[arg-type]
+
+
+def test_the_fresh_noise_of_chains_is_inflated_as_the_model_says() -> None:
+    model, operator = tiny_model("edm", SHAPE, sigma=None, sigmas=[4.0, 1.0, 0.2]), Box(SHAPE, 1)
+    settings: dict[str, Any] = {"noise": 0.1, "steps": 3, "draws": 4, "covariance": "diagonal"}
+
+    def draws(model: Model, **more: Any) -> Tensor:
+        y = torch.zeros(1, *SHAPE)
+        return restore(model, y, operator, **settings, **more, progress=None).draws
+
+    plain = draws(model)
+    wider = Model.build(replace(model.config, inflation=1.5), model.network)
+    assert torch.equal(draws(wider), draws(model, inflation=1.5))
+    assert torch.equal(draws(wider, inflation=1.0), plain)
+    assert not torch.equal(draws(wider), plain)
+    assert torch.equal(draws(wider, chains="bridge"), draws(model, chains="bridge"))
 
 
 def modes() -> tuple[GaussianMixture, Tensor, Tensor, float]:

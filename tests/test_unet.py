@@ -17,7 +17,7 @@ from mmdgs.jacobians import linearised, mean_and_diagonal, mean_and_jacobian
 from mmdgs.networks import ConvClassifier, RowDropout, UNet, dropout_keys
 from mmdgs.networks.residual_unet import ResidualUNet
 from mmdgs.networks.unet import Attention
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import NoiseLevel, NoiseLevels
 from mmdgs.randomness import Streams, seeded
 from mmdgs.training.objective import CompiledEnergy
 
@@ -186,6 +186,15 @@ def test_the_level_is_a_scale_and_a_shift_inside_a_block() -> None:
     torch.testing.assert_close(
         block(h, torch.ones(2, block.level.in_features)), h + nn.functional.silu(inner)
     )
+
+
+def test_one_level_for_all_rows_is_that_level_for_each() -> None:
+    """One level goes into the convolutions' weights, several into what comes out of them."""
+    network = lively(ResidualUNet(3, widths=(4, 6), blocks=(2, 1), conditional=True))
+    x, level = images(channels=3, size=16), NoiseLevel(0.3)
+    each = NoiseLevels.of([level] * len(x), x)
+    torch.testing.assert_close(network(x, level), network(x, each))
+    torch.testing.assert_close(network(x[:1], level), network(x, each)[:1])
 
 
 @pytest.mark.parametrize("sides", [(16, 20), (19, 24), (21, 17)])

@@ -212,6 +212,11 @@ class Model:
         return None if self._config is None else self._config.param
 
     @property
+    def inflation(self) -> float:
+        """What restoration multiplies its fresh noise by (`ModelConfig.inflation`)."""
+        return 1.0 if self._config is None else self._config.inflation
+
+    @property
     def level(self) -> NoiseLevel:
         """The noise level of a model that was trained at one."""
         if len(self.levels) != 1:

@@ -35,11 +35,18 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, h: Tensor, embedding: Tensor | None) -> Tensor:
-        inner = self.conv1(h)
-        if self.level is not None:
-            scale, shift = self.level(embedding)[:, :, None, None].chunk(2, dim=1)
-            inner = inner * (1 + scale) + shift
-        return h + self.conv2(functional.silu(inner))
+        return h + self.conv2(functional.silu(self._modulated(h, embedding)))
+
+    def _modulated(self, h: Tensor, embedding: Tensor | None) -> Tensor:
+        """(1 + scale) conv(h) + shift; where all rows have one level that is a convolution."""
+        if self.level is None or embedding is None:
+            return self.conv1(h)
+        scale, shift = self.level(embedding).chunk(2, dim=1)
+        if len(embedding) > 1:
+            return self.conv1(h) * (1 + scale[..., None, None]) + shift[..., None, None]
+        by, shift = 1 + scale[0], shift[0]
+        weight = self.conv1.weight * by[:, None, None, None]
+        return functional.conv2d(h, weight, self.conv1.bias * by + shift, padding=1)
 
 
 class ResidualUNet(nn.Module):
@@ -92,7 +99,9 @@ class ResidualUNet(nn.Module):
             raise ValueError(f"expected images {sizes}, got {tuple(x.shape)}")
         if self.conditional and level is None:
             raise ValueError("this network is conditional: call it as net(x, level)")
-        embedding = None if self.embedding is None else self.embedding(x, level)
+        embedding = None
+        if self.embedding is not None:
+            embedding = self.embedding(x[:1] if isinstance(level, NoiseLevel) else x, level)
         height, width = x.shape[2:]
         margins = -width % self.multiple, -height % self.multiple
         if any(margins):

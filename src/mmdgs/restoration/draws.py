@@ -197,7 +197,7 @@ class Restoration:
         What of y lies at the `bounds` or beyond was clipped there (`Sensor`).
         """
         check_model(model)
-        model = _sized(model, y, operator)
+        settings, model = settings.of_model(model), _sized(model, y, operator)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         moments, levels = settings.covariance, settings.levels
@@ -301,7 +301,9 @@ class Restoration:
             sensor = isinstance(noise, Sensor)
             noise = noise.scaled(self.width, self.offset) if sensor else self.width * noise
         given = GivenMoments(self.moments, y, operator, noise)
-        plan = restoration_plan(given, self.levels, settings.chains, particles, settings.resample)
+        plan = restoration_plan(
+            given, self.levels, settings.chains, particles, settings.resample, settings.inflation
+        )
         streams = Streams(seeds, len(seeds), purpose="start")
         centre = sum(model.interval) / 2
         x0 = plan.noise(model.shape, len(seeds), generator=streams, centre=centre).to(model.device)
@@ -328,6 +330,7 @@ def restoration_plan(
     chains: str,
     particles: int = 1,
     resample: float = RESAMPLED_BELOW,
+    inflation: float | None = None,
 ) -> Plan:
     """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
     if particles > 1:
@@ -335,7 +338,7 @@ def restoration_plan(
     bridge = samplers.ancestral_plan(given, levels, mean_last=False)
     if chains == MULTISTEP:
         *above, last = bridge.steps
-        kernel = _ByMeans(given.denoiser)
+        kernel = _ByMeans(given.denoiser, inflation or 1.0)
         return replace(bridge, steps=(*(step._replace(kernel=kernel) for step in above), last))
     return Plan.down(samplers.Mirrored(given), levels) if chains == MIRRORED else bridge
 
@@ -345,6 +348,7 @@ class _ByMeans:
     """`Multistep` with noise along conditioned means, with new probes; tells of systems solved."""
 
     denoiser: GivenDenoiser
+    inflation: float
 
     def step(
         self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
@@ -356,7 +360,7 @@ class _ByMeans:
             solved.update(info)
             return x
 
-        kernel = samplers.Multistep(mean, eta=1.0, midpoint=True)
+        kernel = samplers.Multistep(mean, eta=1.0, midpoint=True, inflation=self.inflation)
         return kernel.step(state, level, following, generator=generator)[0], solved
 
 

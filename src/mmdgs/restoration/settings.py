@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmdgs.covariances import Covariance, LowRank, Spectral
@@ -14,6 +14,7 @@ from mmdgs.runtime import check_precision
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmdgs.models import Model
     from mmdgs.moments import Moments
     from mmdgs.noise import NoiseLevel
     from mmdgs.sensors import Sensor
@@ -47,10 +48,11 @@ class RestorationSettings:
     one of `mmdgs.covariances`, its name, or an estimator in the units of the model. `chains` are
     "multistep", which follows the conditioned means; "bridge", which draws at every level (with the
     exact covariance of Gaussian data it is exact in any number of steps); or "mirrored" for the
-    nearest draws, whose spread is too small to be their uncertainty. Each draw takes `steps`
-    evaluations of the model (and the products of its covariance), along EDM's levels within the
-    model's range unless `levels` are given. With several `particles` ("bridge" alone) each draw is
-    one of a run of so many by its weight (samplers/particles.py), for so many times the
+    nearest draws, whose spread is too small to be their uncertainty. The fresh noise of "multistep"
+    is multiplied by `inflation`; None is the model's (`ModelConfig.inflation`). Each draw takes
+    `steps` evaluations of the model (and the products of its covariance), along EDM's levels within
+    the model's range unless `levels` are given. With several `particles` ("bridge" alone) each draw
+    is one of a run of so many by its weight (samplers/particles.py), for so many times the
     evaluations; they are resampled where their effective share falls below `resample`.
     `batch_size` is how many draws run at a time, and changes numbers by rounding alone.
     """
@@ -73,6 +75,11 @@ class RestorationSettings:
         show_default="by quality",
     )
     draws: int = option(16, "Draws of each image.", min=1)
+    inflation: float | None = option(
+        None,
+        "Of --chains multistep: fresh noise times this; above 1 draws differ more.",
+        show_default="the model's: 1, or 1.004 of photo",
+    )
     particles: int = option(
         1, "Of --chains bridge: weighted particles for each draw, so many times the work.", min=1
     )
@@ -96,6 +103,15 @@ class RestorationSettings:
                 f"{self.particles} particles are weighted draws of chains {BRIDGE!r}, got "
                 f"{self.chains!r}"
             )
+        if self.inflation is not None and self.chains != MULTISTEP:
+            raise UsageError(
+                f"inflation is of the fresh noise of chains {MULTISTEP!r}, got {self.inflation} "
+                f"with {self.chains!r}"
+            )
+        if self.inflation is not None and not 0.5 <= self.inflation <= 2:
+            raise UsageError(
+                f"inflation is a factor near 1 (0.5 to 2; photo has 1.004), got {self.inflation}"
+            )
         if not 0 <= self.resample <= 1:
             raise UsageError(f"resample is a share of the particles, 0 to 1, got {self.resample}")
         if self.resample != RESAMPLED_BELOW and self.particles == 1:
@@ -105,6 +121,12 @@ class RestorationSettings:
             )
         check_precision(self.precision)
         checked_seed(self.seed)
+
+    def of_model(self, model: Model) -> RestorationSettings:
+        """The settings with what they leave to the model."""
+        if self.inflation is not None or self.chains != MULTISTEP:
+            return self
+        return replace(self, inflation=model.inflation)
 
     def record(self) -> dict[str, Any]:
         """What draws depend on, for records; `mmdgs.identity` describes tensors and estimators."""
