@@ -14,7 +14,7 @@ from mmdgs.metrics.suite import Problem
 from mmdgs.moments import GivenMoments, Moments
 from mmdgs.operators import Matrix
 from mmdgs.randomness import child_seed, randn_like, seeded
-from mmdgs.restoration.draws import restoration_plan
+from mmdgs.restoration.chains import restoration_plan
 from mmdgs.restoration.settings import BRIDGE
 from mmdgs.samplers import run as run_chains
 from mmdgs.schedules import Levels

@@ -48,7 +48,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Blur, Box, Mask, Matrix, Operator
 from mmdgs.randomness import child_seed, randn_like, seeded
 from mmdgs.report.page import Outcome, Section
-from mmdgs.restoration.draws import restoration_plan
+from mmdgs.restoration.chains import restoration_plan
 from mmdgs.restoration.settings import BRIDGE, MIRRORED, MULTISTEP
 from mmdgs.samplers import Plan, ancestral_plan, run as run_chains
 from mmdgs.schedules import Levels, edm, geometric

@@ -56,7 +56,7 @@ from mmdgs.operators import Matrix
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import child_seed, randn_like, seeded, uniforms
 from mmdgs.report.page import Outcome, Section
-from mmdgs.restoration.draws import restoration_plan
+from mmdgs.restoration.chains import restoration_plan
 from mmdgs.restoration.settings import BRIDGE, MULTISTEP
 from mmdgs.samplers import Plan, TwistedParticles, run as run_chains
 from mmdgs.samplers.particles import RESAMPLED_BELOW, effective_share, resampled_rows, seen_evidence

@@ -51,7 +51,7 @@ from mmdgs.noise import NoiseLevel
 from mmdgs.operators import Operator, as_operator, measured, noise_variances
 from mmdgs.posterior import Gaussian
 from mmdgs.randomness import child_seed
-from mmdgs.restoration.draws import check_model
+from mmdgs.restoration.checks import check_model
 from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.runtime import autocast
 from mmdgs.sampling.engine import chains_at_once

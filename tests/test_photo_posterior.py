@@ -163,7 +163,7 @@ def test_tiles_of_a_side_are_one_denoiser(monkeypatch: pytest.MonkeyPatch) -> No
     Jacobian of the blend.
     """
     model, level = any_size_model(), NoiseLevel(0.3)
-    model.network.double()
+    model.network.double().reach = None  # not known: tiles overlap
     x = noisy(96, 120, channels=3)[None].double()
     whole = fitted_denoiser(model, 96, 120)
     assert not isinstance(whole, TiledDenoiser)
@@ -183,6 +183,7 @@ def test_tiles_of_a_side_are_one_denoiser(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_memory_says_whether_an_image_goes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = any_size_model()
+    model.network.reach = None
     graph = tiles.GRAPH * bytes_kept(model)
     for pixels, expected in (
         (1200 * 900 + 1, None),

@@ -21,7 +21,8 @@ from mmdgs.models import Model
 from mmdgs.moments import ExactMoments, FullMoments, GivenMoments
 from mmdgs.operators import Box, Downsample, Grayscale, Matrix, Operator
 from mmdgs.randomness import Streams
-from mmdgs.restoration.draws import Restored, restoration_plan
+from mmdgs.restoration.chains import restoration_plan
+from mmdgs.restoration.draws import Restored
 from mmdgs.samplers import Multistep, Plan, run
 from mmdgs.targets import GaussianMixture
 

@@ -149,11 +149,11 @@ def _calibrated(
 
 def _plan(work: PosteriorWork) -> str:
     """What will be done."""
-    from mmdgs.uncertainty.tiles import TiledDenoiser, fitted_denoiser
+    from mmdgs.uncertainty.tiles import fitted_denoiser
 
     model, settings = work.model, work.settings
     denoisers = [fitted_denoiser(model, *image.image.shape[1:]) for image in work.images]
-    tiles = sum(d.tiles if isinstance(d, TiledDenoiser) else 1 for d in denoisers)
+    tiles = sum(getattr(denoiser, "tiles", 1) for denoiser in denoisers)
     draws = f"{cli.count_of(settings.draws or 0, 'draw')} by {settings.draws_by}"
     said = f"{cli.count_of(len(denoisers), 'image')}, {draws} and {settings.components} components "
     said += f"each, by the model {model.source}"

@@ -82,7 +82,7 @@ def restore(
     from mmdgs.data.instruments import parse_range
     from mmdgs.data.single import noises_of
     from mmdgs.models import load
-    from mmdgs.restoration.draws import check_model
+    from mmdgs.restoration.checks import check_model
     from mmdgs.restoration.folder import RestoredFolder, restore_into
 
     name, sources = model_and_images(images, model)

@@ -53,7 +53,8 @@ class ResidualUNet(nn.Module):
     """x (B, channels, H, W) -> (B, outputs, H, W), as net(x), or net(x, level) if conditional.
 
     `widths` are the channels at full, half, quarter ... resolution, `blocks` how many residual
-    blocks each has on the way down and again on the way up; the lowest has them once.
+    blocks each has on the way down and again on the way up; the lowest has them once. What comes
+    out at a place depends on x up to `reach` pixels from it.
     """
 
     smallest = SMALLEST
@@ -72,6 +73,8 @@ class ResidualUNet(nn.Module):
             )
         self.channels, self.conditional = channels, conditional
         self.multiple = 2 ** (len(widths) - 1)
+        along = [2 * count * 2**i for i, count in enumerate(blocks)]  # pixels that blocks look
+        self.reach = 2 + 2 * sum(along[:-1]) + along[-1] + self.multiple - 1
         embedding = 4 * EMBEDDING if conditional else 0
 
         def stage(width: int, count: int) -> nn.ModuleList:

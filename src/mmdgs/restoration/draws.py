@@ -1,12 +1,6 @@
 """Draws from p(x | y) for measurements y = A x + noise: restoration with a denoiser.
 
-Chains go down the noise levels with p(x | x_t, y) (moments/given.py):
-
-    multistep   samplers/deterministic.py: its means, by the SDE with fresh noise at every level; at
-                the last a draw
-    bridge      samplers/ancestral.py: draws of it, level by level
-    mirrored    samplers/ancestral.py: draws nearer to the truth, which spread too little
-    particles   samplers/particles.py: bridges with weights, and the evidence of y
+Chains go down the noise levels with p(x | x_t, y) (moments/given.py, chains.py).
 
 Draw j of measurement i depends on (seed, i, j) alone: not on how many there are of either.
 (Arithmetic in a batch of another size rounds differently, and draws then differ by some 1e-5.)
@@ -30,43 +24,23 @@ from mmdgs.cost import Cost
 from mmdgs.covariances import Covariance, Krylov
 from mmdgs.denoisers import Denoiser
 from mmdgs.errors import UsageError
-from mmdgs.memory import Batches, evenly, memory_of
+from mmdgs.memory import Batches, evenly
 from mmdgs.models import Model
-from mmdgs.models.memory import bytes_kept
 from mmdgs.models.model import as_model
-from mmdgs.moments import GivenMoments, IsotropicMoments, Moments, SpectralMoments
+from mmdgs.moments import GivenMoments, Moments
 from mmdgs.moments.contract import estimator_and_denoiser, with_denoiser
-from mmdgs.moments.given import GivenDenoiser
 from mmdgs.noise import NoiseLevel
-from mmdgs.operators import (
-    ESTIMATE,
-    Nonlinear,
-    Operator,
-    as_operator,
-    estimated_noise,
-    measured,
-    noise_variances,
-)
-from mmdgs.operators.measurements import unit_noise
+from mmdgs.operators import Nonlinear, Operator, as_operator, measured
 from mmdgs.operators.nonlinear import told_of
-from mmdgs.randomness import Generator, Streams, child_seed
-from mmdgs.restoration.settings import (
-    GOOD,
-    MIRRORED,
-    MULTISTEP,
-    RESAMPLED_BELOW,
-    RestorationSettings,
-    quality_named,
-)
+from mmdgs.randomness import Streams, child_seed
+from mmdgs.restoration.chains import restoration_plan
+from mmdgs.restoration.checks import check_model, noise_of, require_room, sized_model
+from mmdgs.restoration.settings import GOOD, RestorationSettings, quality_named
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
-from mmdgs.samplers import Info, Plan, Run, State
+from mmdgs.samplers import Info, Run, State
 from mmdgs.sampling.engine import ADVICE, Watch, chains_at_once
 from mmdgs.sampling.named import edm_levels
-from mmdgs.sensors import ESTIMATE_POISSON, Bounds, Sensor, bounded, estimated_sensor
-
-FORWARD, WITH_PRODUCTS = 1.0, 4.5
-"""Of memory, for one chain, times what one pass keeps (`models.memory`): without and with products
-with the Jacobian, of which both networks that were measured took 0.4 to 0.8 and 1.9 to 4.1."""
+from mmdgs.sensors import Bounds, Sensor, bounded
 
 
 @dataclass(frozen=True)
@@ -197,7 +171,7 @@ class Restoration:
         What of y lies at the `bounds` or beyond was clipped there (`Sensor`).
         """
         check_model(model)
-        settings, model = settings.of_model(model), _sized(model, y, operator)
+        settings, model = settings.of_model(model), sized_model(model, y, operator)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         moments, levels = settings.covariance, settings.levels
@@ -215,7 +189,7 @@ class Restoration:
             )
         if isinstance(moments, Covariance | str):
             moments = model.posterior(moments)
-        _require_room(model, moments)
+        require_room(model, moments)
         levels = edm_levels(model, settings.steps) if levels is None else tuple(levels)
         return cls(settings, model, y, operator, noise, moments, levels, first)
 
@@ -322,105 +296,3 @@ class Restoration:
         # Every row is a draw by weight: the first of each run.
         first = {name: values[::particles] for name, values in chains.info.items()}
         return replace(chains, state=State(chains.x[::particles]), info=first)
-
-
-def restoration_plan(
-    given: GivenMoments,
-    levels: Sequence[NoiseLevel],
-    chains: str,
-    particles: int = 1,
-    resample: float = RESAMPLED_BELOW,
-    inflation: float | None = None,
-) -> Plan:
-    """Chains of one of `CHAINS` down the levels, to draws of p(x | y)."""
-    if particles > 1:
-        return Plan.down(samplers.TwistedParticles(given, particles, resample), levels)
-    bridge = samplers.ancestral_plan(given, levels, mean_last=False)
-    if chains == MULTISTEP:
-        *above, last = bridge.steps
-        kernel = _ByMeans(given.denoiser, inflation or 1.0)
-        return replace(bridge, steps=(*(step._replace(kernel=kernel) for step in above), last))
-    return Plan.down(samplers.Mirrored(given), levels) if chains == MIRRORED else bridge
-
-
-@dataclass(frozen=True)
-class _ByMeans:
-    """`Multistep` with noise along conditioned means, with new probes; tells of systems solved."""
-
-    denoiser: GivenDenoiser
-    inflation: float
-
-    def step(
-        self, state: State, level: NoiseLevel, following: NoiseLevel, *, generator: Generator
-    ) -> tuple[State, Info]:
-        solved: dict[str, Tensor] = {}
-
-        def mean(x_t: Tensor, level: NoiseLevel) -> Tensor:
-            x, info = self.denoiser.with_info(x_t, level, generator=generator)
-            solved.update(info)
-            return x
-
-        kernel = samplers.Multistep(mean, eta=1.0, midpoint=True, inflation=self.inflation)
-        return kernel.step(state, level, following, generator=generator)[0], solved
-
-
-def _sized(model: Model, y: Tensor, operator: Any) -> Model:
-    """A model of any size for the images that an operator measures, or for those of y's size."""
-    shape = None if isinstance(operator, Tensor) else getattr(operator, "shape", None)
-    shape = getattr(operator, "img_size", None) if shape is None else shape
-    if shape is None and None in model.shape:
-        if isinstance(operator, Tensor) or y.ndim != 1 + len(model.shape):
-            raise UsageError(
-                f"{model.source} takes images of any size, and neither the operator nor "
-                "measurements that are no images say theirs: give shape=(3, height, width)"
-            )
-        shape = y.shape[1:]
-    if shape is not None and len(shape) == 3 and shape[0] == 1:
-        model = model.grey()
-    return model.sized(*shape[1:]) if model.any_size and shape is not None else model
-
-
-def _require_room(model: Model, moments: Moments) -> None:
-    """Refuse an image with which not one chain would fit in memory."""
-    if len(model.shape) != 3 or not model.any_size:
-        return
-    inner, memory = getattr(moments, "moments", moments), memory_of(model.device)
-    fitted = isinstance(inner, IsotropicMoments | SpectralMoments)
-    needed = math.prod(model.shape[1:]) * (FORWARD if fitted else WITH_PRODUCTS) * bytes_kept(model)
-    if needed > memory:
-        sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
-        advice = "restore parts of it, or make it smaller"
-        less = "" if fitted else ", or use --quality good (quality='good')"
-        raise UsageError(f"{sizes} of memory, and there are {memory / 1e9:.0f}: {advice}{less}")
-
-
-def check_model(model: Model) -> None:
-    """Refuse a model of one level."""
-    model.require_denoiser()
-    if len(model.levels) < 2:
-        raise UsageError(
-            f"restoration goes down many noise levels, and this model was trained at "
-            f"{model.levels[0]} alone; use a model of many levels, such as cifar10 or celeba"
-        )
-
-
-def noise_of(
-    noise: float | Tensor | Sensor | str, y: Tensor, operator: Operator
-) -> Tensor | Sensor:
-    """The standard deviation of the noise, of as many dimensions as y, or the sensor that has it;
-    for values in [0, 1].
-    """
-    if isinstance(noise, Sensor):
-        unit_noise(noise.variances(y).sqrt().amax(), operator, y)
-        return noise
-    if not isinstance(noise, str):
-        return unit_noise(noise, operator, y)
-    if noise == ESTIMATE_POISSON:
-        return estimated_sensor(y, operator)
-    if noise != ESTIMATE:
-        raise UsageError(
-            "the noise must be a standard deviation (a number, one a row, or one a measurement, in "
-            f"y's shape), a mmdgs.sensors.Sensor, {ESTIMATE!r} or {ESTIMATE_POISSON!r}, got "
-            f"{noise!r}; Poisson noise, y = counts / peak, is Sensor(gain=1 / peak)"
-        )
-    return noise_variances(estimated_noise(y, operator), operator, y).sqrt()

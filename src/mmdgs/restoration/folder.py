@@ -38,7 +38,8 @@ from mmdgs.moments.calibrated import calibration_record
 from mmdgs.operators import Operator
 from mmdgs.randomness import Streams, randn_like
 from mmdgs.reading import reading
-from mmdgs.restoration.draws import Restoration, Restored, noise_of
+from mmdgs.restoration.checks import noise_of
+from mmdgs.restoration.draws import Restoration, Restored
 from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.runtime import environment, progress_bar
 from mmdgs.sampling.engine import chains_at_once

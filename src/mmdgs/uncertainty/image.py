@@ -33,7 +33,7 @@ from mmdgs.moments.contract import estimator_and_denoiser
 from mmdgs.noise import NoiseLevel
 from mmdgs.operators import ESTIMATE, Mask
 from mmdgs.randomness import Streams, child_seed, randn_like
-from mmdgs.restoration.draws import noise_of
+from mmdgs.restoration.checks import noise_of
 from mmdgs.restoration.folder import simulated
 from mmdgs.sensors import Sensor
 from mmdgs.uncertainty.estimators import (
@@ -46,7 +46,7 @@ from mmdgs.uncertainty.estimators import (
 )
 from mmdgs.uncertainty.regions import most_seen
 from mmdgs.uncertainty.settings import PosteriorSettings, Region
-from mmdgs.uncertainty.tiles import TiledDenoiser, require_room
+from mmdgs.uncertainty.tiles import require_room
 
 if TYPE_CHECKING:
     from mmdgs.uncertainty.conformal import Conformal
@@ -289,7 +289,7 @@ class PosteriorWork:
             reach=component * arrays["variances"].clamp(min=0).sqrt(),
             truth=None if truth is None else truth.cpu().float(),
             region=region,
-            tiles=denoiser.tiles if isinstance(denoiser, TiledDenoiser) else 1,
+            tiles=getattr(denoiser, "tiles", 1),
             cost=cost,
             seconds=time.perf_counter() - started,
             remarks=remarks,

@@ -1,8 +1,9 @@
 """A denoiser at the size of an image: whole, in overlapping tiles, or padded.
 
-A model of any size takes an image whole, up to WHOLE pixels and as memory allows; larger ones go
-through it in large tiles. One of a fixed size takes larger images in tiles of its own, and smaller
-ones padded by reflection.
+A model of any size takes an image whole, up to WHOLE pixels and as memory allows. Larger ones go
+through it in parts with margins, with the same result (parts.py), or in large tiles where it is not
+known how far the network looks, or memory is too small for its margins. A model of a fixed size
+takes larger images in tiles of its own, and smaller ones padded by reflection.
 
 The blend of the tiles' means is itself a denoiser of the whole image,
 
@@ -15,8 +16,8 @@ is differentiated: they are context, not evidence.
 
 Memory, in bytes, for images of `pixels` in C channels (`bytes_needed`):
 
-    GRAPH b        for each pixel that goes through a network of any size at once: the image or a
-                   tile; SYMMETRISED b in its place where draws take products with the Jacobian
+    GRAPH b        for each pixel that goes through a network of any size at once: the image, a part
+                   or a tile; SYMMETRISED b in its place where draws take products with the Jacobian
     DERIVATIVES b  for each pixel that components see: a region and its margin
     4 C pixels (ARRAYS + 3 draws + 2 components), and by Krylov spaces 8 C pixels steps
 
@@ -41,6 +42,7 @@ from mmdgs.memory import memory_of
 from mmdgs.models import Model
 from mmdgs.models.memory import bytes_kept
 from mmdgs.noise import NoiseLevel
+from mmdgs.uncertainty.parts import PartedDenoiser, part_side
 from mmdgs.uncertainty.settings import PosteriorSettings
 
 OVERLAP = 0.25
@@ -200,6 +202,8 @@ def fitted_denoiser(model: Model, height: int, width: int) -> Denoiser:
     pixels, most = height * width, NETWORK * memory_of(model.device) / (GRAPH * bytes_kept(model))
     if pixels <= min(WHOLE, most):
         return whole
+    if (side_of_parts := part_side(model, min(WHOLE, most))) is not None:
+        return PartedDenoiser(model, height, width, side_of_parts)
     side = next((side for side in TILES if side**2 <= most), TILES[-1])
     return TiledDenoiser(model, height, width, side)
 
@@ -209,8 +213,7 @@ def bytes_needed(model: Model, shape: Sequence[int], seen: int, settings: Poster
     channels, height, width = shape
     pixels, network = height * width, 0.0  # of a model of a fixed size, whose tiles are small
     if model.any_size:
-        denoiser = fitted_denoiser(model, height, width)
-        side = denoiser.side if isinstance(denoiser, TiledDenoiser) else None
+        side = getattr(fitted_denoiser(model, height, width), "side", None)
         products = settings.draws and not isinstance(settings.draws_by, Spectral)
         network = (SYMMETRISED if products else GRAPH) * min(pixels, side**2 if side else pixels)
         network += DERIVATIVES * seen if settings.components else 0
