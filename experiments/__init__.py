@@ -10,7 +10,7 @@ OPTIONS = {
     "mnist": "",
     "many-levels": "",
     "inverse": "images minutes model only",
-    "particles": "model images minutes",
+    "particles": "model images minutes only",
     "score-ksd": "minutes only",
     "levy": "minutes only case",
     "bipsda": "minutes only",

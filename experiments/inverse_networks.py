@@ -78,6 +78,7 @@ class Ours:
     given: Mapping[str, Any] = field(default_factory=dict)
     chains: str = BRIDGE
     particles: int = 1
+    inflation: float | None = None  # the model's
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class Restorations:
         restored = restore(
             self.model, y, operator, noise=noise, covariance=moments, chains=what.chains,
             steps=what.steps, draws=known.draws, seed=seed, precision=known.precision,
-            batch_size=known.batch_size, particles=what.particles, progress=None,
+            batch_size=known.batch_size, particles=what.particles, inflation=what.inflation,
+            progress=None,
         )  # fmt: skip
         return restored.draws, restored.cost.evaluations, restored.seconds, restored.info
 

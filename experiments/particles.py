@@ -211,6 +211,8 @@ def run(context: Context) -> Outcome:
     """
     if context.model is not None:
         return inverse_networks.run(context, NETWORK_ROWS, NETWORK_IMAGES)
+    if context.only is not None:
+        raise UsageError("--only is for networks here: name one with --model")
     settings = context.sized(FULL, QUICK)
     several, few_levels = settings.counts, replace(settings, levels=settings.curve_levels)
     problems = dict(PROBLEMS)

@@ -40,6 +40,7 @@ TASKS = {f"{name}, noise {n}": (text, n) for name, text in OPERATORS.items() for
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 10 levels": Ours("spectral", 10, chains=MULTISTEP),
     "spectral, 25 levels": Ours("spectral", 25, chains=MULTISTEP),
+    "spectral, 25 levels, not inflated": Ours("spectral", 25, chains=MULTISTEP, inflation=1.0),
     **{
         f"low rank, 1 one-sided product, {levels} levels": Ours(
             "low-rank", levels, {"products": 1, "symmetric": True}, MULTISTEP

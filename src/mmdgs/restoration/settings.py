@@ -78,7 +78,7 @@ class RestorationSettings:
     inflation: float | None = option(
         None,
         "Of --chains multistep: fresh noise times this; above 1 draws differ more.",
-        show_default="the model's: 1, or 1.004 of photo",
+        show_default="the model's: 1, or 1.003 of photo",
     )
     particles: int = option(
         1, "Of --chains bridge: weighted particles for each draw, so many times the work.", min=1
@@ -110,7 +110,7 @@ class RestorationSettings:
             )
         if self.inflation is not None and not 0.5 <= self.inflation <= 2:
             raise UsageError(
-                f"inflation is a factor near 1 (0.5 to 2; photo has 1.004), got {self.inflation}"
+                f"inflation is a factor near 1 (0.5 to 2; photo has 1.003), got {self.inflation}"
             )
         if not 0 <= self.resample <= 1:
             raise UsageError(f"resample is a share of the particles, 0 to 1, got {self.resample}")
