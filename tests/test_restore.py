@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from nets import tiny_model
 from torch import Tensor
-from toy_models import LEVELS, SHAPE, InDouble, exact, of_levels
+from toy_models import LEVELS, SHAPE, InDouble, any_size_model, exact, of_levels
 
 import mmdgs
 from mmdgs import schedules
@@ -19,10 +22,12 @@ from mmdgs.errors import UsageError
 from mmdgs.metrics import calibration_ratio
 from mmdgs.models import Model
 from mmdgs.moments import ExactMoments, FullMoments, GivenMoments
-from mmdgs.operators import Box, Downsample, Grayscale, Matrix, Operator
+from mmdgs.operators import Box, Downsample, Grayscale, Mask, Matrix, Operator
 from mmdgs.randomness import Streams
 from mmdgs.restoration.chains import restoration_plan
 from mmdgs.restoration.draws import Restored
+from mmdgs.restoration.folder import Measurements, restore_into
+from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.samplers import Multistep, Plan, run
 from mmdgs.targets import GaussianMixture
 
@@ -256,6 +261,23 @@ def test_the_fresh_noise_of_chains_is_inflated_as_the_model_says() -> None:
     assert torch.equal(draws(wider, inflation=1.0), plain)
     assert not torch.equal(draws(wider), plain)
     assert torch.equal(draws(wider, chains="bridge"), draws(model, chains="bridge"))
+
+
+def test_grey_images_are_not_inflated_by_a_model_of_colours(tmp_path: Path) -> None:
+    """By a call, into a folder, and by the grey model itself: the inflation is of colours."""
+    plain = any_size_model()
+    model = Model.build(replace(plain.config, inflation=1.5), plain.network)
+    y, operator = torch.full((1, 1, 16, 16), 0.5), Mask(torch.ones(16, 16), (1, 16, 16))
+    settings: dict[str, Any] = {"noise": 0.1, "steps": 3, "draws": 2, "covariance": "diagonal"}
+    grey = restore(model.grey(), y, operator, **settings).draws
+    assert torch.equal(restore(model, y, operator, **settings).draws, grey)
+    restore_into(
+        tmp_path / "out", model, Measurements(y, operator), RestorationSettings(**settings)
+    )
+    record = json.loads((tmp_path / "out" / "restored.json").read_text())
+    assert record["settings"]["inflation"] == 1.0
+    with numpy.load(tmp_path / "out" / "draws.npz") as arrays:
+        assert numpy.allclose(arrays["draws"], grey.numpy(), atol=1e-5)
 
 
 def modes() -> tuple[GaussianMixture, Tensor, Tensor, float]:

@@ -171,7 +171,8 @@ class Restoration:
         What of y lies at the `bounds` or beyond was clipped there (`Sensor`).
         """
         check_model(model)
-        settings, model = settings.of_model(model), sized_model(model, y, operator)
+        model = sized_model(model, y, operator)
+        settings = settings.of_model(model)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         moments, levels = settings.covariance, settings.levels

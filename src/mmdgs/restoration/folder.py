@@ -196,8 +196,8 @@ def restore_into(
     The numbers of measurements go on from one to the next.
     """
     sets = [measurements] if isinstance(measurements, Measurements) else list(measurements)
-    settings = settings.of_model(model)
     works = _works(settings, model, sets)
+    settings = settings.of_model(works[0].model)
     count, size = sum(len(work.y) for work in works), settings.draws
     names = file_names([name for part in sets for name in part.names])
     names = names or [*map(numbered, range(count))]
