@@ -21,6 +21,7 @@ from mmdgs import schedules
 from mmdgs.errors import UsageError
 from mmdgs.metrics import calibration_ratio
 from mmdgs.models import Model
+from mmdgs.models.estimators import estimator_name
 from mmdgs.moments import ExactMoments, FullMoments, GivenMoments
 from mmdgs.operators import Box, Downsample, Grayscale, Mask, Matrix, Operator
 from mmdgs.randomness import Streams
@@ -251,13 +252,18 @@ def test_the_fresh_noise_of_chains_is_inflated_as_the_model_says() -> None:
     model, operator = tiny_model("edm", SHAPE, sigma=None, sigmas=[4.0, 1.0, 0.2]), Box(SHAPE, 1)
     settings: dict[str, Any] = {"noise": 0.1, "steps": 3, "draws": 4, "covariance": "diagonal"}
 
-    def draws(model: Model, **more: Any) -> Tensor:
-        y = torch.zeros(1, *SHAPE)
-        return restore(model, y, operator, **settings, **more, progress=None).draws
+    def draws(model: Any, **more: Any) -> Tensor:
+        y, own = torch.zeros(1, *SHAPE), {} if isinstance(model, Model) else {"covariance": None}
+        return restore(model, y, operator, **settings | own, **more, progress=None).draws
 
-    plain = draws(model)
-    wider = Model.build(replace(model.config, inflation=1.5), model.network)
+    plain, name = draws(model), estimator_name(model.posterior("diagonal"), model)
+    wider, others = (
+        Model.build(replace(model.config, inflation={str(key): 1.5}), model.network)
+        for key in (name, "spectral")
+    )
     assert torch.equal(draws(wider), draws(model, inflation=1.5))
+    assert torch.equal(draws(wider.posterior("diagonal")), draws(wider))
+    assert torch.equal(draws(others), plain)
     assert torch.equal(draws(wider, inflation=1.0), plain)
     assert not torch.equal(draws(wider), plain)
     assert torch.equal(draws(wider, chains="bridge"), draws(model, chains="bridge"))
@@ -266,7 +272,9 @@ def test_the_fresh_noise_of_chains_is_inflated_as_the_model_says() -> None:
 def test_grey_images_are_not_inflated_by_a_model_of_colours(tmp_path: Path) -> None:
     """By a call, into a folder, and by the grey model itself: the inflation is of colours."""
     plain = any_size_model()
-    model = Model.build(replace(plain.config, inflation=1.5), plain.network)
+    name = estimator_name(plain.posterior("diagonal"), plain)
+    model = Model.build(replace(plain.config, inflation={str(name): 1.5}), plain.network)
+    assert model.inflation(model.posterior("diagonal")) == 1.5
     y, operator = torch.full((1, 1, 16, 16), 0.5), Mask(torch.ones(16, 16), (1, 16, 16))
     settings: dict[str, Any] = {"noise": 0.1, "steps": 3, "draws": 2, "covariance": "diagonal"}
     grey = restore(model.grey(), y, operator, **settings).draws

@@ -50,8 +50,9 @@ def model_card(
         facts["for the denoiser with the weights"] = config.head["denoiser"]
     if config.isotropic_variance is not None:
         facts["isotropic variance"] = f"{config.isotropic_variance:.6g}"
-    if config.inflation != 1:
-        facts["fresh noise of restoration, times"] = f"{config.inflation:g}"
+    if config.inflation:
+        factors = (f"{factor:g} with {name}" for name, factor in config.inflation.items())
+        facts["fresh noise of restoration, times"] = ", ".join(factors)
     tags = "image-classification" if config.param == CLASSES else "denoising, score-matching"
     title = f"# A {TITLES.get(config.param, f'denoising model ({config.param})')}"
     title += f" of {config.trained_on}" if config.trained_on else ""

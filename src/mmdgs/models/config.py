@@ -102,7 +102,7 @@ class ModelConfig:
     interval: tuple[float, float] = (0.0, 1.0)  # where the data's values lie
     classes: tuple[str, ...] = ()
     isotropic_variance: float | None = None
-    inflation: float = 1.0  # of restoration's fresh noise, where the network's draws are too narrow
+    inflation: dict[str, float] = field(default_factory=dict)  # of fresh noise, by estimator
     trained_on: str = ""  # a set (its part for training), or a set and a part: celeba:test
     head: dict[str, Any] = field(default_factory=dict)  # its denoiser, the scale of its numbers
     trained_images: int | None = None  # seen in training, over all runs; none: not known
@@ -146,8 +146,14 @@ class ModelConfig:
         variance = self.isotropic_variance
         if variance is not None and not 0 < variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {variance}")
-        if not 0 < self.inflation < math.inf:
-            raise UsageError(f"inflation must be positive and finite, got {self.inflation}")
+        if not isinstance(self.inflation, dict) or not all(
+            type(factor) in (int, float) and 0 < factor < math.inf
+            for factor in self.inflation.values()
+        ):
+            raise UsageError(
+                'inflation has a positive factor by estimator, such as {"spectral": 1.003}, got '
+                f"{shown(self.inflation)}"
+            )
 
     def _check_head(self) -> None:
         scale = "scale" if self.param == VARIANCE_RATIO else "data_std"

@@ -226,6 +226,7 @@ def kept_calibration(model: Model, moments: Moments, required: bool = False) -> 
 
 def estimator_name(moments: Moments, model: Model) -> str | None:
     """The estimator in the name of its calibration's file (a floor is no part of it), or None."""
+    moments = moments.moments if isinstance(moments, CalibratedMoments) else moments
     if next(model.network.parameters(), None) is None:  # nothing that a file could belong to
         return None
     if isinstance(moments, DiagonalMoments):

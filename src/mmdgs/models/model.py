@@ -32,7 +32,7 @@ from mmdgs.models.config import (
     ModelConfig,
     shape_in_words,
 )
-from mmdgs.models.estimators import kept_calibration, make_moments, own_covariance
+from mmdgs.models.estimators import estimator_name, kept_calibration, make_moments, own_covariance
 from mmdgs.models.fits import FitData
 from mmdgs.models.levels import AtAnyLevel, TrainedLevels, in_words
 from mmdgs.models.weights import CARD, CONFIG, remove_weights, weights_digest, write_weights
@@ -211,10 +211,12 @@ class Model:
         """What the output of a network of mmdgs means (`ModelConfig.param`); None for others."""
         return None if self._config is None else self._config.param
 
-    @property
-    def inflation(self) -> float:
-        """What restoration multiplies its fresh noise by (`ModelConfig.inflation`)."""
-        return 1.0 if self._config is None else self._config.inflation
+    def inflation(self, moments: Moments) -> float:
+        """What restoration with an estimator multiplies its fresh noise by
+        (`ModelConfig.inflation`).
+        """
+        known = {} if self._config is None else self._config.inflation
+        return known.get(estimator_name(moments, self) or "", 1.0) if known else 1.0
 
     @property
     def level(self) -> NoiseLevel:

@@ -172,7 +172,6 @@ class Restoration:
         """
         check_model(model)
         model = sized_model(model, y, operator)
-        settings = settings.of_model(model)
         operator = as_operator(operator, model.shape, torch.empty(0, device=model.device))
         y = measured(y.detach(), operator).to(model.device, torch.float32)
         moments, levels = settings.covariance, settings.levels
@@ -191,6 +190,7 @@ class Restoration:
         if isinstance(moments, Covariance | str):
             moments = model.posterior(moments)
         require_room(model, moments)
+        settings = settings.of_model(model, moments)
         levels = edm_levels(model, settings.steps) if levels is None else tuple(levels)
         return cls(settings, model, y, operator, noise, moments, levels, first)
 

@@ -197,7 +197,7 @@ def restore_into(
     """
     sets = [measurements] if isinstance(measurements, Measurements) else list(measurements)
     works = _works(settings, model, sets)
-    settings = settings.of_model(works[0].model)
+    settings = replace(settings, inflation=works[0].settings.inflation)
     count, size = sum(len(work.y) for work in works), settings.draws
     names = file_names([name for part in sets for name in part.names])
     names = names or [*map(numbered, range(count))]

@@ -78,7 +78,7 @@ class RestorationSettings:
     inflation: float | None = option(
         None,
         "Of --chains multistep: fresh noise times this; above 1 draws differ more.",
-        show_default="the model's: 1, or 1.003 of photo",
+        show_default="the model's for the covariance: 1, or photo's own",
     )
     particles: int = option(
         1, "Of --chains bridge: weighted particles for each draw, so many times the work.", min=1
@@ -122,11 +122,11 @@ class RestorationSettings:
         check_precision(self.precision)
         checked_seed(self.seed)
 
-    def of_model(self, model: Model) -> RestorationSettings:
-        """The settings with what they leave to the model."""
+    def of_model(self, model: Model, moments: Moments) -> RestorationSettings:
+        """The settings with what they leave to the model and its estimator."""
         if self.inflation is not None or self.chains != MULTISTEP:
             return self
-        return replace(self, inflation=model.inflation)
+        return replace(self, inflation=model.inflation(moments))
 
     def record(self) -> dict[str, Any]:
         """What draws depend on, for records; `mmdgs.identity` describes tensors and estimators."""
