@@ -243,9 +243,9 @@ class Restorations:
             draws, evaluations, taken, info = self._restored(*own)
             seconds += taken
             every.append(draws)
-            size, truth = self.settings.scored or len(truth), truth.cpu()
+            size = self.settings.scored or len(truth)
             for some, known in zip(draws.split(size, 1), truth.split(size), strict=True):
-                for name, value in _scores(some, known).items():
+                for name, value in _scores(some.to(known.device), known).items():
                     scores.setdefault(name, []).append(value)
             if "effective" in info:
                 scores.setdefault("effective", []).append(info["effective"].mean().item())

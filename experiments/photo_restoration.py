@@ -37,16 +37,16 @@ OPERATORS = {
 }
 TASKS = {f"{name}, noise {n}": (text, n) for name, text in OPERATORS.items() for n in (0.02, 0.05)}
 """Operators and noise, of values in [0, 1]."""
+LOW_RANK = {"products": 1, "symmetric": True}
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 10 levels": Ours("spectral", 10, chains=MULTISTEP),
     "spectral, 25 levels": Ours("spectral", 25, chains=MULTISTEP),
     "spectral, 25 levels, not inflated": Ours("spectral", 25, chains=MULTISTEP, inflation=1.0),
     **{
-        f"low rank, 1 one-sided product, {levels} levels": Ours(
-            "low-rank", levels, {"products": 1, "symmetric": True}, MULTISTEP
-        )
+        f"low rank, {levels} levels": Ours("low-rank", levels, LOW_RANK, MULTISTEP)
         for levels in (11, 16, 25)
     },
+    "low rank, 16 levels, not inflated": Ours("low-rank", 16, LOW_RANK, MULTISTEP, inflation=1.0),
     "DPIR (deepinv)": Rival("DPIR", 8),
     "DiffPIR (deepinv)": Rival("DiffPIR", 100),
     "MMPS (azula)": Rival("MMPS", 10),

@@ -167,6 +167,8 @@ MISTAKES = {
     "levels the wrong way": ({"sigma": None, "sigmas": [0.5, 1.0]}, "to the cleanest"),
     "negative sigma": ({"sigma": -1.0}, "-1.0"),
     "unknown option": ({"options": {"widht": 8}}, "did you mean 'width'?"),
+    "inflation as a number": ({"inflation": 1.5}, "dict, got 1.5"),
+    "inflation by nothing": ({"inflation": {"spectral": 0.0}}, "got {'spectral': 0.0}"),
     "of the future": ({"mmdgs_format": 99}, "mmdgs_format"),
 }
 

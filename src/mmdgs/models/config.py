@@ -146,10 +146,8 @@ class ModelConfig:
         variance = self.isotropic_variance
         if variance is not None and not 0 < variance < math.inf:
             raise UsageError(f"isotropic_variance must be positive and finite, got {variance}")
-        if not isinstance(self.inflation, dict) or not all(
-            type(factor) in (int, float) and 0 < factor < math.inf
-            for factor in self.inflation.values()
-        ):
+        factors = self.inflation.values()
+        if not all(type(n) in (int, float) and 0 < n < math.inf for n in factors):
             raise UsageError(
                 'inflation has a positive factor by estimator, such as {"spectral": 1.003}, got '
                 f"{shown(self.inflation)}"
