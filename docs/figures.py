@@ -48,7 +48,7 @@ from mmdgs.restoration.folder import as_image, scores_of, simulated
 IMAGES, RECORDS = (Path(__file__).parent / name for name in ("images", "records"))
 COSTS = (
     ("inverse", "fair", "CIFAR-10, a mark for each of 4 tasks"),
-    ("photo-restoration", "restored", "photographs, a mark for each of 6 tasks"),
+    ("photo-restoration", "restored", "photographs, a mark for each of 10 tasks"),
 )
 LIMIT = 1.8
 LEVEL = mmdgs.NoiseLevel(0.25)
@@ -342,6 +342,7 @@ def costs() -> Figure:
              "MMPS": (RED, "v"), "DPS": (GREY, "D"), "DiffPIR": (INK, "P")}  # fmt: skip
     for axis, (name, cells, title) in zip(axes, COSTS, strict=True):
         cells = json.loads((RECORDS / f"{name}.json").read_text())[cells]
+        cells = [cell for cell in cells if not cell["row"].endswith("not inflated")]
         tasks: dict[str, list[dict[str, Any]]] = {}
         for cell in cells:
             tasks.setdefault(cell["task"], []).append(cell)
@@ -354,7 +355,7 @@ def costs() -> Figure:
                     axis.plot(
                         cell["evaluations"], above, look[1], color=look[0], markersize=5, alpha=0.85
                     )
-        axis.set(xscale="log", ylim=(-1, 26))
+        axis.set(xscale="log", ylim=(-1, 34))
         labelled(axis, title, "evaluations of a draw", "CRPS above the lowest, %")
     for name, (colour, mark) in looks.items():
         axes[0].plot([], [], mark, color=colour, markersize=5, label=name)
