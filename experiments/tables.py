@@ -57,7 +57,7 @@ class Column:
     digits: int | None = None  # None: as the record has them
     better: str | None = None  # less, more, zero or one
     bold: bool = True
-    interval: bool = True  # of a list, beside its mean
+    interval: bool = True  # beside the mean of a list
     sign: str = ""  # "+": positive numbers have one too
     unit: str = ""  # behind every number, such as x or %
 
@@ -118,7 +118,6 @@ def markdown(table: Mapping[str, Any], record: Mapping[str, Any], path: Path) ->
         raise UsageError(f"{path}: {len(odd[0])} cells for {len(columns)} columns: {odd[0]}")
     paired = [list(zip(columns, row, strict=True)) for row in table["rows"]]
     rows = [[_cell(cell, column, record, path) for column, cell in row] for row in paired]
-    rows = [[_plain(c, column) for column, c in zip(columns, row, strict=True)] for row in rows]
     lines = [[column.text(cell) for column, cell in zip(columns, row, strict=True)] for row in rows]
     compared = [i for i, row in enumerate(rows) if not re.match(r"\*[^*]", str(row[0]))]
     for j, column in enumerate(columns):
@@ -141,6 +140,7 @@ def _cell(cell: Any, column: Column, record: Any, path: Path) -> Number | str:
         (first, key), (second, _) = entries
         return Measure(key, key).of(first, second).text(column.digits, "+")
     numbers = [_number(*entry) for entry in entries]
+    numbers = numbers if column.interval else [Number(number.value) for number in numbers]
     if kind == "at":
         return numbers[0]
     if kind == "zero":
@@ -152,11 +152,6 @@ def _cell(cell: Any, column: Column, record: Any, path: Path) -> Number | str:
         return " / ".join(_short(value, "" if i else "+") for i, value in enumerate(values))
     form = ",g" if column.digits is None else f",.{column.digits}f"
     return " to ".join(dict.fromkeys(f"{end(values):{form}}" for end in (min, max)))
-
-
-def _plain(cell: Number | str, column: Column) -> Number | str:
-    """A number without its interval, where its column has none."""
-    return cell if isinstance(cell, str) or column.interval else Number(cell.value)
 
 
 def _short(value: float, sign: str) -> str:
