@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from nets import lively
 from toy_models import any_size_model
 
+from mmdgs.errors import UsageError
 from mmdgs.jacobians import linearised
 from mmdgs.models.memory import bytes_kept
+from mmdgs.models.parts import PartedDenoiser, part_side
+from mmdgs.moments import SpectralMoments
 from mmdgs.networks import ResidualUNet
-from mmdgs.noise import NoiseLevel
+from mmdgs.noise import LevelTable, NoiseLevel
+from mmdgs.operators import Box
 from mmdgs.randomness import seeded
+from mmdgs.restoration import checks
+from mmdgs.restoration.draws import Restoration
+from mmdgs.restoration.settings import RestorationSettings
 from mmdgs.uncertainty import tiles
-from mmdgs.uncertainty.parts import PartedDenoiser, part_side
 from mmdgs.uncertainty.tiles import TiledDenoiser, fitted_denoiser
 
 LEVEL = NoiseLevel(0.3)
@@ -75,3 +83,40 @@ def test_an_image_of_another_size_is_refused() -> None:
     parted = PartedDenoiser(any_size_model(), 96, 120, 64)
     with pytest.raises(ValueError, match=r"96 x 120 images, got .*64, 64"):
         parted(torch.zeros(1, 3, 64, 64), LEVEL)
+
+
+@pytest.mark.parametrize("covariance", ["spectral", "diagonal"])
+def test_an_image_that_does_not_fit_is_restored_in_parts(
+    covariance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the numbers of the whole; smaller ones beside it go whole, by the same estimator."""
+    model, (height, width) = any_size_model(), (96, 120)
+    spectrum = {level: torch.full((3, height, width), 0.1) for level in model.levels}
+    spectral = SpectralMoments(model, LevelTable.of(spectrum))
+    moments = spectral if covariance == "spectral" else model.posterior(covariance)
+    operator = Box((3, height, width), 40)
+    y = operator(torch.rand(1, 3, height, width, generator=seeded(0)))
+    settings = RestorationSettings(0.1, covariance=moments, steps=3, draws=2)
+
+    def restoration(side: int) -> Restoration:
+        each = checks.FORWARD if covariance == "spectral" else checks.WITH_PRODUCTS
+        memory = side**2 * each * bytes_kept(model) / checks.PART
+        monkeypatch.setattr(checks, "memory_of", lambda device: memory)
+        return Restoration.of(settings, model, y, operator)
+
+    whole, parted = restoration(height + width), restoration(64)
+    assert not isinstance(whole.moments.denoiser, PartedDenoiser)
+    assert isinstance(parted.moments.denoiser, PartedDenoiser)
+    assert parted.moments.denoiser.tiles == 9
+    numbers = [work.draws(progress=None) for work in (whole, parted)]
+    torch.testing.assert_close(numbers[0].draws, numbers[1].draws, atol=1e-4, rtol=0)
+    assert numbers[0].cost == numbers[1].cost
+    settings = replace(settings, covariance=parted.moments)
+    assert Restoration.of(settings, model, y, operator).moments is parted.moments
+    small, box = y[..., :16, :20], Box((3, 16, 20), 4)
+    beside = Restoration.of(settings, model, small, box)
+    assert not isinstance(beside.moments.denoiser, PartedDenoiser)
+    assert beside.draws(progress=None).draws.isfinite().all()
+    settings = replace(settings, covariance=moments)
+    with pytest.raises(UsageError, match=r"120 x 96 pixels need about .* memory"):
+        restoration(43)

@@ -11,7 +11,9 @@ from mmdgs.errors import UsageError
 from mmdgs.memory import memory_of
 from mmdgs.models import Model
 from mmdgs.models.memory import bytes_kept
+from mmdgs.models.parts import PartedDenoiser, part_side
 from mmdgs.moments import IsotropicMoments, Moments, SpectralMoments
+from mmdgs.moments.contract import with_denoiser
 from mmdgs.operators import ESTIMATE, Operator, estimated_noise, noise_variances
 from mmdgs.operators.measurements import unit_noise
 from mmdgs.sensors import ESTIMATE_POISSON, Sensor, estimated_sensor
@@ -19,6 +21,9 @@ from mmdgs.sensors import ESTIMATE_POISSON, Sensor, estimated_sensor
 FORWARD, WITH_PRODUCTS = 1.0, 4.5
 """Of memory, for one chain, times what one pass keeps (`models.memory`): without and with products
 with the Jacobian, of which both networks that were measured took 0.4 to 0.8 and 1.9 to 4.1."""
+
+PART = 0.5
+"""Of memory, for one part of an image that does not fit whole."""
 
 
 def sized_model(model: Model, y: Tensor, operator: Any) -> Model:
@@ -37,18 +42,27 @@ def sized_model(model: Model, y: Tensor, operator: Any) -> Model:
     return model.sized(*shape[1:]) if model.any_size and shape is not None else model
 
 
-def require_room(model: Model, moments: Moments) -> None:
-    """Refuse an image with which not one chain would fit in memory."""
+def in_room(model: Model, moments: Moments) -> Moments:
+    """The estimator for images with which not one chain would fit in memory: its denoiser goes over
+    them part by part, with the same numbers. Where parts would be too small, they are refused.
+    """
     if len(model.shape) != 3 or not model.any_size:
-        return
+        return moments
     inner, memory = getattr(moments, "moments", moments), memory_of(model.device)
     fitted = isinstance(inner, IsotropicMoments | SpectralMoments)
-    needed = math.prod(model.shape[1:]) * (FORWARD if fitted else WITH_PRODUCTS) * bytes_kept(model)
-    if needed > memory:
-        sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
-        advice = "restore parts of it, or make it smaller"
-        less = "" if fitted else ", or use --quality good (quality='good')"
-        raise UsageError(f"{sizes} of memory, and there are {memory / 1e9:.0f}: {advice}{less}")
+    each = (FORWARD if fitted else WITH_PRODUCTS) * bytes_kept(model)
+    needed = math.prod(model.shape[1:]) * each
+    parted = moments.denoiser if isinstance(moments.denoiser, PartedDenoiser) else None
+    if parted is not None and (parted.height, parted.width) == model.shape[1:]:
+        return moments
+    if needed <= memory:
+        return moments if parted is None else with_denoiser(moments, model)
+    if (side := part_side(model, PART * memory / each)) is not None:
+        return with_denoiser(moments, PartedDenoiser(model, *model.shape[1:], side))
+    sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
+    advice = "restore parts of it, or make it smaller"
+    less = "" if fitted else ", or use --quality good (quality='good')"
+    raise UsageError(f"{sizes} of memory, and there are {memory / 1e9:.0f}: {advice}{less}")
 
 
 def check_model(model: Model) -> None:

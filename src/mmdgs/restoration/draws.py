@@ -34,7 +34,7 @@ from mmdgs.operators import Nonlinear, Operator, as_operator, measured
 from mmdgs.operators.nonlinear import told_of
 from mmdgs.randomness import Streams, child_seed
 from mmdgs.restoration.chains import restoration_plan
-from mmdgs.restoration.checks import check_model, noise_of, require_room, sized_model
+from mmdgs.restoration.checks import check_model, in_room, noise_of, sized_model
 from mmdgs.restoration.settings import GOOD, RestorationSettings, quality_named
 from mmdgs.runtime import autocast, matmul_precision, progress_bar, ticks_of
 from mmdgs.samplers import Info, Run, State
@@ -189,7 +189,7 @@ class Restoration:
             )
         if isinstance(moments, Covariance | str):
             moments = model.posterior(moments)
-        require_room(model, moments)
+        moments = in_room(model, moments)
         settings = settings.of_model(model, moments)
         levels = edm_levels(model, settings.steps) if levels is None else tuple(levels)
         return cls(settings, model, y, operator, noise, moments, levels, first)

@@ -41,8 +41,8 @@ from mmdgs.errors import UsageError
 from mmdgs.memory import memory_of
 from mmdgs.models import Model
 from mmdgs.models.memory import bytes_kept
+from mmdgs.models.parts import PartedDenoiser, part_side
 from mmdgs.noise import NoiseLevel
-from mmdgs.uncertainty.parts import PartedDenoiser, part_side
 from mmdgs.uncertainty.settings import PosteriorSettings
 
 OVERLAP = 0.25
