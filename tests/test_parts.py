@@ -60,6 +60,15 @@ def test_parts_are_the_whole(height: int, width: int, parts: int) -> None:
     torch.testing.assert_close(one.symmetric(v), other.symmetric(v))
 
 
+def test_grey_images_go_in_parts_of_the_network_inside() -> None:
+    model = any_size_model().grey()
+    parted = PartedDenoiser(model, 96, 120, 64)
+    x = torch.rand(1, 1, 96, 120, generator=seeded(0))
+    assert part_side(model, 64**2) == 64
+    assert parted.tiles == 9
+    torch.testing.assert_close(parted(x, LEVEL), model(x, LEVEL), atol=1e-5, rtol=0)
+
+
 def test_memory_says_how_large_the_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest that fit; where margins would be most of them, tiles that overlap instead."""
     model = any_size_model()

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +32,16 @@ def part_side(model: Model, pixels: float) -> int | None:
     """The side of square parts of at most so many pixels; None where they would be too small, or
     it is not known how far the network looks.
     """
-    reach = getattr(model.network, "reach", None)
-    if reach is None:
+    network = _local(model)
+    if network is None:
         return None
-    multiple: int = model.network.multiple  # type: ignore[assignment]
-    side = math.isqrt(int(pixels)) // multiple * multiple
-    return side if side >= LEAST * reach else None
+    side = math.isqrt(int(pixels)) // network.multiple * network.multiple
+    return side if side >= LEAST * network.reach else None
+
+
+def _local(model: Model) -> Any:
+    """The network that knows its reach: a model's own, or inside that of grey or complex images."""
+    return next((part for part in model.network.modules() if hasattr(part, "reach")), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +75,9 @@ class PartedDenoiser:
 
         It begins where the network's pyramid does, at a multiple of its coarsest pixel.
         """
-        multiple: int = self.model.network.multiple  # type: ignore[assignment]
-        margin = math.ceil(self.model.network.reach / multiple) * multiple  # type: ignore[operator]
+        network = _local(self.model)
+        multiple: int = network.multiple
+        margin = math.ceil(network.reach / multiple) * multiple
         count = math.ceil(size / (self.side - 2 * margin)) if size > self.side else 1
         edges = [round(i * size / count / multiple) * multiple for i in range(count)] + [size]
         for first, last in pairwise(edges):
