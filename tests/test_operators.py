@@ -75,6 +75,9 @@ def operators() -> dict[str, Operator]:
         "gaussian in a volume": Blur.gaussian(VOLUME, (0.0, 0.8, 0.6)),
         "motion in slices": Blur.motion(VOLUME, 3, 30),
         "lopsided volume": Blur(VOLUME, torch.rand(2, 3, 2, generator=seeded())),
+        "lopsided in four dimensions": Blur(
+            (1, 3, 4, 3, 5), torch.rand(2, 3, 2, 3, generator=seeded())
+        ),
         "fourier of a volume": Fourier(VOLUME, torch.rand(4, 6, generator=seeded()) < 0.5),
         "projections of slices": Radon(VOLUME, (0.0, 45.0)),
         "coils and volumes": Coils(maps().reshape(3, 1, 4, 6).expand(3, 2, 4, 6)),

@@ -54,6 +54,10 @@ class PartedDenoiser:
     side: int
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.model.shape[0], self.height, self.width
+
+    @property
     def interval(self) -> tuple[float, float]:
         return self.model.interval
 

@@ -261,8 +261,6 @@ class Blur(Operator):
         self.kernel = Constant(kernel.double())
         self._places = [_mirrored(n, k) for n, k in zip(sides, kernel.shape, strict=True)]
         self._lines = self._separated()
-        if self._lines is None and len(sides) > 3:
-            raise ValueError("a kernel of four dimensions or more must be a product of lines")
 
     def _separated(self) -> list[Constant] | None:
         """Matrices along the sides, where the kernel is a product of lines: faster.

@@ -53,7 +53,7 @@ def in_room(model: Model, moments: Moments) -> Moments:
     each = (FORWARD if fitted else WITH_PRODUCTS) * bytes_kept(model)
     needed = math.prod(model.shape[1:]) * each
     parted = moments.denoiser if isinstance(moments.denoiser, PartedDenoiser) else None
-    if parted is not None and (parted.height, parted.width) == model.shape[1:]:
+    if parted is not None and parted.shape == model.shape:
         return moments
     if needed <= memory:
         return moments if parted is None else with_denoiser(moments, model)
