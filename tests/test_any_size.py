@@ -319,7 +319,7 @@ def huge_png(file: Path, side: int) -> None:
 def test_what_is_refused_in_one_line(
     make: Any, more: list[str], says: str, folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(checks, "memory_of", lambda device: 1 << 26)
+    monkeypatch.setattr(checks, "memory_of", lambda device: 1 << 20)
     make(tmp_path / "it.png")
     more = more if "--operator" in more else [*more, "--operator", "blur:1"]
     result = restore(folder, tmp_path / "it.png", tmp_path / "out", *more, "--noise", "0.1")

@@ -177,11 +177,14 @@ def test_chains_of_means_are_the_midpoint_method_of_the_sde_and_draw_at_the_last
     assert (draws[0] - draws[1]).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("limit", ["MOST_SHARED", "MOST_NUMBERS"])
 @pytest.mark.parametrize("chains", ["multistep", "bridge", "mirrored"])
-def test_it_tells_how_systems_were_solved(chains: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_tells_how_systems_were_solved(
+    chains: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, matrix = gaussian_model(), torch.randn(3, 12, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr("mmdgs.linalg.solvers.MOST_EACH", 1)
-    monkeypatch.setattr("mmdgs.linalg.solvers.MOST_SHARED", 1)
+    monkeypatch.setattr(f"mmdgs.linalg.solvers.{limit}", 1)
     info = restore(
         *(model, torch.ones(2, 3), Matrix(matrix, SHAPE)),
         covariance=mmdgs.DiagonalMoments(model, probes=1), chains=chains, steps=3, draws=2,

@@ -229,6 +229,7 @@ def solver_of(
 ) -> solvers.Solver:
     """The solver of S; one S of all rows is factored up to `most` measurements (of a channel)."""
     most = solvers.MOST_SHARED if most is None else most
+    most = min(most, solvers.MOST_NUMBERS // mean[0].numel())
     if isinstance(cov, Krylov):
         return LanczosSolver(cov, operator, variances)
     if isinstance(cov, Dense) and math.prod(operator.out_shape) <= 2 * mean[0].numel():

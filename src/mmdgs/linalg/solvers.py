@@ -26,6 +26,8 @@ MOST_EACH = 128
 """Measurements up to which an S that differs from row to row is factored for each row."""
 MOST_SHARED = 1024
 """Measurements (of a channel, where S falls into channels) up to which a shared S is factored."""
+MOST_NUMBERS = 1 << 29
+"""Numbers of C A' (2 GB in float32) up to which a shared S is made for its factor."""
 
 Solution = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 

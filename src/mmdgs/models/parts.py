@@ -41,7 +41,7 @@ def part_side(model: Model, pixels: float) -> int | None:
 
 def _local(model: Model) -> Any:
     """The network that knows its reach: a model's own, or inside that of grey or complex images."""
-    return next((part for part in model.network.modules() if hasattr(part, "reach")), None)
+    return next((part for part in model.network.modules() if getattr(part, "reach", None)), None)
 
 
 @dataclass(frozen=True, eq=False)
