@@ -89,6 +89,7 @@ class Rival:
     steps: int
 
 
+LOW_RANK = {"products": 1, "symmetric": True}
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 25 steps": Ours("spectral", 25),
     "spectral, mirrored, 25 steps": Ours("spectral", 25, chains=MIRRORED),
@@ -96,12 +97,8 @@ ROWS: dict[str, Ours | Rival] = {
     "spectral, multistep, 25 steps": Ours("spectral", 25, chains=MULTISTEP),
     "spectral, multistep, 50 steps": Ours("spectral", 50, chains=MULTISTEP),
     "modulated, multistep, 25 steps": Ours("modulated", 25, chains=MULTISTEP),
-    "low rank, 1 one-sided product, 16 steps": Ours(
-        "low-rank", 16, {"products": 1, "symmetric": True}
-    ),
-    "low rank, 1 one-sided product, multistep, 16 steps": Ours(
-        "low-rank", 16, {"products": 1, "symmetric": True}, MULTISTEP
-    ),
+    "low rank, 1 one-sided product, 16 steps": Ours("low-rank", 16, LOW_RANK),
+    "low rank, 1 one-sided product, multistep, 16 steps": Ours("low-rank", 16, LOW_RANK, MULTISTEP),
     "isotropic, 50 steps": Ours("isotropic", 50),
     "MMPS (azula), 25 steps": Rival("MMPS", 25),
     "PiGDM (azula), 50 steps": Rival("PiGDM", 50),

@@ -43,7 +43,7 @@ from torch.nn.functional import avg_pool2d
 from experiments import inverse, inverse_networks, rivals
 from experiments.experiment import Context
 from experiments.grid import Cell, Grid, Measure, Results
-from experiments.inverse_networks import Ours
+from experiments.inverse_networks import LOW_RANK, Ours
 from mmdgs.cost import PRODUCT
 from mmdgs.data import ImageSet, load_images, midpoints, spread
 from mmdgs.errors import UsageError
@@ -75,7 +75,6 @@ DIGITS, WIDTH = 300, 0.1
 """Digits of the mixture, and the standard deviation about each, which is the noise too."""
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 EXACT = 200_000
-LOW_RANK = {"products": 1, "symmetric": True}
 NETWORK_ROWS = {
     "spectral, multistep, 25 levels": Ours("spectral", 25, chains=MULTISTEP),
     **{

@@ -21,7 +21,14 @@ import torch
 from experiments import inverse_networks, rivals
 from experiments.experiment import Context
 from experiments.grid import Grid
-from experiments.inverse_networks import NetworkSettings, Ours, Restorations, Rival, section
+from experiments.inverse_networks import (
+    LOW_RANK,
+    NetworkSettings,
+    Ours,
+    Restorations,
+    Rival,
+    section,
+)
 from experiments.photographs import PHOTO, photographs
 from mmdgs.data import spread
 from mmdgs.models import load
@@ -37,7 +44,6 @@ OPERATORS = {
 }
 TASKS = {f"{name}, noise {n}": (text, n) for name, text in OPERATORS.items() for n in (0.02, 0.05)}
 """Operators and noise, of values in [0, 1]."""
-LOW_RANK = {"products": 1, "symmetric": True}
 ROWS: dict[str, Ours | Rival] = {
     "spectral, 10 levels": Ours("spectral", 10, chains=MULTISTEP),
     "spectral, 25 levels": Ours("spectral", 25, chains=MULTISTEP),

@@ -320,6 +320,21 @@ def score(denoiser: Denoiser, x_t: Tensor, level: AnyLevel) -> Tensor:
     return (level.alpha * denoise(denoiser, x_t, level) - x_t) / level.sigma**2
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A denoiser made of one that subtracts, or is symmetric, as that does."""
+
+    denoiser: Denoiser
+
+    @property
+    def symmetric_jacobian(self) -> bool:
+        return has_symmetric_jacobian(self.denoiser)
+
+    @property
+    def subtracts(self) -> bool:
+        return subtracts_noise(self.denoiser)
+
+
 class Compiled:
     """A denoiser or network through torch.compile: the same function of (x_t, level), trainable.
 

@@ -76,8 +76,8 @@ def log_evidence(
         raise UsageError(
             f"the evidence of {math.prod(operator.out_shape)} measurements by {operator!r} is not "
             f"known with a {type(base).__name__} covariance: a system without structure is "
-            f"factored up to {MOST_FACTORED:,} measurements (of a channel). Take another operator, "
-            "or one particle"
+            f"factored up to {MOST_FACTORED:,} measurements (of a channel), fewer of large images. "
+            "Take another operator, or one particle"
         )
     b = operator.known(y - operator(mean))
     distance = (b * solver.solve(b)[0]).flatten(1).double().sum(1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdgs.compiled import Pure
-from mmdgs.denoisers import Denoiser, HasPure, has_symmetric_jacobian, subtracts_noise
+from mmdgs.denoisers import Derived, HasPure
 from mmdgs.errors import UsageError
 from mmdgs.models.config import check_levels
 from mmdgs.noise import AnyLevel, LevelTable, NoiseLevel, NoiseLevels
@@ -61,22 +61,13 @@ class TrainedLevels:
 
 
 @dataclass(frozen=True)
-class AtAnyLevel:
+class AtAnyLevel(Derived):
     """A denoiser at any level: x_t rescaled to the alpha it was trained with at the level's ratio.
 
     One that was trained at a single level answers at its ratio alone.
     """
 
-    denoiser: Denoiser
     trained: TrainedLevels
-
-    @property
-    def symmetric_jacobian(self) -> bool:
-        return has_symmetric_jacobian(self.denoiser)
-
-    @property
-    def subtracts(self) -> bool:
-        return subtracts_noise(self.denoiser)
 
     def __call__(self, x_t: Tensor, level: NoiseLevel, /) -> Tensor:
         factor, own = self._own(level)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mmdgs.denoisers import has_symmetric_jacobian, subtracts_noise
+from mmdgs.denoisers import Derived
 from mmdgs.models import Model
 from mmdgs.noise import NoiseLevel
 
@@ -45,29 +45,21 @@ def _local(model: Model) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class PartedDenoiser:
+class PartedDenoiser(Derived):
     """The denoiser of images (C, height, width) by parts of at most `side` pixels a side."""
 
-    model: Model
+    denoiser: Model
     height: int
     width: int
     side: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.model.shape[0], self.height, self.width
+        return self.denoiser.shape[0], self.height, self.width
 
     @property
     def interval(self) -> tuple[float, float]:
-        return self.model.interval
-
-    @property
-    def symmetric_jacobian(self) -> bool:
-        return has_symmetric_jacobian(self.model)
-
-    @property
-    def subtracts(self) -> bool:
-        return subtracts_noise(self.model)
+        return self.denoiser.interval
 
     @property
     def tiles(self) -> int:
@@ -79,7 +71,7 @@ class PartedDenoiser:
 
         It begins where the network's pyramid does, at a multiple of its coarsest pixel.
         """
-        network = _local(self.model)
+        network = _local(self.denoiser)
         multiple: int = network.multiple
         margin = math.ceil(network.reach / multiple) * multiple
         count = math.ceil(size / (self.side - 2 * margin)) if size > self.side else 1
@@ -97,9 +89,9 @@ class PartedDenoiser:
         def core(rows: tuple[slice, slice], columns: tuple[slice, slice]) -> Tensor:
             part = x_t[..., rows[0], columns[0]]
             mean: Tensor = (
-                checkpoint(self.model, part, level, use_reentrant=False)
+                checkpoint(self.denoiser, part, level, use_reentrant=False)
                 if again
-                else self.model(part, level)
+                else self.denoiser(part, level)
             )
             return mean[..., rows[1], columns[1]]
 

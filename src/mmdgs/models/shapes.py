@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdgs.denoisers import Denoiser, fast_mean, has_symmetric_jacobian, subtracts_noise
+from mmdgs.denoisers import Denoiser, Derived, fast_mean
 from mmdgs.errors import UsageError
 from mmdgs.models.fits import FitStore
 from mmdgs.models.model import Model
@@ -35,22 +35,7 @@ AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Derived:
-    """A denoiser made of one that subtracts, or is symmetric, as that does."""
-
-    denoiser: Denoiser
-
-    @property
-    def symmetric_jacobian(self) -> bool:
-        return has_symmetric_jacobian(self.denoiser)
-
-    @property
-    def subtracts(self) -> bool:
-        return subtracts_noise(self.denoiser)
-
-
-@dataclass(frozen=True)
-class Grey(_Derived):
+class Grey(Derived):
     """(B, 1, H, W), by a denoiser of so many channels."""
 
     channels: int
@@ -62,7 +47,7 @@ class Grey(_Derived):
 
 
 @dataclass(frozen=True)
-class Parts(_Derived):
+class Parts(Derived):
     """(B, 2, H, W), by a grey denoiser of values in [low, high]; these parts lie in [-1, 1]."""
 
     low: float
@@ -76,7 +61,7 @@ class Parts(_Derived):
 
 
 @dataclass(frozen=True)
-class Slices(_Derived):
+class Slices(Derived):
     """(B, C, D, H, W), by a denoiser of images (C, height, width): the mean over three ways."""
 
     def __call__(self, x_t: Tensor, level: Any, /) -> Tensor:

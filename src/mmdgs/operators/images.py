@@ -261,6 +261,8 @@ class Blur(Operator):
         self.kernel = Constant(kernel.double())
         self._places = [_mirrored(n, k) for n, k in zip(sides, kernel.shape, strict=True)]
         self._lines = self._separated()
+        if self._lines is None:
+            self._gains = Constant(torch.fft.rfftn(self.kernel.tensor, [*map(len, self._places)]))
 
     def _separated(self) -> list[Constant] | None:
         """Matrices along the sides, where the kernel is a product of lines: faster.
@@ -378,9 +380,9 @@ class Blur(Operator):
         convolution, and its adjoint a thirtieth.
         """
         sides = x.shape[2:]
-        gains = torch.fft.rfftn(self.kernel.at(x), sides)
-        waves = torch.fft.rfftn(x, sides) * (gains.conj() if adjoint else gains)
-        return torch.fft.irfftn(waves, sides)
+        waves = torch.fft.rfftn(x, sides)
+        gains = self._gains.at(waves)
+        return torch.fft.irfftn(waves * (gains.conj() if adjoint else gains), sides)
 
     @property
     def _inside(self) -> tuple[Any, ...]:

@@ -52,13 +52,15 @@ def in_room(model: Model, moments: Moments) -> Moments:
     fitted = isinstance(inner, IsotropicMoments | SpectralMoments)
     each = (FORWARD if fitted else WITH_PRODUCTS) * bytes_kept(model)
     needed = math.prod(model.shape[1:]) * each
-    parted = moments.denoiser if isinstance(moments.denoiser, PartedDenoiser) else None
-    if parted is not None and parted.shape == model.shape:
-        return moments
+    own = moments.denoiser
+    if isinstance(own, PartedDenoiser):
+        if own.shape == model.shape:
+            return moments
+        own = own.denoiser
     if needed <= memory:
-        return moments if parted is None else with_denoiser(moments, model)
-    if (side := part_side(model, PART * memory / each)) is not None:
-        return with_denoiser(moments, PartedDenoiser(model, *model.shape[1:], side))
+        return with_denoiser(moments, own)
+    if isinstance(own, Model) and (side := part_side(own, PART * memory / each)) is not None:
+        return with_denoiser(moments, PartedDenoiser(own, *model.shape[1:], side))
     sizes = f"{model.shape[2]} x {model.shape[1]} pixels need about {needed / 1e9:.0f} GB"
     advice = "restore parts of it, or make it smaller"
     less = "" if fitted else ", or use --quality good (quality='good')"
